@@ -232,7 +232,7 @@ def first_person(verb: list[list[str]]) -> str:
     infinitive = verb[1][0].rpartition("+")[2]
     if infinitive.endswith("eln"):
         return infinitive[:-3] + "le"  # ich lächle
-    return infinitive.removesuffix("en").removesuffix("n") + "e"
+    return infinitive[: -2 if infinitive.endswith("en") else -1] + "e"  # ich kenne, ich flüstere
 
 
 def join(*words: str) -> str:

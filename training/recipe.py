@@ -5,6 +5,7 @@ Keys are flat. Those of the model are the fields of `VanillaTransformerConfig`, 
 """
 
 import dataclasses
+import json
 import sys
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -80,19 +81,14 @@ class Recipe:
     decoding: DecodingArguments
 
     def to_yaml(self) -> str:
-        """Every setting that differs from its default, in the form of a recipe."""
-        parts = (self.data, self.tokenizer, self.model, self.training, self.decoding)
-        defaults = {f.name: f.default for part in parts for f in dataclasses.fields(part)}
-        values = {f.name: getattr(part, f.name) for part in parts[:3] for f in dataclasses.fields(part)}
-        values |= {name: value for name, value in self.training.to_dict().items() if value != defaults.get(name)}
-        values |= dataclasses.asdict(self.decoding)
-        unset = {"local_rank", "logging_dir", "_n_gpu", "run_name"}
-        plain = {name: value for name, value in values.items() if _is_plain(value) and name not in unset}
-        return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float | bool | list)
+        """Every setting, in the form of a recipe; of the Trainer's many those that differ from their defaults."""
+        values = {name: value for part in (self.data, self.tokenizer, self.model) for name, value in vars(part).items()}
+        defaults = TrainingArguments(output_dir="").to_dict()
+        machine = {"logging_dir", "run_name", "hub_token", "local_rank", "use_cpu"}  # where, not what
+        for name, value in self.training.to_dict().items():
+            if value != defaults.get(name) and name not in machine:
+                values[name] = value
+        return yaml.safe_dump(values | vars(self.decoding), sort_keys=False, allow_unicode=True)
 
 
 def read_recipe(arguments: list[str] | None = None) -> Recipe:
@@ -108,13 +104,25 @@ def read_recipe(arguments: list[str] | None = None) -> Recipe:
     )
     parser.add_argument("recipe", help="path of the recipe, such as training/recipes/demo.yaml")
     if arguments and not arguments[0].startswith("-"):
-        parser.set_defaults(**_read_yaml(arguments[0], parser))
+        keys = _as_arguments(_read_yaml(arguments[0], parser))
+        arguments = [arguments[0], *keys, *arguments[1:]]  # the last of two wins
     try:
         *parts, positional = parser.parse_args_into_dataclasses(arguments, look_for_args_file=False)
     except ValueError as error:
         parser.error(str(error))
     data, tokenizer, model, training, decoding = parts
     return Recipe(Path(positional.recipe).stem, data, tokenizer, model, training, decoding)
+
+
+def _as_arguments(values: dict[str, Any]) -> list[str]:
+    """Keys of a recipe as they would stand on the command line, so that both are checked alike."""
+    arguments = []
+    for name, value in values.items():
+        if isinstance(value, list):
+            arguments += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            arguments.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+    return arguments
 
 
 def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:

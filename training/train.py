@@ -47,7 +47,8 @@ def main() -> None:
     try:
         run(recipe, folder)
     except ValueError as error:
-        sys.exit(f"training.train: {error}")
+        print(f"training.train: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def run(recipe: Recipe, folder: Path) -> None:
@@ -79,6 +80,7 @@ def run(recipe: Recipe, folder: Path) -> None:
     trainer.save_model()  # with the tokenizer
 
     if trainer.is_world_process_zero():
+        (folder / "training_args.bin").unlink()  # a pickle; recipe.yaml says the same for everybody to read
         results = {**outcome.metrics, **facts(recipe, corpus, train_set, trainer), **trainer_losses(trainer)}
         (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
         plot_training_curve(trainer.state.log_history, folder / "training_curve.png")
@@ -99,11 +101,12 @@ def build_model(recipe: Recipe, tokenizer: Any) -> VanillaTransformerForConditio
             **vars(recipe.model),
         )
     )
-    decoding = {"num_beams": recipe.decoding.num_beams, "max_new_tokens": recipe.decoding.max_new_tokens}
-    if recipe.decoding.num_beams > 1:
-        decoding |= {"length_penalty": recipe.decoding.length_penalty, "early_stopping": True}
-    model.generation_config = GenerationConfig.from_model_config(model.config)
-    model.generation_config.update(**decoding)
+    decoding = vars(recipe.decoding).copy()
+    if recipe.decoding.num_beams == 1:
+        del decoding["length_penalty"]  # transformers refuses one that greedy decoding would ignore
+    special_ids = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+    decoding |= {name: getattr(model.config, name) for name in special_ids}
+    model.generation_config = GenerationConfig(**decoding)
     return model
 
 
@@ -145,12 +148,20 @@ def facts(recipe: Recipe, corpus: dict, train_set: Dataset, trainer: TokenBatchT
         "train_sha256": corpus["train"].digest(),
         "train_target_tokens": int(epochs * sum(map(len, train_set["labels"]))),
         "parameters": trainer.model.num_parameters(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
+        "device": torch.cuda.get_device_name() if trainer.args.device.type == "cuda" else processor_name(),
         "processes": trainer.args.world_size,
         "threads": torch.get_num_threads(),
         "cpu_cores": os.cpu_count(),
         "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "sacrebleu")},
     }
+
+
+def processor_name() -> str:
+    """Such as "AMD EPYC", as the machine calls its processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def trainer_losses(trainer: TokenBatchTrainer) -> dict[str, float]:

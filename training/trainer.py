@@ -1,5 +1,6 @@
 """The `Seq2SeqTrainer` of transformers with batches by number of tokens, for which it has no hook."""
 
+from copy import deepcopy
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -26,6 +27,14 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             pin_memory=self.args.dataloader_pin_memory,
         )
         return self.accelerator.prepare(loader)
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> tuple:
+        """As in transformers, which leaves its defaults (`max_length=20`, ...) in the model's generation config."""
+        generation_config = deepcopy(self.model.generation_config)
+        try:
+            return super().prediction_step(*args, **kwargs)
+        finally:
+            self.model.generation_config = generation_config
 
     def num_tokens(self, train_dataloader: DataLoader, max_steps: int | None = None) -> int:
         """Nothing to count here: a batch has as many tokens as fit."""

@@ -397,7 +397,8 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
             return inputs_embeds
         if is_eager_on_cpu(input_ids) and input_ids.numel():
             low, high = (int(bound) for bound in torch.aminmax(input_ids))
-            if low < 0 or high >= (size := self.embed_tokens.num_embeddings):
+            size = self.embed_tokens.num_embeddings
+            if low < 0 or high >= size:
                 raise ValueError(
                     f"{name}input_ids holds the id {low if low < 0 else high}, outside the vocabulary of {size} tokens "
                     f"(0 to {size - 1}): was the text encoded with this model's tokenizer?"

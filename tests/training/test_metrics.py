@@ -1,0 +1,40 @@
+import os
+from pathlib import Path
+
+import pytest
+import sacrebleu
+
+from training.metrics import TranslationMetric
+
+PREDICTIONS = ["Ein Hund rennt durch den Park.", "Zwei Männer spielen Karten."]
+REFERENCES = ["Ein Hund läuft durch den Park.", "Zwei Männer spielen Karten."]
+
+
+def test_scores_are_sacrebleus():
+    scores = TranslationMetric("de").compute(predictions=PREDICTIONS, references=REFERENCES)
+    assert scores["bleu"] == sacrebleu.corpus_bleu(PREDICTIONS, [REFERENCES]).score
+    assert scores["chrf"] == sacrebleu.corpus_chrf(PREDICTIONS, [REFERENCES]).score
+    assert "tok:13a" in scores["bleu_signature"]
+    assert "case:mixed" in scores["bleu_signature"]
+
+
+def test_the_metric_works_as_evaluates_do():
+    metric = TranslationMetric("de")
+    for prediction, reference in zip(PREDICTIONS, REFERENCES, strict=True):
+        metric.add_batch(predictions=[prediction], references=[reference])
+    assert metric.compute()["bleu"] == TranslationMetric("de").compute(predictions=PREDICTIONS, references=REFERENCES)["bleu"]
+
+
+def test_the_papers_protocol_ignores_case_and_quotation_marks():
+    metric = TranslationMetric("de")
+    scores = metric.compute(predictions=["EIN „Hund“ , hier und da ."], references=['Ein "Hund", hier und da.'])
+    assert scores["bleu_tokenized_lc"] == pytest.approx(100)
+    assert scores["bleu"] < 50
+
+
+@pytest.mark.skipif("VT_DATA" not in os.environ, reason="VT_DATA does not name the folder of the real corpora")
+def test_tokens_of_the_papers_protocol():
+    """Control: papers count 12,103 tokens in the German reference of test_2016_flickr."""
+    path = Path(os.environ["VT_DATA"]) / "multi30k" / "test_2016_flickr.de"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert sum(len(line.split()) for line in TranslationMetric("de").moses(lines)) == 12103

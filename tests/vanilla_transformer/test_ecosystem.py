@@ -1,0 +1,171 @@
+"""What people do with models of transformers, each by name: export, LoRA, quantization, FSDP, tensor parallelism."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_torch_export(make_model, batch):
+    """Any batch size and lengths, from one exported program."""
+    model = make_model()
+    dims = {"batch": torch.export.Dim.AUTO, "source": torch.export.Dim.AUTO, "target": torch.export.Dim.AUTO}
+    shapes = {
+        "input_ids": {0: dims["batch"], 1: dims["source"]},
+        "attention_mask": {0: dims["batch"], 1: dims["source"]},
+        "decoder_input_ids": {0: dims["batch"], 1: dims["target"]},
+    }
+    with torch.no_grad():
+        program = torch.export.export(model, (), batch | {"use_cache": False}, dynamic_shapes=shapes | {"use_cache": None})
+        other = {name: tensor[:2, :4] for name, tensor in batch.items()}
+        got = program.module()(**other, use_cache=False).logits
+        torch.testing.assert_close(got, model(**other).logits, atol=1e-5, rtol=0)
+
+
+def test_peft_lora(make_model, batch, tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, target_modules=["q_proj", "v_proj"])
+    base = make_model()
+    before = base(**batch).logits.detach()
+    model = peft.get_peft_model(base, config)
+    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert len(trainable) == 2 * 2 * (2 + 2 * 2)  # A and B, q and v; 2 encoder layers, 2 decoder layers with 2 each
+    torch.testing.assert_close(model(**batch).logits, before)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    labels = batch["decoder_input_ids"]
+    losses = []
+    for _ in range(5):
+        loss = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    expected = model.eval()(**batch).logits.detach()
+    model.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(make_model(), tmp_path).eval()
+    torch.testing.assert_close(loaded(**batch).logits, expected)
+    merged = loaded.merge_and_unload()
+    torch.testing.assert_close(merged(**batch).logits, expected, atol=1e-5, rtol=0)
+    assert merged.generate(batch["input_ids"], max_new_tokens=4).shape[0] == 3
+
+
+def test_torchao_weight_only_quantization(make_model, batch, tmp_path):
+    quantization = pytest.importorskip("torchao.quantization")
+    from transformers import AutoModelForSeq2SeqLM, TorchAoConfig
+
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    config = TorchAoConfig(quantization.Int8WeightOnlyConfig(version=2))
+    quantized = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, quantization_config=config, dtype=torch.float32)
+    weight = quantized.model.encoder.layers[0].self_attn.q_proj.weight
+    assert "Int8" in type(weight).__name__
+    with torch.no_grad():
+        expected, got = model(**batch).logits, quantized(**batch).logits
+    assert 0 < (got - expected).abs().max() < 0.1 * expected.abs().max()
+    assert quantized.generate(batch["input_ids"], max_new_tokens=4).shape[0] == 3
+
+
+def test_output_attentions_and_hidden_states(make_model, batch):
+    model = make_model(decoder_layers=3)
+    model.set_attn_implementation("eager")
+    outputs = model(**batch, output_attentions=True, output_hidden_states=True)
+    assert [tuple(w.shape) for w in outputs.encoder_attentions] == [(3, 4, 7, 7)] * 2
+    assert [tuple(w.shape) for w in outputs.decoder_attentions] == [(3, 4, 6, 6)] * 3
+    assert [tuple(w.shape) for w in outputs.cross_attentions] == [(3, 4, 6, 7)] * 3
+    assert (len(outputs.encoder_hidden_states), len(outputs.decoder_hidden_states)) == (3, 4)
+    for weights in (*outputs.encoder_attentions, *outputs.decoder_attentions, *outputs.cross_attentions):
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+    assert outputs.cross_attentions[0][2, :, :, 3:].abs().max() == 0  # nothing on the source's padding
+    assert outputs.decoder_attentions[0].triu(1).abs().max() == 0  # nor on the future
+
+
+def test_inputs_embeds(make_model, batch):
+    model = make_model()
+    expected = model(**batch).logits
+    embeddings = model.get_input_embeddings()
+    got = model(
+        inputs_embeds=embeddings(batch["input_ids"]),
+        attention_mask=batch["attention_mask"],
+        decoder_inputs_embeds=embeddings(batch["decoder_input_ids"]),
+    ).logits
+    torch.testing.assert_close(got, expected)
+
+
+def test_tuples(make_model, batch):
+    model = make_model()
+    logits, *_ = model(**batch, return_dict=False)
+    torch.testing.assert_close(logits, model(**batch).logits)
+    states = model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"], return_dict=False)
+    del batch["input_ids"]
+    torch.testing.assert_close(model(**batch, encoder_outputs=states).logits, logits)
+
+
+def test_plans_for_parallelism_name_modules_that_exist(make_model):
+    import re
+
+    model = make_model()
+    for part in (model.model.encoder, model.model.decoder, model):
+        names = [name for name, _ in part.named_modules()]
+        for pattern in type(part)._tp_plan:
+            assert any(re.fullmatch(pattern.replace(".", r"\.").replace("*", r"\d+"), name) for name in names), pattern
+
+
+PROCESSES = """
+import sys, torch, torch.distributed as dist
+from transformers import AutoModelForSeq2SeqLM
+from transformers.distributed.configuration_utils import DistributedConfig
+import vanilla_transformer
+folder, kind = sys.argv[1:]
+torch.manual_seed(0)
+dist.init_process_group("gloo")
+batch = torch.load(folder + "/batch.pt")
+reference = AutoModelForSeq2SeqLM.from_pretrained(folder)
+if kind == "tp":
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, distributed_config=DistributedConfig(tp_size=2))
+    weight = model.model.decoder.layers[0].cross_attn.q_proj.weight
+    local = weight.to_local() if hasattr(weight, "to_local") else weight
+    assert local.shape[0] * 2 == reference.model.decoder.layers[0].cross_attn.q_proj.weight.shape[0], local.shape
+else:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    mesh = init_device_mesh("cpu", (2,))
+    for stack in (model.model.encoder, model.model.decoder):
+        for layer in stack.layers:
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+expected, got = reference(**batch), model(**batch)
+logits = got.logits.full_tensor() if hasattr(got.logits, "full_tensor") else got.logits
+torch.testing.assert_close(logits, expected.logits, atol=1e-5, rtol=0)
+if kind == "fsdp":
+    expected.loss.backward(); got.loss.backward()
+    a = model.model.decoder.layers[1].feed_forward.fc1.weight.grad.full_tensor()
+    b = reference.model.decoder.layers[1].feed_forward.fc1.weight.grad
+    torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+print("equal", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fsdp", "tp"])
+def test_two_processes(make_model, batch, tmp_path, kind):
+    """FSDP2 and tensor parallelism over two real processes (gloo): the logits of one; with FSDP its gradients too."""
+    make_model().save_pretrained(tmp_path)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")} | {"labels": batch["decoder_input_ids"]}
+    torch.save(inputs, tmp_path / "batch.pt")
+    script = tmp_path / "processes.py"
+    script.write_text(PROCESSES)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29611"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.run(
+        [*command, str(script), str(tmp_path), kind], env=environment, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-6000:]
+    assert process.stdout.count("equal") == 2

@@ -1,0 +1,236 @@
+"""`generate()` in each way that a user of transformers will try."""
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerFast,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TextStreamer,
+)
+
+VARIANTS = [
+    {},
+    {"norm_position": "pre", "position_embedding_type": "learned"},
+    {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 61, "decoder_layers": 3},
+    {"key_head_dim": 5, "value_head_dim": 11},
+]
+SETTINGS = {"max_new_tokens": 12, "min_new_tokens": 6, "no_repeat_ngram_size": 1}  # else untrained models stammer
+
+
+@pytest.fixture
+def source(batch):
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: ",".join(variant) or "paper")
+@pytest.mark.parametrize("beams", [1, 3])
+def test_cached_equals_uncached(make_model, source, variant, attention, beams):
+    model = make_model(**variant)
+    model.set_attn_implementation(attention)
+    cached = model.generate(**source, **SETTINGS, num_beams=beams)
+    uncached = model.generate(**source, **SETTINGS, num_beams=beams, use_cache=False)
+    assert torch.equal(cached, uncached)
+    assert len(cached.unique()) > 5  # says more than one token
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:2], ids=["paper", "pre"])
+def test_static_cache(make_model, source, variant):
+    model = make_model(**variant)
+    expected = model.generate(**source, **SETTINGS)
+    assert torch.equal(model.generate(**source, **SETTINGS, cache_implementation="static"), expected)
+
+
+def test_static_cache_with_left_padded_targets(make_model, source):
+    """The static cache sends a 4D mask; positions are counted from it."""
+    model = make_model()
+    start = torch.tensor([[1, 9, 8], [0, 1, 7], [0, 0, 1]])
+    prompt = {"decoder_input_ids": start, "decoder_attention_mask": (start != 0).long()}
+    model.config.decoder_start_token_id = model.generation_config.decoder_start_token_id = 1
+    expected = model.generate(**source, **prompt, **SETTINGS)
+    assert torch.equal(model.generate(**source, **prompt, **SETTINGS, cache_implementation="static"), expected)
+
+
+def test_encoder_runs_once_and_cross_attention_keys_are_computed_once(make_model, source):
+    model = make_model()
+    calls = {"encoder": 0, "cross": 0, "self": 0}
+    layer = model.model.decoder.layers[0]
+
+    def count(name):
+        return lambda *_: calls.__setitem__(name, calls[name] + 1)
+
+    model.get_encoder().register_forward_hook(count("encoder"))
+    layer.cross_attn.k_proj.register_forward_hook(count("cross"))
+    layer.self_attn.k_proj.register_forward_hook(count("self"))
+    model.generate(**source, max_new_tokens=8, min_new_tokens=8)
+    assert calls == {"encoder": 1, "cross": 1, "self": 8}
+
+
+def test_cross_attention_cache_does_not_grow(make_model, source):
+    model = make_model()
+    outputs = model.generate(**source, **SETTINGS, return_dict_in_generate=True)
+    cache = outputs.past_key_values
+    assert cache.cross_attention_cache.layers[0].keys.shape[-2] == source["input_ids"].shape[1]
+    assert cache.self_attention_cache.get_seq_length() == outputs.sequences.shape[1] - 1
+
+
+def test_a_sentence_is_translated_the_same_in_a_batch(make_model, source):
+    model = make_model()
+    together = model.generate(**source, max_new_tokens=10)
+    for row, length in enumerate((7, 5, 3)):
+        alone = model.generate(source["input_ids"][row : row + 1, :length], max_new_tokens=10)
+        assert torch.equal(together[row, : alone.shape[1]], alone[0])
+
+
+def test_sampling(make_model, source):
+    model = make_model()
+    settings = SETTINGS | {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.95}
+    torch.manual_seed(1)
+    first = model.generate(**source, **settings)
+    torch.manual_seed(1)
+    assert torch.equal(model.generate(**source, **settings), first)
+    torch.manual_seed(2)
+    assert not torch.equal(model.generate(**source, **settings), first)
+
+
+def test_several_translations_of_each_source(make_model, source):
+    model = make_model()
+    outputs = model.generate(
+        **source, **SETTINGS, num_beams=4, num_return_sequences=3, return_dict_in_generate=True, output_scores=True
+    )
+    assert len(outputs.sequences) == 9
+    scores = outputs.sequences_scores.view(3, 3)
+    assert (scores[:, :-1] >= scores[:, 1:]).all()
+
+
+def test_beam_scores_are_the_models_own(make_model, source):
+    """What beam search calls a hypothesis' score is its mean log-probability under `forward`."""
+    model = make_model()
+    outputs = model.generate(
+        **source, max_new_tokens=8, num_beams=4, return_dict_in_generate=True, output_scores=True
+    )
+    sequences = outputs.sequences
+    with torch.no_grad():
+        log_probabilities = model(**source, decoder_input_ids=sequences[:, :-1]).logits.log_softmax(-1)
+    chosen = log_probabilities.gather(-1, sequences[:, 1:, None]).squeeze(-1)
+    real = sequences[:, 1:] != 0
+    mean = (chosen * real).sum(-1) / real.sum(-1)
+    torch.testing.assert_close(outputs.sequences_scores, mean, atol=1e-4, rtol=0)
+
+
+def test_assisted_decoding(make_model, source):
+    """A smaller assistant proposes tokens; the result is greedy decoding's."""
+    model, assistant = make_model(), make_model(seed=1, encoder_layers=1, decoder_layers=1)
+    one = {name: tensor[:1] for name, tensor in source.items()}
+    expected = model.generate(**one, max_new_tokens=12)
+    assert torch.equal(model.generate(**one, max_new_tokens=12, assistant_model=assistant), expected)
+    assert torch.equal(model.generate(**one, max_new_tokens=12, assistant_model=model), expected)
+
+
+def test_prompt_lookup(make_model, source):
+    model = make_model()
+    one = {name: tensor[:1] for name, tensor in source.items()}
+    expected = model.generate(**one, max_new_tokens=12)
+    assert torch.equal(model.generate(**one, max_new_tokens=12, prompt_lookup_num_tokens=2), expected)
+
+
+def test_streaming(make_model, source, train_bpe, sentences, special_tokens, capsys):
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(sentences["de"], 60), **special_tokens)
+    model = make_model()
+    one = {name: tensor[:1] for name, tensor in source.items()}
+    ids = model.generate(**one, max_new_tokens=10, streamer=TextStreamer(tokenizer, skip_special_tokens=True))
+    streamed = capsys.readouterr().out.strip()
+    assert streamed == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
+    assert streamed
+
+
+def test_logits_processors_and_stopping_criteria(make_model, source):
+    class Forbid(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            return scores.index_fill(1, forbidden, -torch.inf)
+
+    class StopAt(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.full((len(input_ids),), input_ids.shape[1] >= 5)
+
+    model = make_model()
+    free = model.generate(**source, **SETTINGS)
+    forbidden = free[:, 1:].unique()
+    forbidden = forbidden[forbidden > 2][:3]
+    processors = LogitsProcessorList([Forbid()])
+    constrained = model.generate(**source, **SETTINGS, logits_processor=processors)
+    assert torch.isin(free, forbidden).any()
+    assert not torch.isin(constrained, forbidden).any()
+    stopped = model.generate(**source, **SETTINGS, stopping_criteria=StoppingCriteriaList([StopAt()]))
+    assert stopped.shape[1] == 5
+
+
+def test_encode_decode_project_one_by_one(make_model, batch):
+    """The tutorials' `encode`, `decode` and `project`."""
+    model = make_model()
+    with torch.no_grad():
+        states = model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+        decoded = model.get_decoder()(
+            batch["decoder_input_ids"], encoder_hidden_states=states, encoder_attention_mask=batch["attention_mask"]
+        ).last_hidden_state
+        torch.testing.assert_close(model.lm_head(decoded), model(**batch).logits)
+
+
+def test_generation_from_encoder_outputs(make_model, source):
+    model = make_model()
+    states = model.get_encoder()(**source)
+    got = model.generate(encoder_outputs=states, attention_mask=source["attention_mask"], **SETTINGS)
+    assert torch.equal(got, model.generate(**source, **SETTINGS))
+
+
+def test_forward_in_steps_with_a_cache(make_model, batch):
+    model = make_model()
+    with torch.no_grad():
+        expected = model(**batch).logits
+        source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        cache, steps = None, []
+        for position in range(6):
+            outputs = model(
+                **source,
+                decoder_input_ids=batch["decoder_input_ids"][:, position : position + 1],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            cache = outputs.past_key_values
+            steps.append(outputs.logits)
+    torch.testing.assert_close(torch.cat(steps, dim=1), expected, atol=1e-5, rtol=0)
+
+
+def test_a_plain_cache_is_taken_for_self_attention(make_model, batch):
+    from transformers import DynamicCache
+
+    model = make_model()
+    with torch.no_grad():
+        outputs = model(**batch, past_key_values=DynamicCache(), use_cache=True)
+    assert outputs.past_key_values.get_seq_length() == 6
+
+
+@pytest.mark.slow
+def test_compile_has_no_graph_break(make_model, batch, source):
+    """Forward as one graph, and decoding with a static cache through `generate` as users of a GPU run it."""
+    torch.compiler.reset()
+    model = make_model()
+    with torch.no_grad():
+        expected = model(**batch).logits
+        compiled = torch.compile(model, fullgraph=True)
+        torch.testing.assert_close(compiled(**batch).logits, expected, atol=1e-4, rtol=0)
+    plain = model.generate(**source, **SETTINGS)
+    model.generation_config.compile_config = _compile_everywhere()
+    got = model.generate(**source, **SETTINGS, cache_implementation="static")
+    assert torch.equal(got, plain)
+
+
+def _compile_everywhere():
+    from transformers import CompileConfig
+
+    config = CompileConfig(fullgraph=True, mode="default")
+    config._compile_all_devices = True  # transformers compiles on GPUs alone by default
+    return config

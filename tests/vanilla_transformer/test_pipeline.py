@@ -1,0 +1,149 @@
+import logging
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast, pipeline
+
+from vanilla_transformer import TranslationPipeline
+
+TEXTS = ["the dog runs", "a cat sleeps in the house", "two birds sing", "the old man reads a book", "the man"]
+
+
+@pytest.fixture
+def tokenizer(train_bpe, sentences, special_tokens):
+    both = train_bpe(sentences["en"] + sentences["de"], 90)
+    return PreTrainedTokenizerFast(tokenizer_object=both, **special_tokens)
+
+
+@pytest.fixture
+def make_translator(make_model, tokenizer):
+    def make(**variant) -> TranslationPipeline:
+        model = make_model(vocab_size=len(tokenizer), **variant)
+        model.generation_config.max_new_tokens = 8
+        return TranslationPipeline(model=model, tokenizer=tokenizer)
+
+    return make
+
+
+def one_by_one(translator, texts=TEXTS):
+    model, tokenizer = translator.model, translator.tokenizer
+    outputs = (model.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=8) for text in texts)
+    return [tokenizer.decode(ids[0], skip_special_tokens=True) for ids in outputs]
+
+
+def test_a_string(make_translator):
+    translator = make_translator()
+    assert translator(TEXTS[0]) == [{"translation_text": one_by_one(translator)[0]}]
+
+
+def test_a_list_in_input_order_whatever_the_batches(make_translator):
+    translator = make_translator()
+    expected = [{"translation_text": text} for text in one_by_one(translator)]
+    for batch_size in (1, 2, 32):
+        assert translator(TEXTS, batch_size=batch_size) == expected
+
+
+def test_a_generator_is_read_as_it_goes(make_translator, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer.pipeline_vanilla_transformer.BATCHES_A_WINDOW", 1)
+    translator = make_translator()
+    read = []
+
+    def texts():
+        for text in TEXTS:
+            read.append(text)
+            yield text
+
+    outputs = translator(texts(), batch_size=2)
+    first = next(iter(outputs))
+    assert len(read) == 2
+    assert [first, *outputs] == [{"translation_text": text} for text in one_by_one(translator)]
+
+
+def test_a_datasets_column(make_translator):
+    datasets = pytest.importorskip("datasets")
+    translator = make_translator()
+    column = datasets.Dataset.from_dict({"en": TEXTS})["en"]
+    assert list(translator(column)) == translator(TEXTS)
+
+
+def test_pipeline_by_name(make_translator, tmp_path):
+    translator = make_translator()
+    translator.model.save_pretrained(tmp_path)
+    translator.tokenizer.save_pretrained(tmp_path)
+    by_name = pipeline("translation", model=str(tmp_path), trust_remote_code=True)
+    assert type(by_name).__name__ == "TranslationPipeline"
+    assert by_name(TEXTS) == translator(TEXTS)
+
+
+def test_n_best_with_scores(make_translator):
+    translator = make_translator()
+    best = translator(TEXTS[0], num_beams=4, num_return_sequences=3, return_scores=True)
+    assert len(best) == 3
+    assert best[0]["score"] >= best[1]["score"] >= best[2]["score"]
+    many = translator([*TEXTS, ""], num_beams=4, num_return_sequences=3, return_scores=True)
+    assert [len(candidates) for candidates in many] == [3, 3, 3, 3, 3, 1]
+    assert [c["translation_text"] for c in many[0]] == [c["translation_text"] for c in best]
+    assert [c["score"] for c in many[0]] == pytest.approx([c["score"] for c in best])
+
+
+def test_scores_of_greedy_and_beam_are_the_same_measure(make_translator):
+    translator = make_translator()
+    (greedy,) = translator(TEXTS[1], return_scores=True)
+    ids = translator.model.generate(**translator.tokenizer(TEXTS[1], return_tensors="pt"), max_new_tokens=8)
+    source = translator.tokenizer(TEXTS[1], return_tensors="pt")
+    with torch.no_grad():
+        log_probabilities = translator.model(**source, decoder_input_ids=ids[:, :-1]).logits.log_softmax(-1)
+    expected = log_probabilities.gather(-1, ids[:, 1:, None]).mean().item()
+    assert greedy["score"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_settings_of_the_constructor_and_of_the_call(make_model, tokenizer):
+    model = make_model(vocab_size=len(tokenizer))
+    translator = TranslationPipeline(model=model, tokenizer=tokenizer, num_beams=3, return_scores=True, batch_size=2)
+    assert "score" in translator("the dog")[0]
+    assert "score" not in translator("the dog", return_scores=False)[0]
+
+
+def test_length_follows_the_source_where_nothing_sets_it(make_model, tokenizer):
+    """Section 6.1: input length + 50, not transformers' 20 tokens."""
+    model = make_model(vocab_size=len(tokenizer))
+    translator = TranslationPipeline(model=model, tokenizer=tokenizer, eos_token_id=-1)
+    tokens = len(tokenizer("the dog")["input_ids"])
+    outputs = translator.forward(tokenizer.pad([translator.preprocess("the dog")], return_tensors="pt"),
+                                 return_scores=False, min_new_tokens=70)  # fmt: skip
+    assert outputs["sequences"].shape[-1] == 1 + tokens + 50
+
+
+def test_an_empty_string_has_an_empty_translation(make_translator):
+    translator = make_translator()
+    assert translator("") == [{"translation_text": ""}]
+    outputs = translator(["", TEXTS[0], "  "])
+    assert [bool(output["translation_text"]) for output in outputs] == [False, True, False]
+
+
+def test_a_sentence_that_is_too_long_is_reported(make_translator, caplog):
+    translator = make_translator(position_embedding_type="learned", max_position_embeddings=16)
+    logging.getLogger("transformers").propagate = True
+    outputs = translator([TEXTS[0], "dog " * 40, TEXTS[2]])
+    assert outputs[1]["translation_text"] == ""
+    assert "the model takes at most 16" in outputs[1]["error"]
+    assert "error" not in outputs[0]
+    assert outputs[2] == translator(TEXTS[2])[0]
+
+
+def test_sinusoidal_positions_take_any_length(make_translator):
+    translator = make_translator(max_position_embeddings=8)
+    assert "error" not in translator("dog " * 40)[0]
+
+
+def test_what_is_no_string_is_refused(make_translator):
+    with pytest.raises(ValueError, match="7 is not a string"):
+        make_translator()(["a", 7])
+
+
+def test_progress_bar_on_request(make_translator, capsys):
+    translator = make_translator()
+    translator(TEXTS)
+    assert "sentences" not in capsys.readouterr().err
+    translator(TEXTS, progress=True)
+    assert "5/5" in capsys.readouterr().err

@@ -1,0 +1,237 @@
+"""Save and load: round trips in this process and in fresh ones, tied weights, vocabularies of other sizes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+    VanillaTransformerTokenizer,
+)
+
+VARIANTS = [
+    {},
+    {"tie_word_embeddings": False},
+    {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 61},
+    {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "lm_head_bias": True},
+    {"norm_position": "pre", "position_embedding_type": "learned", "embedding_norm": True},
+    {"key_head_dim": 5, "value_head_dim": 11},
+]
+MATRICES = [
+    {"model.encoder.embed_tokens.weight"},
+    {"model.encoder.embed_tokens.weight", "lm_head.weight"},
+    {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"},
+    {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"},
+]
+
+
+@torch.no_grad()
+def logits_of(model, batch):
+    return model(**batch).logits
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: ",".join(variant) or "paper")
+def test_round_trip(make_model, batch, tmp_path, variant):
+    model = make_model(**variant)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert type(loaded) is VanillaTransformerForConditionalGeneration
+    assert not loaded.training
+    assert torch.equal(logits_of(loaded, batch), logits_of(model, batch))
+    ids = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    assert torch.equal(loaded.generate(**ids, max_new_tokens=5), model.generate(**ids, max_new_tokens=5))
+
+
+@pytest.mark.parametrize(("variant", "matrices"), list(zip(VARIANTS[:4], MATRICES, strict=True)))
+def test_tied_weights_are_one_parameter_and_stored_once(make_model, tmp_path, variant, matrices):
+    make_model(**variant).save_pretrained(tmp_path)
+    stored = {name for name in load_file(tmp_path / "model.safetensors") if "embed_tokens" in name or "lm_head.w" in name}
+    assert stored == matrices
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    names = ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
+    assert len({loaded.get_submodule(name).weight.data_ptr() for name in names}) == len(matrices)
+
+
+def test_base_model_loads_from_the_whole_model_and_back(make_model, batch, tmp_path):
+    model = make_model()
+    model.save_pretrained(tmp_path / "whole")
+    base = AutoModel.from_pretrained(tmp_path / "whole")
+    assert type(base) is VanillaTransformerModel
+    with torch.no_grad():
+        assert torch.equal(base(**batch).last_hidden_state, model.model(**batch).last_hidden_state)
+    base.save_pretrained(tmp_path / "base")
+    whole = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base")
+    assert torch.equal(logits_of(whole, batch), logits_of(model, batch))
+
+
+def test_registration_can_be_repeated():
+    import importlib
+
+    import vanilla_transformer
+
+    importlib.reload(vanilla_transformer)
+    assert isinstance(AutoConfig.for_model("vanilla_transformer"), VanillaTransformerConfig)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_loading_in_half_precision(make_model, batch, tmp_path, dtype):
+    make_model().save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=dtype)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
+    assert logits_of(loaded, batch).isfinite().all()
+
+
+def test_device_map(make_model, batch, tmp_path):
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, device_map="auto", max_memory={"cpu": "1GB"})
+    assert torch.equal(logits_of(loaded, batch), logits_of(model, batch))
+    split = {"model.encoder": "cpu", "model.decoder.embed_tokens": "cpu", "lm_head": "cpu"}  # tied: on one device
+    split |= {"model.decoder.layers": "disk", "model.decoder.norm": "cpu"}
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, device_map=split, offload_folder=tmp_path / "offload")
+    assert torch.equal(logits_of(loaded, batch), logits_of(model, batch))
+
+
+def test_sharded_files(make_model, batch, tmp_path):
+    model = make_model()
+    model.save_pretrained(tmp_path, max_shard_size="50KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert torch.equal(logits_of(AutoModelForSeq2SeqLM.from_pretrained(tmp_path), batch), logits_of(model, batch))
+
+
+def test_one_vocabulary_is_resized_on_both_sides(make_model, batch, tmp_path):
+    model = make_model()
+    before = logits_of(model, batch)
+    model.resize_token_embeddings(70)
+    assert (model.config.vocab_size, model.config.decoder_vocab_size, model.lm_head.out_features) == (70, 70, 70)
+    assert model.lm_head.weight is model.model.encoder.embed_tokens.weight is model.model.decoder.embed_tokens.weight
+    torch.testing.assert_close(logits_of(model, batch)[..., :60], before)
+    labels = torch.full((3, 4), 65)
+    assert model(input_ids=torch.full((3, 4), 65), labels=labels).loss.isfinite()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits_of(AutoModelForSeq2SeqLM.from_pretrained(tmp_path), batch), logits_of(model, batch))
+    with pytest.raises(ValueError, match="share one vocabulary"):
+        model.resize_decoder_token_embeddings(80)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_two_vocabularies_are_resized_one_by_one(make_model, batch, tmp_path, tied):
+    model = make_model(
+        share_encoder_decoder_embeddings=False, decoder_vocab_size=61, tie_word_embeddings=tied, lm_head_bias=True
+    )
+    before = logits_of(model, batch)
+    model.resize_token_embeddings(70)
+    torch.testing.assert_close(logits_of(model, batch), before)
+    model.resize_decoder_token_embeddings(64)
+    sizes = (model.config.vocab_size, model.config.decoder_vocab_size, model.lm_head.out_features, len(model.lm_head.bias))
+    assert sizes == (70, 64, 64, 64)
+    assert (model.lm_head.weight is model.model.decoder.embed_tokens.weight) == tied
+    torch.testing.assert_close(logits_of(model, batch)[..., :61], before)
+    assert model(input_ids=torch.full((3, 4), 69), labels=torch.full((3, 4), 63)).loss.isfinite()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits_of(AutoModelForSeq2SeqLM.from_pretrained(tmp_path), batch), logits_of(model, batch))
+
+
+OUTSIDE = """
+import json, sys
+sys.modules["vanilla_transformer"] = None          # as if the package were not installed
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+folder, again = sys.argv[1:]
+for loader in (AutoModelForSeq2SeqLM, AutoModel, AutoConfig):
+    try:
+        loader.from_pretrained(folder, trust_remote_code=False)
+        raise SystemExit(f"{loader.__name__} loaded without trust")
+    except ValueError as error:
+        assert "trust_remote_code" in str(error), error
+try:
+    AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    assert "source_tokenizer.json" not in __import__("os").listdir(folder), "wrong vocabulary in silence"
+except ValueError as error:
+    assert "trust_remote_code" in str(error), error
+assert AutoModel.from_pretrained(folder, trust_remote_code=True).config.model_type == "vanilla_transformer"
+results = []
+for place in (folder, again):                      # as published, and saved once more by a stranger
+    model = AutoModelForSeq2SeqLM.from_pretrained(place, trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=True)
+    batch = tokenizer("the dog runs", text_target="der Hund rennt", return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**batch).logits
+    translator = pipeline("translation", model=place, trust_remote_code=True)
+    results.append({
+        "labels": batch["labels"].tolist(),
+        "logits": logits.double().flatten().tolist(),
+        "text": translator("the dog runs", max_new_tokens=6)[0]["translation_text"],
+        "class": type(translator).__name__,
+    })
+    model.save_pretrained(again)
+    tokenizer.save_pretrained(again)
+print(json.dumps(results))
+"""
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared vocabulary", "two vocabularies"])
+def test_a_checkpoint_carries_its_code(make_model, train_bpe, sentences, special_tokens, tmp_path, shared):
+    """A fresh process without the package: the same logits bit for bit, pipeline included; refused without trust."""
+    english, german = train_bpe(sentences["en"], 60), train_bpe(sentences["de"], 70)
+    if shared:
+        both = train_bpe(sentences["en"] + sentences["de"], 90)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=both, **special_tokens)
+        model = make_model(vocab_size=both.get_vocab_size())
+    else:
+        tokenizer = VanillaTransformerTokenizer(
+            source_tokenizer_object=english, target_tokenizer_object=german, **special_tokens
+        )
+        model = make_model(
+            vocab_size=english.get_vocab_size(),
+            decoder_vocab_size=german.get_vocab_size(),
+            share_encoder_decoder_embeddings=False,
+        )
+    folder, again, elsewhere = tmp_path / "model", tmp_path / "again", tmp_path / "elsewhere"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    elsewhere.mkdir()
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    process = subprocess.run(
+        [sys.executable, "-c", OUTSIDE, str(folder), str(again)],
+        cwd=elsewhere, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stdout + process.stderr
+    batch = tokenizer("the dog runs", text_target="der Hund rennt", return_tensors="pt")
+    expected = logits_of(model, batch).double().flatten().tolist()
+    from vanilla_transformer import TranslationPipeline
+
+    text = TranslationPipeline(model=model, tokenizer=tokenizer)("the dog runs", max_new_tokens=6)[0]
+    results = json.loads(process.stdout.splitlines()[-1])
+    assert len(results) == 2
+    for result in results:
+        assert result["labels"] == batch["labels"].tolist()
+        assert result["logits"] == expected
+        assert result["text"] == text["translation_text"]
+        assert result["class"] == "TranslationPipeline"
+
+
+def test_the_saved_config_maps_every_auto_class(make_model, tmp_path):
+    make_model().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert set(config["auto_map"]) == {"AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM"}
+    assert config["custom_pipelines"]["translation"]["impl"] == "pipeline_vanilla_transformer.TranslationPipeline"
+    for name in config["auto_map"].values():
+        assert (tmp_path / f"{name.split('.')[0]}.py").exists()
+
+
+def test_the_package_wins_over_shipped_code(make_model, train_bpe, sentences, special_tokens, tmp_path):
+    make_model().save_pretrained(tmp_path)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(sentences["en"], 60), **special_tokens)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, trust_remote_code=True)
+    assert type(loaded) is VanillaTransformerForConditionalGeneration
+    assert AutoTokenizer.from_pretrained(tmp_path)("the dog").input_ids == tokenizer("the dog").input_ids

@@ -1,0 +1,99 @@
+import pickle
+
+import pytest
+from transformers import AutoTokenizer, DataCollatorForSeq2Seq
+
+from vanilla_transformer import VanillaTransformerTokenizer
+
+
+@pytest.fixture
+def tokenizer(train_bpe, sentences, special_tokens):
+    return VanillaTransformerTokenizer(
+        source_tokenizer_object=train_bpe(sentences["en"], 60),
+        target_tokenizer_object=train_bpe(sentences["de"], 70),
+        **special_tokens,
+    )
+
+
+def test_each_side_has_its_vocabulary(tokenizer, train_bpe, sentences):
+    batch = tokenizer("the dog runs", text_target="der Hund rennt")
+    assert batch["input_ids"] == train_bpe(sentences["en"], 60).encode("the dog runs").ids
+    assert batch["labels"] == train_bpe(sentences["de"], 70).encode("der Hund rennt").ids
+    assert tokenizer("the dog runs")["input_ids"] == batch["input_ids"]  # back in source mode
+    assert (len(tokenizer), tokenizer.target_tokenizer.get_vocab_size()) == (60, 70)
+
+
+def test_decode_reads_targets(tokenizer):
+    ids = tokenizer(text_target="der Hund rennt")["input_ids"]
+    assert tokenizer.decode(ids) == "der Hund rennt</s>"
+    assert tokenizer.decode([0, 1, *ids, 0], skip_special_tokens=True) == "der Hund rennt"
+    assert tokenizer.batch_decode([ids, ids], skip_special_tokens=True) == ["der Hund rennt"] * 2
+    source = tokenizer("the dog runs")["input_ids"]
+    assert tokenizer.decode(source, skip_special_tokens=True, use_source_tokenizer=True) == "the dog runs"
+
+
+def test_pickle_and_files(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.json")} == {
+        "source_tokenizer.json",
+        "target_tokenizer.json",
+        "tokenizer_config.json",
+    }
+    for other in (pickle.loads(pickle.dumps(tokenizer)), VanillaTransformerTokenizer.from_pretrained(tmp_path)):
+        for text in ("the old man reads", "zwei Vögel"):
+            assert other(text, text_target=text).data == tokenizer(text, text_target=text).data
+        ids = tokenizer(text_target="der Hund rennt")["input_ids"]
+        assert other.decode(ids, skip_special_tokens=True) == "der Hund rennt"
+        other.save_pretrained(tmp_path / "again")
+
+
+def test_auto_tokenizer_knows_it(tokenizer, make_config, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    make_config().save_pretrained(tmp_path)
+    assert type(AutoTokenizer.from_pretrained(tmp_path)) is VanillaTransformerTokenizer
+
+
+def test_padding_and_collating(tokenizer, sentences):
+    pairs = [tokenizer(en, text_target=de) for en, de in zip(sentences["en"], sentences["de"], strict=True)]
+    batch = DataCollatorForSeq2Seq(tokenizer)(pairs)
+    for row, pair in enumerate(pairs):
+        length = len(pair["input_ids"])
+        assert batch["input_ids"][row, :length].tolist() == pair["input_ids"]
+        assert (batch["input_ids"][row, length:] == 0).all()
+        assert batch["attention_mask"][row].sum() == length
+        assert (batch["labels"][row, len(pair["labels"]) :] == -100).all()
+    both = tokenizer(sentences["en"], text_target=sentences["de"], padding=True, truncation=True, max_length=6)
+    assert {len(ids) for ids in both["labels"]} == {6}
+
+
+def test_special_tokens_must_have_equal_ids(train_bpe, sentences, special_tokens):
+    from tokenizers import Tokenizer
+
+    other = Tokenizer.from_str(train_bpe(sentences["de"], 70).to_str().replace("</s>", "<end>"))
+    with pytest.raises(ValueError, match="'</s>' has the id 2 in the source's vocabulary and 70 in the target's"):
+        VanillaTransformerTokenizer(
+            source_tokenizer_object=train_bpe(sentences["en"], 60), target_tokenizer_object=other, **special_tokens
+        )
+
+
+def test_special_tokens_are_added_to_both_sides_or_refused(train_bpe, sentences, special_tokens):
+    tokenizer = VanillaTransformerTokenizer(
+        source_tokenizer_object=train_bpe(sentences["en"], 60),
+        target_tokenizer_object=train_bpe(sentences["de"], 60),
+        **special_tokens,
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<de>"]})
+    assert tokenizer.target_tokenizer.token_to_id("<de>") == tokenizer.convert_tokens_to_ids("<de>") == 60
+    assert tokenizer.decode([60, 60], skip_special_tokens=True) == ""
+
+
+def test_both_tokenizers_are_needed(train_bpe, sentences):
+    with pytest.raises(ValueError, match="target's tokenizer is missing"):
+        VanillaTransformerTokenizer(source_tokenizer_object=train_bpe(sentences["en"], 60))
+
+
+def test_the_callers_tokenizers_are_left_alone(train_bpe, sentences, special_tokens):
+    source, target = train_bpe(sentences["en"], 60), train_bpe(sentences["de"], 70)
+    before = source.to_str(), target.to_str()
+    VanillaTransformerTokenizer(source_tokenizer_object=source, target_tokenizer_object=target, **special_tokens)
+    assert (source.to_str(), target.to_str()) == before
