@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from training import demo_lexicon as lexicon
-from training.demo_grammar import DETERMINERS, PRONOUNS, Clause, NounPhrase, Pronoun, finish, join
+from training.demo_grammar import DETERMINERS, PRONOUNS, Clause, NounPhrase, Pronoun, Row, finish, join
 
 NOUNS = lexicon.rows(lexicon.NOUNS)
 VERBS = lexicon.rows(lexicon.VERBS)
@@ -29,6 +29,7 @@ MANNERS = lexicon.rows(lexicon.MANNERS)
 PLACES = lexicon.rows(lexicon.PLACES)
 PREPOSITIONS = lexicon.rows(lexicon.PREPOSITIONS)
 
+
 @dataclass
 class Speaker:
     """Draws trees. `combinations` collects which words were put together, such as ("eat", "apple")."""
@@ -39,7 +40,7 @@ class Speaker:
     def chance(self, probability: float) -> bool:
         return self.rng.random() < probability
 
-    def with_class(self, table: list, classes: list[str], column: int) -> list[list[str]]:
+    def with_class(self, table: list, classes: list[str], column: int) -> Row:
         return self.rng.choice([row for row in table if set(row[column]) & set(classes)])
 
     def noun_phrase(self, classes: list[str], verb: str = "", plain: bool = False, depth: int = 0) -> NounPhrase:
@@ -59,7 +60,7 @@ class Speaker:
             phrase.relative = self.relative(phrase)
         return phrase
 
-    def adjective(self, noun: list[list[str]]) -> list[list[str]] | None:
+    def adjective(self, noun: Row) -> Row | None:
         fitting = [row for row in ADJECTIVES if set(row[2]) & set(noun[3])]
         if not fitting:
             return None
@@ -73,7 +74,7 @@ class Speaker:
             subject = self.noun_phrase(["person"], depth=1)
             verbs = [row for row in VERBS if row[3] == ["transitive"] and set(row[5]) & set(head.noun[3])]
             return Clause(subject, subject.number, self.rng.choice(["present", "past"]), self.rng.choice(verbs))
-        clause = self.clause(head.number, head.noun[3], depth=1, simple=True)
+        clause = self.clause(head)
         clause.tense = self.rng.choice(["present", "past"])
         return clause
 
@@ -82,67 +83,60 @@ class Speaker:
             return Pronoun(self.rng.choice(PRONOUNS))
         return self.noun_phrase(classes, verb)
 
-    def clause(
-        self,
-        number: int | None = None,
-        head_classes: list[str] | None = None,
-        subject: NounPhrase | Pronoun | None = None,
-        depth: int = 0,
-        simple: bool = False,
-    ) -> Clause:
-        """A clause; of the head of a relative clause where `head_classes` are given, else with a subject of its own.
-
-        `simple`: no adverbs, no negation, no modal, as in a relative clause.
-        """
+    def clause(self, head: NounPhrase | None = None) -> Clause:
+        """A clause with a subject; or a relative clause to `head`, without adverbs, negation and modal verbs."""
         if self.chance(0.12):
-            return self.copula(number, head_classes, depth, simple)
-        verbs = [row for row in VERBS if not head_classes or set(row[4]) & set(head_classes)]
-        verb = self.rng.choice(verbs)
-        if head_classes is None:
-            subject = self.subject(verb[4], verb[0][0])
-            number = subject.number
-        clause = Clause(subject, number, self.rng.choice(["present", "present", "past", "future"]), verb)
-        if not simple:
+            return self.copula(head)
+        verb = self.rng.choice([row for row in VERBS if head is None or set(row[4]) & set(head.noun[3])])
+        actor = self.subject(verb[4], verb[0][0]) if head is None else head
+        clause = Clause(
+            actor if head is None else None,
+            actor.number,
+            self.rng.choice(["present", "present", "past", "future"]),
+            verb,
+        )
+        if head is None:
             clause.negated = self.chance(0.2)
             if clause.tense == "present" and self.chance(0.2):
                 clause.modal = self.rng.choice(MODALS)
                 clause.negated &= clause.modal[0][0] in ("can", "wants to", "should")
-        self.add_objects(clause, depth)
-        if not simple:
-            self.add_adverbs(clause)
+        self.add_objects(clause, verb, depth=0 if head is None else 1)
+        if head is None:
+            self.add_adverbs(clause, verb)
         return clause
 
-    def copula(self, number: int | None, head_classes: list[str] | None, depth: int, simple: bool) -> Clause:
-        subject = None
-        if head_classes is None:
-            subject = self.subject(["person", "animal", "thing", "food"], "be")
-            number = subject.number
-            head_classes = ["person"] if isinstance(subject, Pronoun) else subject.noun[3]
-        fitting = [row for row in ADJECTIVES if set(row[2]) & set(head_classes)]
+    def copula(self, head: NounPhrase | None) -> Clause:
+        actor = self.subject(["person", "animal", "thing", "food"], "be") if head is None else head
+        fitting = [row for row in ADJECTIVES if set(row[2]) & set(actor.noun[3] if actor.noun else ["person"])]
         predicate = self.rng.choice(fitting)
-        if isinstance(subject, NounPhrase):
-            subject.adjective = None
-            self.combinations.add((predicate[0][0], subject.noun[0][0]))
-        clause = Clause(subject, number, self.rng.choice(["present", "past", "future"]), predicate=predicate)
-        if not simple:
+        if isinstance(actor, NounPhrase):
+            actor.adjective = None
+            self.combinations.add((predicate[0][0], actor.noun[0][0]))
+        clause = Clause(
+            actor if head is None else None,
+            actor.number,
+            self.rng.choice(["present", "past", "future"]),
+            predicate=predicate,
+        )
+        if head is None:
             clause.negated = self.chance(0.2)
             clause.time = self.time(clause.tense) if self.chance(0.3) else None
         return clause
 
-    def add_objects(self, clause: Clause, depth: int) -> None:
-        frame, name = clause.verb[3][0], clause.verb[0][0]
+    def add_objects(self, clause: Clause, verb: Row, depth: int) -> None:
+        frame, name = verb[3][0], verb[0][0]
+        phrase: NounPhrase | Pronoun
         if frame in ("dative", "transitive"):
-            classes = clause.verb[5]
-            if "person" in classes and self.chance(0.2):
+            if "person" in verb[5] and self.chance(0.2):
                 phrase = self.object_pronoun(clause)
             else:
-                phrase = self.noun_phrase(classes, name, plain=clause.negated, depth=depth)
+                phrase = self.noun_phrase(verb[5], name, plain=clause.negated, depth=depth)
             setattr(clause, "dative" if frame == "dative" else "accusative", phrase)
         elif frame in ("ditransitive", "placement"):
             if frame == "ditransitive":
                 is_pronoun = self.chance(0.25)
                 clause.dative = self.object_pronoun(clause) if is_pronoun else self.noun_phrase(["person"], depth=1)
-            clause.accusative = self.noun_phrase(clause.verb[5], name, plain=clause.negated, depth=1)
+            clause.accusative = self.noun_phrase(verb[5], name, plain=clause.negated, depth=1)
         if frame in ("motion", "placement"):
             clause.place = self.direction(into=frame == "motion")
 
@@ -157,8 +151,7 @@ class Speaker:
         name = english[0] + "to" if into else english[0]
         return join(name, where.english()), join(german[0], where.german("acc"))
 
-    def add_adverbs(self, clause: Clause) -> None:
-        frame = clause.verb[3][0]
+    def add_adverbs(self, clause: Clause, verb: Row) -> None:
         if self.chance(0.2):
             clause.manner = self.rng.choice(MANNERS)
         if clause.place is None and self.chance(0.3):
@@ -167,13 +160,13 @@ class Speaker:
                 clause.place = (english[0], german[0])
             else:  # where: with the dative
                 english, german, classes = self.rng.choice(PREPOSITIONS)
-                where = self.noun_phrase(classes, clause.verb[0][0] if frame == "intransitive" else "", depth=1)
+                where = self.noun_phrase(classes, verb[0][0] if verb[3] == ["intransitive"] else "", depth=1)
                 clause.place = join(english[0], where.english()), join(german[0], where.german("dat"))
         if self.chance(0.35):
             clause.time = self.time("present" if clause.modal else clause.tense)
             clause.time_first = self.chance(0.4)
 
-    def time(self, tense: str) -> list[list[str]]:
+    def time(self, tense: str) -> Row:
         return self.with_class(TIMES, [tense], 2)
 
     def sentence(self) -> tuple[str, str]:
@@ -213,12 +206,11 @@ class Speaker:
 
     def question(self, clause: Clause) -> tuple[str, str]:
         words = {"": ""}
-        if clause.place is None and clause.verb is not None and clause.verb[3] != ["motion"]:
+        if clause.place is None and clause.verb is not None:
             words["where"] = "wo"
         if clause.time is None:
             words["when"] = "wann"
-        if clause.verb is not None and clause.verb[3] != ["placement"]:
-            words["why"] = "warum"
+        words["why"] = "warum"
         english = self.rng.choice(list(words))
         clause.time_first = False
         return finish(clause.english(question=english), "?"), finish(

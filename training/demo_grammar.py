@@ -5,6 +5,9 @@ translation is right by construction; `demo_corpus` draws the trees.
 """
 
 from dataclasses import dataclass
+from typing import Any
+
+Row = list[list[str]]  # of a table of the lexicon: columns, each a list of forms
 
 # Endings by case, in the order masculine, feminine, neuter, plural
 DER = {"nom": "der die das die", "acc": "den die das die", "dat": "dem der dem den"}
@@ -15,7 +18,7 @@ MIXED = {"nom": "er e es en", "acc": "en e es en", "dat": "en en en en"}  # behi
 STRONG = {"nom": "er e es e", "acc": "en e es e", "dat": "em er em en"}  # behind a number or nothing
 
 # English singular, plural | German stem | its endings | the adjective's
-DETERMINERS = {
+DETERMINERS: dict[str, tuple[Any, ...]] = {
     "the": ("the", "the", "", DER, WEAK),
     "this": ("this", "these", "dies", DIESER, WEAK),
     "every": ("every", None, "jed", DIESER, WEAK),
@@ -45,8 +48,7 @@ CONTRACTIONS = {"in dem": "im", "in das": "ins", "auf das": "aufs"}
 @dataclass
 class Pronoun:
     row: tuple
-    relative = None
-    determiner = "pronoun"
+    noun = None
 
     @property
     def number(self) -> int:
@@ -64,9 +66,9 @@ class NounPhrase:
     """A determiner, an adjective, a noun and a relative clause, as in "the old man that sees the dog"."""
 
     determiner: str
-    noun: list[list[str]]
+    noun: Row
     plural: bool = False
-    adjective: list[list[str]] | None = None
+    adjective: Row | None = None
     relative: "Clause | None" = None  # the noun phrase is its subject, or its object where it has a subject
 
     @property
@@ -115,6 +117,7 @@ class NounPhrase:
         return plural if is_weak and case != "nom" else singular
 
     def _relative_pronoun(self) -> str:
+        assert self.relative is not None
         case = "nom" if self.relative.subject is None else "acc"
         return DER[case].split()[self.gender]
 
@@ -126,15 +129,15 @@ class Clause:
     subject: NounPhrase | Pronoun | None
     number: int  # of the subject: 0 first person singular, 1 third, 2 plural
     tense: str = "present"  # or "past", "future"
-    verb: list[list[str]] | None = None  # None: "to be" with `predicate`
-    predicate: list[list[str]] | None = None  # an adjective
-    modal: list[list[str]] | None = None
+    verb: Row | None = None  # None: "to be" with `predicate`
+    predicate: Row | None = None  # an adjective
+    modal: Row | None = None
     negated: bool = False
     dative: NounPhrase | Pronoun | None = None
     accusative: NounPhrase | Pronoun | None = None
-    manner: list[list[str]] | None = None
+    manner: Row | None = None
     place: tuple[str, str] | None = None  # (English, German), also a direction
-    time: list[list[str]] | None = None
+    time: Row | None = None
     time_first: bool = False
     complement: "Clause | None" = None  # behind "that", of a verb of saying
 
@@ -158,12 +161,12 @@ class Clause:
         """Auxiliary and main verb. Without an auxiliary, negation and questions take a form of "do"."""
         negation = "not" if self.negated else ""
         third = 0 if self.number == 1 else 1
-        if self.verb is None and self.tense != "future":
-            forms = ("was", "was", "were") if self.tense == "past" else ("am", "is", "are")
-            return (forms[self.number], negation) if inverted else ("", join(forms[self.number], negation))
         if self.tense == "future":
             be_or_do = self.verb[0][0] if self.verb else "be"
             return ("will", join(negation, be_or_do)) if inverted else (join("will", negation), be_or_do)
+        if self.verb is None:
+            forms = ("was", "was", "were") if self.tense == "past" else ("am", "is", "are")
+            return (forms[self.number], negation) if inverted else ("", join(forms[self.number], negation))
         base, third_person, past = self.verb[0]
         if self.modal and self.modal[0][0] != "wants to":
             modal = self.modal[0][0]
@@ -226,7 +229,7 @@ class Clause:
         return (prefix + finite, []) if last else (finite, [prefix])
 
 
-def first_person(verb: list[list[str]]) -> str:
+def first_person(verb: Row) -> str:
     if len(verb[1]) == 4:
         return verb[1][1]
     infinitive = verb[1][0].rpartition("+")[2]

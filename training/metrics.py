@@ -29,7 +29,9 @@ class TranslationMetric(evaluate.Metric):
         return evaluate.MetricInfo(
             description=self.__doc__,
             citation="Post 2018, A Call for Clarity in Reporting BLEU Scores",
-            features=datasets.Features({"predictions": datasets.Value("string"), "references": datasets.Value("string")}),
+            features=datasets.Features(
+                {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
+            ),
         )
 
     def _compute(self, predictions: list[str], references: list[str]) -> dict[str, float | str]:

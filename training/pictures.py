@@ -25,14 +25,14 @@ def plot_training_curve(log_history: list[dict[str, Any]], path: Path) -> None:
             loss_axis.plot(*zip(*points, strict=True), label=f"loss, {label}", color=color)
     loss_axis.set_xlabel("updates")
     loss_axis.set_ylabel("loss (nats a token)")
-    lines = loss_axis.get_lines()
+    lines = list(loss_axis.get_lines())
     bleu = [(entry["step"], entry["eval_bleu"]) for entry in log_history if "eval_bleu" in entry]
     if bleu:
         bleu_axis = loss_axis.twinx()
         lines += bleu_axis.plot(*zip(*bleu, strict=True), "o-", label="BLEU, validation", color="tab:green")
         bleu_axis.set_ylabel("BLEU")
         bleu_axis.set_ylim(0, 100)
-    loss_axis.legend(lines, [line.get_label() for line in lines], loc="center right")
+    loss_axis.legend(handles=lines, loc="center right")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

@@ -54,7 +54,7 @@ def _model_fields() -> list[tuple[str, Any, Any]]:
     left_out = {"vocab_size", "decoder_vocab_size", "share_encoder_decoder_embeddings", "use_cache"}
     left_out |= {"is_encoder_decoder", "eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id"}
     chosen = [f for f in dataclasses.fields(VanillaTransformerConfig) if f.name in own and f.name not in left_out]
-    types = {float | int: float}  # argparse reads one type
+    types: dict[Any, Any] = {float | int: float}  # argparse reads one type
     return [
         (f.name, types.get(f.type, f.type), field(default=f.default, metadata={"help": f"Model: {f.name}."}))
         for f in chosen

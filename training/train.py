@@ -167,7 +167,9 @@ def processor_name() -> str:
 def trainer_losses(trainer: TokenBatchTrainer) -> dict[str, float]:
     """The last losses and scores on the validation set."""
     evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    return {name: evaluations[-1][name] for name in ("eval_loss", "eval_bleu") if evaluations and name in evaluations[-1]}
+    return {
+        name: evaluations[-1][name] for name in ("eval_loss", "eval_bleu") if evaluations and name in evaluations[-1]
+    }
 
 
 def show(folder: Path) -> None:

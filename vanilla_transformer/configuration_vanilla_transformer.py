@@ -166,6 +166,7 @@ class VanillaTransformerConfig(PretrainedConfig):
         self._validate_ranges()
 
     def _validate_ranges(self) -> None:
+        target_size = self.decoder_vocab_size or self.vocab_size
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is a probability: choose a value in [0, 1).")
@@ -176,8 +177,8 @@ class VanillaTransformerConfig(PretrainedConfig):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
 
-        limits = {"pad_token_id": min(self.vocab_size, self.decoder_vocab_size)}
-        limits |= dict.fromkeys(("bos_token_id", "eos_token_id", "decoder_start_token_id"), self.decoder_vocab_size)
+        limits = {"pad_token_id": min(self.vocab_size, target_size)}
+        limits |= dict.fromkeys(("bos_token_id", "eos_token_id", "decoder_start_token_id"), target_size)
         for name, limit in limits.items():
             ids = getattr(self, name)
             for token_id in ids if isinstance(ids, list) else [ids]:

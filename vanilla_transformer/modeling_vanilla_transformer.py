@@ -295,9 +295,7 @@ class DecoderLayer(TransformerLayer):
         hidden_states = self.residual(
             self.self_attn_layer_norm,
             hidden_states,
-            lambda x: self.self_attn(
-                x, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs
-            )[0],
+            lambda x: self.self_attn(x, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs)[0],
         )
         hidden_states = self.residual(
             self.cross_attn_layer_norm,
@@ -391,10 +389,10 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
 
     def look_up(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, name: str) -> torch.Tensor:
         """Token embeddings (B, T, D) before scaling. Raises ValueError for ids outside the vocabulary, on the CPU."""
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError(f"Give exactly one of {name}input_ids and {name}inputs_embeds.")
-        if inputs_embeds is not None:
+        if input_ids is None and inputs_embeds is not None:
             return inputs_embeds
+        if input_ids is None or inputs_embeds is not None:
+            raise ValueError(f"Give exactly one of {name}input_ids and {name}inputs_embeds.")
         if is_eager_on_cpu(input_ids) and input_ids.numel():
             low, high = (int(bound) for bound in torch.aminmax(input_ids))
             size = self.embed_tokens.num_embeddings
@@ -439,7 +437,7 @@ class Encoder(TransformerStack):
     @capture_outputs
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
@@ -484,13 +482,13 @@ class Decoder(TransformerStack):
 
     def __init__(self, config: VanillaTransformerConfig):
         layers = [DecoderLayer(config, i) for i in range(config.decoder_layers)]
-        super().__init__(config, config.decoder_vocab_size, layers)
+        super().__init__(config, config.decoder_vocab_size, layers)  # type: ignore[arg-type]  # filled in by the config
 
     @merge_with_config_defaults
     @capture_outputs
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
@@ -591,9 +589,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: tuple[torch.Tensor] | BaseModelOutput | None = None,
         past_key_values: Cache | None = None,
@@ -618,15 +616,17 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             `last_hidden_state` (B, T, D), and on request caches, hidden states and attention weights.
         """
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(
+            encoded = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
             )
-        elif not isinstance(encoder_outputs, BaseModelOutput):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        elif isinstance(encoder_outputs, BaseModelOutput):
+            encoded = encoder_outputs
+        else:
+            encoded = BaseModelOutput(*encoder_outputs)
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
-            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoded.last_hidden_state,
             encoder_attention_mask=attention_mask,
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
@@ -639,9 +639,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
+            encoder_last_hidden_state=encoded.last_hidden_state,
+            encoder_hidden_states=encoded.hidden_states,
+            encoder_attentions=encoded.attentions,
         )
 
 
@@ -654,7 +654,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config)
         self.model = VanillaTransformerModel(config)
-        self.lm_head = nn.Linear(config.d_model, config.decoder_vocab_size, bias=config.lm_head_bias)
+        target_size: int = config.decoder_vocab_size  # type: ignore[assignment]  # filled in by the config
+        self.lm_head = nn.Linear(config.d_model, target_size, bias=config.lm_head_bias)
         self.loss_type = "ForMaskedLM"  # labels stand beside the logits that predict them: nothing is shifted here
         self.post_init()
 
@@ -682,15 +683,15 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: tuple[torch.Tensor] | BaseModelOutput | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
@@ -742,14 +743,15 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             encoder_attentions=outputs.encoder_attentions,
         )
 
-    def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Section 3.1: "the output embeddings are offset by one position". Labels (B, T) shifted right by one."""
-        for name in ("decoder_start_token_id", "pad_token_id"):
-            if getattr(self.config, name) is None:
-                raise ValueError(f"config.{name} is None, but training from labels needs it: set it in the config.")
+        start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
+        if start is None or pad is None:
+            name = "decoder_start_token_id" if start is None else "pad_token_id"
+            raise ValueError(f"config.{name} is None, but training from labels needs it: set it in the config.")
         shifted = labels.roll(1, dims=-1)
-        shifted[:, 0] = self.config.decoder_start_token_id
-        return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
+        shifted[:, 0] = start
+        return shifted.masked_fill(shifted == -100, pad)
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
         """As in transformers where source and target share a vocabulary; else the source's vocabulary alone."""
@@ -765,7 +767,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return embeddings
 
 
-# --- Checks that cost a look at the data: on the CPU alone, since they would make a GPU wait ---------------------------
+# --- Checks that look at the data: on the CPU alone, since a GPU would have to wait for them -------------------------
 
 
 def is_eager_on_cpu(tensor: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
 """`TranslationPipeline`: text in, text out. transformers 5 removed its own."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
 from typing import Any
 
@@ -52,8 +52,8 @@ class TranslationPipeline(Pipeline):
         generate_kwargs = self._forward_params | generate_kwargs
         own = self._postprocess_params | own
         single = isinstance(inputs, str)
-        sentences = [inputs] if single else inputs
-        total = len(sentences) if hasattr(sentences, "__len__") else None
+        sentences: Iterable[str] = [inputs] if isinstance(inputs, str) else inputs
+        total = len(sentences) if isinstance(sentences, Sized) else None
         translations = self._translate(sentences, batch_size, generate_kwargs, own.get("return_scores", False))
         if own.get("progress", False):
             translations = tqdm(translations, total=total, unit=" sentences")

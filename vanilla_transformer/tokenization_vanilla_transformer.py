@@ -32,6 +32,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         "target_tokenizer_file": "target_tokenizer.json",
     }
     model_input_names = ["input_ids", "attention_mask"]
+    _tokenizer: Tokenizer  # the one in use
 
     def __init__(
         self,
@@ -45,12 +46,12 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         self.target_tokenizer = _load(target_tokenizer_file, target_tokenizer_object, "target")
         kwargs.pop("tokenizer_file", None)  # transformers looks for a tokenizer.json of its own accord
         super().__init__(tokenizer_object=source, **kwargs)
-        self.source_tokenizer = self._tokenizer  # transformers' copy
+        self.source_tokenizer: Tokenizer = self._tokenizer  # transformers' copy
         self._add_tokens(self.all_special_tokens, special_tokens=True)
 
     @classmethod
     def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
-        """Keeps transformers from rebuilding the source's tokenizer from its vocabulary: `__init__` reads both files."""
+        """Keeps transformers from rebuilding the source's tokenizer from its vocabulary; `__init__` reads both."""
         kwargs.pop("trust_remote_code", None)
         return kwargs
 
@@ -60,7 +61,9 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
     def _switch_to_target_mode(self) -> None:
         self._tokenizer = self.target_tokenizer
 
-    def _decode(self, token_ids, skip_special_tokens: bool = False, use_source_tokenizer: bool = False, **kwargs) -> str:
+    def _decode(
+        self, token_ids, skip_special_tokens: bool = False, use_source_tokenizer: bool = False, **kwargs
+    ) -> str:
         if use_source_tokenizer:
             return super()._decode(token_ids, skip_special_tokens, **kwargs)
         self._switch_to_target_mode()

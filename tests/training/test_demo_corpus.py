@@ -11,7 +11,7 @@ from training.demo_grammar import Clause, NounPhrase, Pronoun, finish, first_per
 
 NOUN = {row[0][0]: row for row in NOUNS}
 VERB = {row[0][0]: row for row in VERBS}
-I, HE, SHE, WE, THEY = (
+ICH, HE, SHE, WE, THEY = (
     Pronoun(row)
     for row in (
         ("I", "me", "ich", "mich", "mir", 0),
@@ -59,18 +59,24 @@ MAN, DOG = noun("man"), noun("dog")
          "the man helps two sick children", "der Mann hilft zwei kranken Kindern"),
         (clause(SHE, "give", dative=noun("boy"), accusative=noun("book", "a")),
          "she gives the boy a book", "sie gibt dem Jungen ein Buch"),
-        (clause(I, "open", accusative=noun("door")), "I open the door", "ich mache die Tür auf"),
-        (clause(I, "open", accusative=noun("door"), tense="past"), "I opened the door", "ich habe die Tür aufgemacht"),
+        (clause(ICH, "open", accusative=noun("door")), "I open the door", "ich mache die Tür auf"),
+        (clause(ICH, "open", accusative=noun("door"), tense="past"),
+         "I opened the door", "ich habe die Tür aufgemacht"),
         (clause(HE, "get up", tense="past"), "he got up", "er ist aufgestanden"),
         (clause(HE, "get up", tense="future", negated=True), "he will not get up", "er wird nicht aufstehen"),
-        (clause(HE, "buy", accusative=noun("apple", "a"), negated=True), "he does not buy an apple", "er kauft keinen Apfel"),
-        (clause(HE, "buy", accusative=noun("apple", "a", True), negated=True), "he does not buy apples", "er kauft keine Äpfel"),
-        (clause(HE, "buy", accusative=noun("apple"), negated=True), "he does not buy the apple", "er kauft den Apfel nicht"),
-        (clause(DOG, "sleep", time=time("today"), time_first=True), "today the dog sleeps", "heute schläft der Hund"),
+        (clause(HE, "buy", accusative=noun("apple", "a"), negated=True),
+         "he does not buy an apple", "er kauft keinen Apfel"),
+        (clause(HE, "buy", accusative=noun("apple", "a", True), negated=True),
+         "he does not buy apples", "er kauft keine Äpfel"),
+        (clause(HE, "buy", accusative=noun("apple"), negated=True),
+         "he does not buy the apple", "er kauft den Apfel nicht"),
+        (clause(DOG, "sleep", time=time("today"), time_first=True),
+         "today the dog sleeps", "heute schläft der Hund"),
         (clause(WE, "see", accusative=HE, time=time("yesterday"), tense="past"),
          "we saw him yesterday", "wir haben ihn gestern gesehen"),
-        (clause(I, "smile"), "I smile", "ich lächle"),
-        (clause(DOG, "run", place=("into the house", "in das Haus"), manner=[["quickly"], ["schnell"]], time=time("now")),
+        (clause(ICH, "smile"), "I smile", "ich lächle"),
+        (clause(DOG, "run", place=("into the house", "in das Haus"), manner=[["quickly"], ["schnell"]],
+                time=time("now")),
          "the dog runs quickly into the house now", "der Hund rennt jetzt schnell in das Haus"),
     ],
 )  # fmt: skip
@@ -83,8 +89,10 @@ def test_translations(tree, english, german):
     ("tree", "english", "german"),
     [
         (clause(HE, "open", accusative=noun("door")), "Does he open the door?", "Macht er die Tür auf?"),
-        (clause(HE, "see", accusative=DOG, tense="past", negated=True), "Did he not see the dog?", "Hat er den Hund nicht gesehen?"),
-        (clause(THEY, "sleep", tense="future", negated=True), "Will they not sleep?", "Werden sie nicht schlafen?"),
+        (clause(HE, "see", accusative=DOG, tense="past", negated=True),
+         "Did he not see the dog?", "Hat er den Hund nicht gesehen?"),
+        (clause(THEY, "sleep", tense="future", negated=True),
+         "Will they not sleep?", "Werden sie nicht schlafen?"),
     ],
 )  # fmt: skip
 def test_questions(tree, english, german):
@@ -107,7 +115,7 @@ def test_relative_pronouns_agree():
     head.relative = Clause(MAN, 1, verb=VERB["see"])
     assert finish(clause(head, "sleep").german(), ".") == "Der Junge, den der Mann sieht, schläft."
     head.relative = Clause(None, 1, verb=VERB["see"], accusative=noun("cat", "a"))
-    assert finish(clause(I, "know", accusative=head).german(), ".") == "Ich kenne den Jungen, der eine Katze sieht."
+    assert finish(clause(ICH, "know", accusative=head).german(), ".") == "Ich kenne den Jungen, der eine Katze sieht."
 
 
 # What a determiner may stand before, told by gender: nominative, accusative, dative of singular and plural
@@ -130,7 +138,9 @@ def test_articles_agree_with_their_nouns(corpus):
             forms.setdefault(form, set()).update(ARTICLES["pl"])
         if gender.endswith("w"):
             forms[plural].update({"den", "dem", "einen", "einem"})
-    pattern = re.compile(r"(?<!, )\b([Dd]er|[Dd]ie|[Dd]as|[Dd]en|[Dd]em|[Ee]in(?:e|en|em|er)?) (?:[a-zäöüß]+ )?([A-ZÄÖÜ]\w+)")
+    pattern = re.compile(
+        r"(?<!, )\b([Dd]er|[Dd]ie|[Dd]as|[Dd]en|[Dd]em|[Ee]in(?:e|en|em|er)?) (?:[a-zäöüß]+ )?([A-ZÄÖÜ]\w+)"
+    )
     checked = 0
     for _, german in corpus["train"]:
         for article, word in pattern.findall(german):
@@ -142,7 +152,15 @@ def test_articles_agree_with_their_nouns(corpus):
 
 def test_adjective_endings_behind_the_articles(corpus):
     """Behind "dem" and "den" always -en; behind "das" always -e; behind "ein" -er or -es; behind "einen" -en."""
-    rules = {"dem": {"en"}, "den": {"en"}, "das": {"e"}, "ein": {"er", "es"}, "einen": {"en"}, "einem": {"en"}, "eine": {"e"}}
+    rules = {
+        "dem": {"en"},
+        "den": {"en"},
+        "das": {"e"},
+        "ein": {"er", "es"},
+        "einen": {"en"},
+        "einem": {"en"},
+        "eine": {"e"},
+    }
     stems = {row[1][-1].removesuffix("e") for row in lexicon.rows(lexicon.ADJECTIVES)}
     checked = 0
     for _, german in corpus["train"]:

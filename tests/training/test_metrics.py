@@ -22,7 +22,10 @@ def test_the_metric_works_as_evaluates_do():
     metric = TranslationMetric("de")
     for prediction, reference in zip(PREDICTIONS, REFERENCES, strict=True):
         metric.add_batch(predictions=[prediction], references=[reference])
-    assert metric.compute()["bleu"] == TranslationMetric("de").compute(predictions=PREDICTIONS, references=REFERENCES)["bleu"]
+    assert (
+        metric.compute()["bleu"]
+        == TranslationMetric("de").compute(predictions=PREDICTIONS, references=REFERENCES)["bleu"]
+    )
 
 
 def test_the_papers_protocol_ignores_case_and_quotation_marks():

@@ -82,7 +82,9 @@ def test_from_files_to_a_scored_checkpoint(train, tmp_path, shared):
     assert "training_args.bin" not in names
     results = json.loads((folder / "all_results.json").read_text())
     assert results["test_bleu_signature"] in process.stdout
-    assert {"test_bleu", "test_chrf", "test_bleu_tokenized_lc", "train_runtime", "train_loss", "eval_loss"} <= set(results)
+    assert {"test_bleu", "test_chrf", "test_bleu_tokenized_lc", "train_runtime", "train_loss", "eval_loss"} <= set(
+        results
+    )
     assert (results["train_pairs"], results["recipe"]) == (120, "small")
     rows = (folder / "samples.tsv").read_text().splitlines()
     assert rows[0] == "source\treference\ttranslation"

@@ -87,7 +87,9 @@ def make_model_for_hypothesis():
 
     torch.manual_seed(0)
     size = {"d_model": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 60}
-    config = VanillaTransformerConfig(encoder_layers=2, decoder_layers=2, encoder_ffn_dim=48, decoder_ffn_dim=48, **size)
+    config = VanillaTransformerConfig(
+        encoder_layers=2, decoder_layers=2, encoder_ffn_dim=48, decoder_ffn_dim=48, **size
+    )
     return VanillaTransformerForConditionalGeneration(config).eval()
 
 

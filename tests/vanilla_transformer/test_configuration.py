@@ -7,7 +7,12 @@ from vanilla_transformer import VanillaTransformerConfig
 
 def test_default_is_the_papers_base_model():
     config = VanillaTransformerConfig()
-    assert (config.encoder_layers, config.decoder_layers, config.d_model, config.encoder_attention_heads) == (6, 6, 512, 8)
+    assert (config.encoder_layers, config.decoder_layers, config.d_model, config.encoder_attention_heads) == (
+        6,
+        6,
+        512,
+        8,
+    )
     assert (config.encoder_ffn_dim, config.dropout, config.vocab_size) == (2048, 0.1, 37000)
     assert config.norm_position == "post"
     assert config.position_embedding_type == "sinusoidal"
@@ -52,7 +57,9 @@ def test_from_dict_keeps_unknown_keys():
 
 def test_from_dict_lets_keywords_win_and_returns_unused_ones():
     values = VanillaTransformerConfig().to_dict() | {"custom": 1}
-    config, unused = VanillaTransformerConfig.from_dict(values, custom=2, dropout=0.3, other=4, return_unused_kwargs=True)
+    config, unused = VanillaTransformerConfig.from_dict(
+        values, custom=2, dropout=0.3, other=4, return_unused_kwargs=True
+    )
     assert (config.custom, config.dropout, unused) == (2, 0.3, {"other": 4})
 
 

@@ -20,7 +20,9 @@ def test_torch_export(make_model, batch):
         "decoder_input_ids": {0: dims["batch"], 1: dims["target"]},
     }
     with torch.no_grad():
-        program = torch.export.export(model, (), batch | {"use_cache": False}, dynamic_shapes=shapes | {"use_cache": None})
+        program = torch.export.export(
+            model, (), batch | {"use_cache": False}, dynamic_shapes=shapes | {"use_cache": None}
+        )
         other = {name: tensor[:2, :4] for name, tensor in batch.items()}
         got = program.module()(**other, use_cache=False).logits
         torch.testing.assert_close(got, model(**other).logits, atol=1e-5, rtol=0)

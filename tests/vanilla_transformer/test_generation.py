@@ -109,9 +109,7 @@ def test_several_translations_of_each_source(make_model, source):
 def test_beam_scores_are_the_models_own(make_model, source):
     """What beam search calls a hypothesis' score is its mean log-probability under `forward`."""
     model = make_model()
-    outputs = model.generate(
-        **source, max_new_tokens=8, num_beams=4, return_dict_in_generate=True, output_scores=True
-    )
+    outputs = model.generate(**source, max_new_tokens=8, num_beams=4, return_dict_in_generate=True, output_scores=True)
     sequences = outputs.sequences
     with torch.no_grad():
         log_probabilities = model(**source, decoder_input_ids=sequences[:, :-1]).logits.log_softmax(-1)

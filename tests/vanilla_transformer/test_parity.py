@@ -7,7 +7,11 @@ import torch
 from torch import nn
 from transformers import MarianConfig, MarianMTModel
 
-from vanilla_transformer.modeling_vanilla_transformer import MultiHeadAttention, PositionWiseFeedForward, sinusoidal_encoding
+from vanilla_transformer.modeling_vanilla_transformer import (
+    MultiHeadAttention,
+    PositionWiseFeedForward,
+    sinusoidal_encoding,
+)
 
 D, HEADS, LAYERS, FFN = 32, 4, 2, 48
 
@@ -89,7 +93,9 @@ def test_equals_torch_nn_transformer(make_model, batch, norm_position, attention
         "decoder_norm": decoder_layer.cross_attn_layer_norm.weight.grad,
     }
     for name, gradient in got.items():
-        torch.testing.assert_close(gradient, wanted[name], atol=1e-4, rtol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(
+            gradient, wanted[name], atol=1e-4, rtol=1e-4, msg=lambda text, n=name: f"{n}: {text}"
+        )
 
 
 @torch.no_grad()
@@ -108,7 +114,9 @@ def marian(model) -> MarianMTModel:
     state = {}
     for name, tensor in model.state_dict().items():
         into_residual = any(part in name for part in ("out_proj", "fc2", "layer_norm"))
-        if "embed_tokens" in name or (name.endswith("weight") and any(p in name for p in ("_proj.weight", "fc1")) and not into_residual):
+        if "embed_tokens" in name or (
+            name.endswith("weight") and any(p in name for p in ("_proj.weight", "fc1")) and not into_residual
+        ):
             tensor = tensor[:, order]
         elif into_residual:
             tensor = tensor[order]

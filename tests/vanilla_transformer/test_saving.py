@@ -53,7 +53,9 @@ def test_round_trip(make_model, batch, tmp_path, variant):
 @pytest.mark.parametrize(("variant", "matrices"), list(zip(VARIANTS[:4], MATRICES, strict=True)))
 def test_tied_weights_are_one_parameter_and_stored_once(make_model, tmp_path, variant, matrices):
     make_model(**variant).save_pretrained(tmp_path)
-    stored = {name for name in load_file(tmp_path / "model.safetensors") if "embed_tokens" in name or "lm_head.w" in name}
+    stored = {
+        name for name in load_file(tmp_path / "model.safetensors") if "embed_tokens" in name or "lm_head.w" in name
+    }
     assert stored == matrices
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     names = ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
@@ -131,7 +133,12 @@ def test_two_vocabularies_are_resized_one_by_one(make_model, batch, tmp_path, ti
     model.resize_token_embeddings(70)
     torch.testing.assert_close(logits_of(model, batch), before)
     model.resize_decoder_token_embeddings(64)
-    sizes = (model.config.vocab_size, model.config.decoder_vocab_size, model.lm_head.out_features, len(model.lm_head.bias))
+    sizes = (
+        model.config.vocab_size,
+        model.config.decoder_vocab_size,
+        model.lm_head.out_features,
+        len(model.lm_head.bias),
+    )
     assert sizes == (70, 64, 64, 64)
     assert (model.lm_head.weight is model.model.decoder.embed_tokens.weight) == tied
     torch.testing.assert_close(logits_of(model, batch)[..., :61], before)
