@@ -153,7 +153,7 @@ def test_padding_on_multi30k():
 def test_two_processes_train_the_same_model(train, tmp_path):
     """Data parallel over gloo: the program runs, and every process holds the same weights at the end."""
     recipe = tmp_path / "small.yaml"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29613"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "training.train", str(recipe), "--data_dir", str(tmp_path / "data")]
     command += ["--output_dir", str(tmp_path / "both"), "--num_beams", "1"]
     process = subprocess.run(

@@ -119,36 +119,32 @@ def test_plans_for_parallelism_name_modules_that_exist(make_model):
 
 PROCESSES = """
 import sys, torch, torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForSeq2SeqLM
 from transformers.distributed.configuration_utils import DistributedConfig
 import vanilla_transformer
 folder, kind = sys.argv[1:]
-torch.manual_seed(0)
 dist.init_process_group("gloo")
 batch = torch.load(folder + "/batch.pt")
 reference = AutoModelForSeq2SeqLM.from_pretrained(folder)
-if kind == "tp":
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, distributed_config=DistributedConfig(tp_size=2))
-    weight = model.model.decoder.layers[0].cross_attn.q_proj.weight
-    local = weight.to_local() if hasattr(weight, "to_local") else weight
-    assert local.shape[0] * 2 == reference.model.decoder.layers[0].cross_attn.q_proj.weight.shape[0], local.shape
-else:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    mesh = init_device_mesh("cpu", (2,))
-    for stack in (model.model.encoder, model.model.decoder):
-        for layer in stack.layers:
-            fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+config = DistributedConfig(tp_size=2) if kind == "tp" else DistributedConfig(fsdp_size=2)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, distributed_config=config)
+name = "model.decoder.layers.1.cross_attn.q_proj.weight"
+weight = model.get_parameter(name)
+local = weight.to_local() if isinstance(weight, DTensor) else weight
+assert local.shape[0] * 2 == reference.get_parameter(name).shape[0], "not split"
 expected, got = reference(**batch), model(**batch)
-logits = got.logits.full_tensor() if hasattr(got.logits, "full_tensor") else got.logits
+logits = got.logits.full_tensor() if isinstance(got.logits, DTensor) else got.logits
 torch.testing.assert_close(logits, expected.logits, atol=1e-5, rtol=0)
-if kind == "fsdp":
-    expected.loss.backward(); got.loss.backward()
-    a = model.model.decoder.layers[1].feed_forward.fc1.weight.grad.full_tensor()
-    b = reference.model.decoder.layers[1].feed_forward.fc1.weight.grad
-    torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+expected.loss.backward()
+got.loss.backward()
+for name in (name, "model.encoder.layers.0.feed_forward.fc1.weight", "model.encoder.embed_tokens.weight"):
+    gradient = model.get_parameter(name).grad
+    gradient = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+    wanted = reference.get_parameter(name).grad
+    if gradient.shape != wanted.shape:                  # this process's rows
+        wanted = wanted.chunk(2)[dist.get_rank()]
+    torch.testing.assert_close(gradient, wanted, atol=1e-6, rtol=1e-4, msg=lambda text: name + text)
 print("equal", flush=True)
 dist.barrier()
 dist.destroy_process_group()
@@ -156,15 +152,17 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("norm_position", ["post", "pre"])
 @pytest.mark.parametrize("kind", ["fsdp", "tp"])
-def test_two_processes(make_model, batch, tmp_path, kind):
-    """FSDP2 and tensor parallelism over two real processes (gloo): the logits of one; with FSDP its gradients too."""
-    make_model().save_pretrained(tmp_path)
+def test_two_processes(make_model, batch, tmp_path, kind, norm_position):
+    """FSDP2 and tensor parallelism by transformers' own plans, over two real processes (gloo): logits and gradients
+    are those of one process."""
+    make_model(norm_position=norm_position).save_pretrained(tmp_path)
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")} | {"labels": batch["decoder_input_ids"]}
     torch.save(inputs, tmp_path / "batch.pt")
     script = tmp_path / "processes.py"
     script.write_text(PROCESSES)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29611"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.run(
         [*command, str(script), str(tmp_path), kind], env=environment, capture_output=True, text=True, check=False

@@ -166,7 +166,7 @@ def test_a_gradient_does_not_depend_on_accumulation(make_model, make_trainer):
 def test_parameters_after_twenty_updates_do_not_depend_on_accumulation(make_model, make_trainer):
     results = []
     for steps in (1, 4):
-        model = make_model().double()
+        model = make_model()
         settings = {"per_device_train_batch_size": 64 // steps, "gradient_accumulation_steps": steps}
         make_trainer(model, **settings, max_steps=20, learning_rate=0.05, optim="sgd", max_grad_norm=0.0).train()
         results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
