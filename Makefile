@@ -19,8 +19,8 @@ test-slow: $(VENV)/dev.installed  ## real processes, compilers and trainings
 
 conformance: $(VENV)/dev.installed  ## Hugging Face's own model tests, from the sources of transformers on PyPI
 	$(RUN) tests/conformance/fetch.py $(CONFORMANCE)
-	PYTHONPATH=$$(echo $(CONFORMANCE)/transformers-*) $(RUN) -m pytest --import-mode=prepend -p no:randomly -n 2 \
-		-o strict_markers=false -W ignore tests/conformance
+	PYTHONPATH=$$(echo $(CONFORMANCE)/transformers-*) $(RUN) -m pytest --import-mode=prepend -n 2 -W ignore \
+		-o addopts= -o pythonpath=. -q tests/conformance
 
 lint: $(VENV)/dev.installed  ## style, format, types
 	$(VENV)/bin/ruff check .

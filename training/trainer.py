@@ -36,10 +36,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         finally:
             self.model.generation_config = generation_config
 
-    def num_tokens(self, train_dataloader: DataLoader, max_steps: int | None = None) -> int:
-        """Nothing to count here: a batch has as many tokens as fit."""
-        return 0
-
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As in transformers, less the samples a second, which would take a batch for one sentence."""
         logs.pop("train_samples_per_second", None)

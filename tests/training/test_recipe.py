@@ -38,6 +38,7 @@ def test_the_command_line_wins(path):
 
 def test_a_written_recipe_reads_back(path, tmp_path):
     recipe = read_recipe([str(path), "--final_norm", "true", "--lr_scheduler_type", "inverse_sqrt"])
+    assert recipe.model.final_norm is True
     written = tmp_path / "recipe.yaml"
     written.write_text(recipe.to_yaml())
     again = read_recipe([str(written)])
