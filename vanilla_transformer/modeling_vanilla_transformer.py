@@ -346,13 +346,6 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             if bias is not None:
                 init.uniform_(bias, -bound, bound)
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
-        """As in transformers; where source and target share a vocabulary, both are resized."""
-        embeddings = super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
-        if self.config.share_encoder_decoder_embeddings:
-            self.config.decoder_vocab_size = self.config.vocab_size
-        return embeddings
-
     def save_pretrained(self, save_directory, **kwargs) -> None:
         """As in transformers. The folder also carries this code and says which class each Auto class loads, so that
         `trust_remote_code=True` is enough where this package is not installed."""
@@ -393,15 +386,15 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
             return inputs_embeds
         if input_ids is None or inputs_embeds is not None:
             raise ValueError(f"Give exactly one of {name}input_ids and {name}inputs_embeds.")
-        if is_eager_on_cpu(input_ids) and input_ids.numel():
-            low, high = (int(bound) for bound in torch.aminmax(input_ids))
+        try:
+            return self.embed_tokens(input_ids)
+        except IndexError as error:  # a GPU would not tell
             size = self.embed_tokens.num_embeddings
-            if low < 0 or high >= size:
-                raise ValueError(
-                    f"{name}input_ids holds the id {low if low < 0 else high}, outside the vocabulary of {size} tokens "
-                    f"(0 to {size - 1}): was the text encoded with this model's tokenizer?"
-                )
-        return self.embed_tokens(input_ids)
+            bad = int(input_ids[(input_ids < 0) | (input_ids >= size)][0])
+            raise ValueError(
+                f"{name}input_ids holds the id {bad}, outside the vocabulary of {size} tokens (0 to {size - 1}): was "
+                f"the text encoded with this model's tokenizer?"
+            ) from error
 
     def embed(self, inputs_embeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Sections 3.4 and 3.5: embeddings * sqrt(d_model) + positions, then the dropout of section 5.4. (B, T, D)"""

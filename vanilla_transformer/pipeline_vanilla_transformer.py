@@ -75,7 +75,7 @@ class TranslationPipeline(Pipeline):
                 if not sentence.strip():
                     results[i] = self._in_shape([{"translation_text": ""}], generate_kwargs)
                     continue
-                model_inputs = self.preprocess(sentence)
+                model_inputs = self.preprocess(sentence.rstrip("\r\n"))  # lines of a file
                 if error := self._too_long(len(model_inputs["input_ids"])):
                     logger.warning(f"Not translated: {error} {sentence[:80]!r}...")
                     results[i] = self._in_shape([{"translation_text": "", "error": error}], generate_kwargs)

@@ -59,6 +59,13 @@ def test_a_generator_is_read_as_it_goes(make_translator, monkeypatch):
     assert [first, *outputs] == [{"translation_text": text} for text in one_by_one(translator)]
 
 
+def test_a_file(make_translator, tmp_path):
+    translator = make_translator()
+    (tmp_path / "source.txt").write_text("\n".join(TEXTS) + "\n")
+    with open(tmp_path / "source.txt") as lines:
+        assert list(translator(lines)) == translator(TEXTS)
+
+
 def test_a_datasets_column(make_translator):
     datasets = pytest.importorskip("datasets")
     translator = make_translator()
