@@ -52,10 +52,10 @@ def main() -> None:
 
 def marian_config(config: VanillaTransformerConfig) -> MarianConfig:
     """Marian's configuration of the same architecture."""
-    names = ("vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "dropout")
-    names += ("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim")
-    names += ("activation_function", "scale_embedding", "attention_dropout", "activation_dropout")
-    names += ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "max_position_embeddings")
+    names = ["vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "dropout"]
+    names += ["encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim"]
+    names += ["activation_function", "scale_embedding", "attention_dropout", "activation_dropout"]
+    names += ["pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "max_position_embeddings"]
     return MarianConfig(forced_eos_token_id=None, **{name: getattr(config, name) for name in names})
 
 
