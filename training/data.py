@@ -30,8 +30,8 @@ class ParallelText:
 def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
     """The splits "train", "validation" and, where there is one, "test".
 
-    From text files `<data_dir>/<name>.<language>`; where the training files are absent, from the recipe's dataset on
-    the Hub; or from the embedded grammar.
+    From text files `<data_dir>/<name>.<language>`; where nobody gave a folder and the default one has none, from the
+    recipe's dataset on the Hub; or from the embedded grammar.
 
     Raises:
         ValueError: no such file, sides of different length, blank lines, bytes that are not UTF-8; names the place.
@@ -42,7 +42,9 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
     names = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
     folder = Path(arguments.data_dir)
     train_path = folder / f"{arguments.train_file}.{languages[0]}"
-    if not train_path.exists() and arguments.dataset_name:
+    nobody_gave_a_folder = arguments.data_dir == DataArguments.data_dir  # else a slip would train on other data
+    if arguments.dataset_name and nobody_gave_a_folder and not train_path.exists():
+        print(f"{train_path} does not exist: loading {arguments.dataset_name} from the Hub")
         return _read_from_hub(arguments.dataset_name, languages, train_path)
     return {
         split: read_pair(*(folder / f"{name}.{language}" for language in languages))

@@ -28,7 +28,7 @@ class DataArguments:
     validation_file: str = field(default="val", metadata={"help": "Validation files, likewise."})
     test_file: str | None = field(default=None, metadata={"help": "Test files, likewise; None: no final score."})
     dataset_name: str | None = field(
-        default=None, metadata={"help": "Dataset on the Hub that is loaded where the text files are absent."}
+        default=None, metadata={"help": "Dataset on the Hub, for those who have no files and give no data_dir."}
     )
     max_length: int = field(default=256, metadata={"help": "Longest training sentence, in tokens, either side."})
 

@@ -41,9 +41,15 @@ def test_missing_files_are_told(tmp_path):
         read_corpus(DataArguments(data_dir=str(tmp_path)))
 
 
-def test_without_files_and_network_both_ways_out_are_told(tmp_path):
+def test_without_files_and_network_both_ways_out_are_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="could not be loaded from the Hub .* --data_dir"):
-        read_corpus(DataArguments(data_dir=str(tmp_path), dataset_name="no-such/dataset"))
+        read_corpus(DataArguments(dataset_name="no-such/dataset"))
+
+
+def test_a_folder_that_was_given_is_never_replaced_by_the_hub(tmp_path):
+    with pytest.raises(ValueError, match="cannot read .*train.en"):
+        read_corpus(DataArguments(data_dir=str(tmp_path / "mine"), dataset_name="no-such/dataset"))
 
 
 def test_encode_leaves_out_long_pairs_and_says_so(capsys):
