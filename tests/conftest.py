@@ -1,6 +1,9 @@
 """Small models and batches that the tests share."""
 
 import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the Hub's client is imported: no test reaches for the network
+
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches for the network
 torch.set_num_threads(2)
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
