@@ -45,10 +45,17 @@ def main() -> None:
         show(folder)
         return
     try:
+        refuse_to_overwrite(folder)
         run(recipe, folder)
     except ValueError as error:
         print(f"training.train: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def refuse_to_overwrite(folder: Path) -> None:
+    """Raises ValueError where the folder holds a model that no finished run here has made."""
+    if (folder / "config.json").exists() or list(folder.glob("*.safetensors")):
+        raise ValueError(f"{folder} already holds a model: move it away, or give another --output_dir.")
 
 
 def run(recipe: Recipe, folder: Path) -> None:

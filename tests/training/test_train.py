@@ -105,6 +105,19 @@ def test_from_files_to_a_scored_checkpoint(train, tmp_path, shared):
     assert (folder / "model.safetensors").read_bytes() == before
 
 
+def test_a_model_in_the_output_folder_is_left_alone(tmp_path, monkeypatch, capsys):
+    from training.train import main
+
+    (tmp_path / "model.safetensors").write_bytes(b"precious")
+    monkeypatch.setattr(sys, "argv", ["train", "training/recipes/demo.yaml", "--output_dir", str(tmp_path)])
+    monkeypatch.chdir(Path(__file__).parents[2])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    assert "already holds a model" in capsys.readouterr().err
+    assert (tmp_path / "model.safetensors").read_bytes() == b"precious"
+
+
 @pytest.mark.slow
 def test_bad_data_end_with_a_message_and_leave_nothing(train, tmp_path, data_dir):
     (data_dir / "train.de").write_text("eins\n")
