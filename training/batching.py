@@ -1,51 +1,88 @@
 """Batches by number of tokens: section 5.1, "sentence pairs were batched together by approximate sequence length"."""
 
-import random
 from collections.abc import Iterator
 
+import numpy as np
 from torch.utils.data import Sampler
+
+WINDOW = 16  # updates among which batches of equal work are looked for
+
+
+def cut_by_tokens(lengths: np.ndarray, max_tokens: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Indices of pairs, sorted by length and cut into batches of at most `max_tokens` tokens with their padding.
+
+    A batch counts as its number of pairs times the longest sequence in it, of either side. Lots are drawn among pairs
+    of equal lengths alone, so that the sizes of the batches do not depend on `rng`.
+
+    Args:
+        lengths: tokens of source and target of every pair, (pairs, 2).
+        max_tokens: a batch's size; a pair that is longer makes a batch of its own.
+    """
+    longest = lengths.max(1)
+    order = np.lexsort((rng.random(len(lengths)), lengths[:, 1], lengths[:, 0], longest))
+    starts, start = [0], 0
+    for i, length in enumerate(longest[order].tolist()):  # ascending: the pair itself is the longest so far
+        if i > start and (i + 1 - start) * length > max_tokens:
+            starts.append(start := i)
+    return np.split(order, starts[1:])
+
+
+def work(batch: np.ndarray, lengths: np.ndarray) -> int:
+    """What a batch costs: its tokens of both sides, with padding."""
+    return int(len(batch) * lengths[batch].max(0).sum())
 
 
 class TokenBatchSampler(Sampler[list[int]]):
     """Batches of sentence pairs of like length, each of at most `max_tokens` tokens with its padding.
 
-    A batch counts as its number of pairs times the longest sequence in it, of either side. Which pairs meet in a batch,
-    and the order of the batches, are drawn anew each epoch from `seed + epoch`, equally in every process.
+    Which pairs meet in a batch, and the order of the batches, are drawn anew each epoch from `seed + epoch`, equally in
+    every process. `batches_per_update` successive batches make an update; they cost about the same, so that no process
+    waits for another, and which ones they are does not depend on how many processes share them. An epoch has a
+    multiple of them: a few batches are halved for that.
 
     Args:
-        lengths: tokens of (source, target) of every pair.
+        lengths: tokens of source and target of every pair, (pairs, 2).
         max_tokens: a batch's size; a pair that is longer makes a batch of its own.
         seed: of the first epoch.
+        batches_per_update: processes times gradient accumulation steps.
     """
 
-    def __init__(self, lengths: list[tuple[int, int]], max_tokens: int, seed: int):
+    def __init__(self, lengths: np.ndarray, max_tokens: int, seed: int, batches_per_update: int = 1):
         self.lengths = lengths
         self.max_tokens = max_tokens
         self.seed = seed
+        self.batches_per_update = batches_per_update
         self.epoch = 0
-        self.sampler = self  # where accelerate looks for set_epoch behind its own wrapper
-        self._len = len(self._cut(self._sorted()))
+        self._len = len(self._batches(np.random.default_rng(0)))
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self._len  # the same in each epoch: sorting draws lots among equal lengths alone
+        return self._len  # the same in each epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        batches = self._cut(self._sorted())
-        random.Random(f"batches {self.seed + self.epoch}").shuffle(batches)
-        yield from batches
+        rng = np.random.default_rng([self.seed, self.epoch])
+        batches = self._batches(rng)
+        rng.shuffle(batches)  # type: ignore[arg-type]  # a list of arrays is a sequence
+        for group in self._groups(batches, rng):
+            yield from (batch.tolist() for batch in group)
 
-    def _sorted(self) -> list[int]:
-        rng = random.Random(f"pairs {self.seed + self.epoch}")
-        tie = [rng.random() for _ in self.lengths]
-        return sorted(range(len(self.lengths)), key=lambda i: (max(self.lengths[i]), *self.lengths[i], tie[i]))
+    def _batches(self, rng: np.random.Generator) -> list[np.ndarray]:
+        batches = cut_by_tokens(self.lengths, self.max_tokens, rng)
+        missing = -len(batches) % self.batches_per_update
+        by_pairs = sorted(range(len(batches)), key=lambda i: -len(batches[i]))[:missing]
+        halves = [half for i in by_pairs for half in np.array_split(batches[i], 2) if len(half)]
+        return [batch for i, batch in enumerate(batches) if i not in set(by_pairs)] + halves
 
-    def _cut(self, order: list[int]) -> list[list[int]]:
-        batches: list[list[int]] = [[]]
-        for i in order:  # ascending, so that the pair itself is the longest of its batch
-            if batches[-1] and (len(batches[-1]) + 1) * max(self.lengths[i]) > self.max_tokens:
-                batches.append([])
-            batches[-1].append(i)
-        return batches
+    def _groups(self, batches: list[np.ndarray], rng: np.random.Generator) -> Iterator[list[np.ndarray]]:
+        """The batches of each update: within a window of random batches, those whose work is nearest."""
+        size = self.batches_per_update
+        if size == 1:
+            yield from ([batch] for batch in batches)
+            return
+        for i in range(0, len(batches), WINDOW * size):
+            window = sorted(batches[i : i + WINDOW * size], key=lambda batch: work(batch, self.lengths))
+            groups = [window[j : j + size] for j in range(0, len(window), size)]
+            for k in rng.permutation(len(groups)):
+                yield groups[k]

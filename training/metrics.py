@@ -1,22 +1,36 @@
-"""Scores of translations, through `evaluate`'s interface on the sacreBLEU library, with no network."""
+"""Scores of outputs against references, through `evaluate`'s interface, with no network."""
 
+from itertools import zip_longest
 from typing import Any
 
 import datasets
 import evaluate
-from sacrebleu.metrics import BLEU, CHRF
+from rapidfuzz.distance import Levenshtein
+from sacrebleu.metrics import BLEU, CHRF, TER
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+ONE = {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
+SEVERAL = ONE | {"references": datasets.Sequence(datasets.Value("string"))}
+
+
+def by_reference(references: list[str] | list[list[str]]) -> list[list[str | None]]:
+    """References of every sentence -> as sacreBLEU wants them: all first ones, all second ones, ..."""
+    rows = [[row] if isinstance(row, str) else row for row in references]
+    return [list(column) for column in zip_longest(*rows)]
 
 
 class TranslationMetric(evaluate.Metric):
-    """BLEU and chrF of detokenized text with their signatures, and BLEU as papers on Multi30k report it.
+    """BLEU, chrF and TER of detokenized text with their signatures, and BLEU as papers on Multi30k report it.
 
         metric = TranslationMetric(target_lang="de")
         metric.compute(predictions=["Ein Hund ."], references=["Ein Hund."])
 
+    `references` may also be lists of several accepted translations.
+
     Keys of the result:
         bleu, bleu_signature: sacreBLEU, cased, its own tokenizer "13a" (Post 2018).
         chrf, chrf_signature: character F-score (Popović 2015).
+        ter, ter_signature: translation edit rate (Snover et al. 2006); lower is better.
         bleu_tokenized_lc: BLEU-4 on text that is normalised, lower-cased and tokenized as Moses does it; comparable
             with papers that state this protocol and with nothing else.
     """
@@ -29,28 +43,60 @@ class TranslationMetric(evaluate.Metric):
         return evaluate.MetricInfo(
             description=self.__doc__,
             citation="Post 2018, A Call for Clarity in Reporting BLEU Scores",
-            features=datasets.Features(
-                {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
-            ),
+            features=[datasets.Features(ONE), datasets.Features(SEVERAL)],
         )
 
-    def _compute(self, predictions: list[str], references: list[str]) -> dict[str, float | str]:
-        bleu, chrf = BLEU(), CHRF()
-        result = {
-            "bleu": bleu.corpus_score(predictions, [references]).score,
-            "chrf": chrf.corpus_score(predictions, [references]).score,
-        }
+    def _compute(self, predictions: list[str], references: list) -> dict[str, float | str]:
+        columns = by_reference(references)
+        result: dict[str, float | str] = {}
+        for name, metric in {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}.items():
+            result[name] = metric.corpus_score(predictions, columns).score
+            result[f"{name}_signature"] = str(metric.get_signature())
         tokenized = BLEU(tokenize="none", force=True)
-        predictions, references = self.moses(predictions), self.moses(references)
-        result["bleu_tokenized_lc"] = tokenized.corpus_score(predictions, [references]).score
-        signatures = {"bleu_signature": bleu, "chrf_signature": chrf}
-        return result | {name: str(metric.get_signature()) for name, metric in signatures.items()}
+        columns = [self.moses(column) for column in columns]
+        result["bleu_tokenized_lc"] = tokenized.corpus_score(self.moses(predictions), columns).score
+        return result
 
-    def moses(self, sentences: list[str]) -> list[str]:
+    def moses(self, sentences: list) -> list:
         """Normalised, lower-cased, tokenized; the reference of test_2016_flickr.de has 12,103 tokens then."""
         normalizer = MosesPunctNormalizer(lang=self.target_lang)
         tokenizer = MosesTokenizer(lang=self.target_lang)
         return [
-            tokenizer.tokenize(normalizer.normalize(sentence).lower(), escape=False, return_str=True)
+            sentence and tokenizer.tokenize(normalizer.normalize(sentence).lower(), escape=False, return_str=True)
             for sentence in sentences
         ]
+
+
+class SequenceMetric(evaluate.Metric):
+    """For outputs that are right or wrong: phonemes, actions, anything written with spaces between its tokens.
+
+        SequenceMetric().compute(predictions=["K AE T S"], references=[["K AE T", "K AE T Z"]])
+
+    Keys of the result, all in percent:
+        exact_match: outputs that are one of their references.
+        wer: the others, which the literature on pronunciation calls word error rate: an output is a word there.
+        per: edits (insertions, deletions, substitutions of tokens) to the nearest reference, over the tokens of these
+            references: phoneme error rate.
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(
+            description=self.__doc__, citation="", features=[datasets.Features(ONE), datasets.Features(SEVERAL)]
+        )
+
+    def _compute(self, predictions: list[str], references: list) -> dict[str, float]:
+        right = edits = tokens = 0
+        for prediction, accepted in zip(predictions, references, strict=True):
+            output = prediction.split()
+            rows = [reference.split() for reference in ([accepted] if isinstance(accepted, str) else accepted)]
+            distance, length = min((Levenshtein.distance(output, row), len(row)) for row in rows)
+            right += distance == 0
+            edits += distance
+            tokens += length
+        exact_match = 100 * right / len(predictions)
+        return {"exact_match": exact_match, "wer": 100 - exact_match, "per": 100 * edits / max(tokens, 1)}
+
+
+def make_metric(name: str, target_lang: str) -> evaluate.Metric:
+    """The metric that a recipe's `metric` names: "translation" or "sequence"."""
+    return TranslationMetric(target_lang) if name == "translation" else SequenceMetric()

@@ -1,51 +1,99 @@
-"""Trains tokenizers: one shared vocabulary of byte-pair tokens (section 5.1), or one for each language."""
+"""Trains tokenizers: one shared vocabulary (section 5.1: byte-pair tokens), or one for each language."""
 
+import copy
 from collections.abc import Iterable
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from training.recipe import TokenizerArguments
 from vanilla_transformer import VanillaTransformerTokenizer
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
 
 
-def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
-    """A byte-pair tokenizer (Sennrich et al. 2016) that ends every sequence with `</s>`.
-
-    Words and punctuation are split before merging; a space is kept as the mark "▁", so that decoding is exact.
+def train_one(texts: Iterable[str], kind: str, size: int) -> Tokenizer:
+    """A tokenizer that ends every sequence with `</s>`.
 
     Args:
         texts: sentences.
-        size: tokens, the four special ones included.
+        kind: "bpe" (Sennrich et al. 2016) and "unigram" (Kudo 2018) split words and punctuation first, digits one by
+            one, and keep a space as the mark "▁", so that decoding is exact; "char" has a token for each character,
+            "word" for each run of characters between spaces.
+        size: tokens at most, the four special ones included; the most frequent ones are kept.
     """
-    tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS["unk_token"]))
+    unk, special = SPECIAL_TOKENS["unk_token"], list(SPECIAL_TOKENS.values())
+    options: dict[str, Any] = {"vocab_size": size, "special_tokens": special, "show_progress": False}
+    mark = pre_tokenizers.Metaspace()
+    subwords = [mark, pre_tokenizers.Punctuation(), pre_tokenizers.Digits(individual_digits=True)]
+    if kind == "bpe":
+        tokenizer = Tokenizer(models.BPE(unk_token=unk))
+        trainer: Any = trainers.BpeTrainer(**options)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(subwords)
+    elif kind == "unigram":
+        tokenizer, trainer = Tokenizer(models.Unigram()), trainers.UnigramTrainer(**options, unk_token=unk)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(subwords)
+    else:
+        tokenizer, trainer = Tokenizer(models.WordLevel(unk_token=unk)), trainers.WordLevelTrainer(**options)
+        single = pre_tokenizers.Sequence([mark, pre_tokenizers.Split("", "isolated")])
+        tokenizer.pre_tokenizer = single if kind == "char" else pre_tokenizers.WhitespaceSplit()
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation(), pre_tokenizers.Digits(individual_digits=True)]
-    )
-    tokenizer.decoder = decoders.Metaspace()
-    special_tokens = list(SPECIAL_TOKENS.values())
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special_tokens, show_progress=False)
+    if kind != "word":  # words are joined by spaces
+        tokenizer.decoder = decoders.Metaspace()
     tokenizer.train_from_iterator(texts, trainer)
     end = SPECIAL_TOKENS["eos_token"]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {end}", special_tokens=[(end, special_tokens.index(end))]
+        single=f"$A {end}", special_tokens=[(end, special.index(end))]
     )
     return tokenizer
 
 
 def train_tokenizer(
-    sources: list[str], targets: list[str], size: int, shared: bool
+    sources: list[str], targets: list[str], arguments: TokenizerArguments
 ) -> PreTrainedTokenizerFast | VanillaTransformerTokenizer:
-    """A tokenizer for both languages; with `shared=False` two vocabularies of at most `size` tokens each."""
-    if shared:
-        return PreTrainedTokenizerFast(tokenizer_object=train_bpe(sources + targets, size), **SPECIAL_TOKENS)
+    """A tokenizer for both languages, with one vocabulary or two; or the given one.
+
+    Raises:
+        ValueError: the given one cannot be loaded, lacks a padding or end token, or is for one language alone.
+    """
+    if arguments.tokenizer_path is not None:
+        return load_tokenizer(arguments.tokenizer_path)
+    kind, size = arguments.tokenizer_type, arguments.tokenizer_size
+    if arguments.shared_vocabulary:
+        return PreTrainedTokenizerFast(tokenizer_object=train_one(sources + targets, kind, size), **SPECIAL_TOKENS)
     return VanillaTransformerTokenizer(
-        source_tokenizer_object=train_bpe(sources, size),
-        target_tokenizer_object=train_bpe(targets, size),
+        source_tokenizer_object=train_one(sources, kind, size),
+        target_tokenizer_object=train_one(targets, kind, size),
         **SPECIAL_TOKENS,
     )
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
+    """A tokenizer from a folder or the Hub that ends its sequences; raises ValueError where it cannot be used."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"tokenizer_path={path}: cannot be loaded ({str(error).splitlines()[0]}).") from error
+    for name in ("pad_token", "eos_token"):
+        if getattr(tokenizer, name) is None:
+            raise ValueError(f"tokenizer_path={path}: it has no {name}, which every target needs. Add one and save it.")
+    if tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
+        raise ValueError(
+            f"tokenizer_path={path}: it does not end sequences with {tokenizer.eos_token!r}; a decoder "
+            f"trained on them would never stop. Give it a post-processor that adds it."
+        )
+    return tokenizer
+
+
+def with_dropout(tokenizer: PreTrainedTokenizerFast, probability: float) -> PreTrainedTokenizerFast:
+    """A copy that leaves out merges at random, so that a sentence is split in another way each time."""
+    tokenizer = copy.deepcopy(tokenizer)
+    target = getattr(tokenizer, "target_tokenizer", None)
+    for one in (tokenizer.backend_tokenizer, target):
+        if one is not None:
+            one.model.dropout = probability
+    return tokenizer
 
 
 def vocabulary_sizes(tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:

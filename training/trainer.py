@@ -1,32 +1,174 @@
-"""The `Seq2SeqTrainer` of transformers with batches by number of tokens, for which it has no hook."""
+"""The `Seq2SeqTrainer` of transformers with what it has no hook for: batches by tokens, the losses of section 5.4 and
+of R-Drop, a moving average of the weights, and checkpoints that are whole or not there at all."""
 
+import json
+import math
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
-from transformers import Seq2SeqTrainer
+from transformers import (
+    PreTrainedModel,
+    ProgressCallback,
+    Seq2SeqTrainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 
 from training.batching import TokenBatchSampler
+from training.checkpoints import AVERAGED, average, choose, keep_only, seal
+from training.encoding import TokenBatchStream, sequence_lengths
+
+PROGRESS = "progress.json"  # in a checkpoint: what was done for it
+STREAM = "stream_{}.json"  # in a checkpoint: where each process's stream goes on
 
 
 class TokenBatchTrainer(Seq2SeqTrainer):
-    """Trains on batches of at most `args.max_tokens` tokens a device.
+    """Trains on batches of at most `args.max_tokens` tokens a process.
 
-    `train_dataset` has the columns `input_ids` and `labels` alone.
+    `args` are `training.recipe.TrainingArguments`. `train_dataset` has the columns `input_ids` and `labels` (and
+    `lengths`, where those come anew each time), or is a `TokenBatchStream`.
+
+    The loss is the label-smoothed cross-entropy (section 5.4) a target token of the whole update, whatever the number
+    of processes and accumulation steps; in evaluation it is the plain one, so that it can be compared.
+
+    Raises:
+        FloatingPointError: the loss is not a finite number.
+        OSError: a checkpoint cannot be written; the half-written one is removed.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if isinstance(self.train_dataset, TokenBatchStream):
+            self.args.ignore_data_skip = True  # it goes on by itself where its state was taken
+        self.stop = StopOnSignal()
+        self.add_callback(self.stop)
+        if self.pop_callback(ProgressCallback) is not None:
+            self.add_callback(TokenProgress())
+        self.average: AveragedModel | None = None
+        if self.args.ema_decay:
+            if self.is_fsdp_enabled:
+                raise ValueError("ema_decay needs whole weights in each process: not with FSDP.")
+            self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(self.args.ema_decay))
+            self.add_callback(UpdateAverage(self.average))
+        self.target_tokens = 0  # trained on, over all processes, without padding; a resumed run goes on counting
+        self.seconds_before = 0.0  # of training, in the runs that this one resumes
+        self._start = self._last_log = time.perf_counter()
+        self._tokens_at_last_log = 0
+        self._nll, self._nll_tokens = 0.0, 0
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        self._start = self._last_log = time.perf_counter()
+        return super().train(*args, **kwargs)
+
+    @property
+    def average_model(self) -> PreTrainedModel:
+        return self.average.module  # type: ignore[union-attr, return-value]
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of training with its evaluations, over all runs that resume each other."""
+        return self.seconds_before + time.perf_counter() - self._start
+
+    # --- Batches ---
+
+    @property
+    def batches_per_update(self) -> int:
+        return self.args.world_size * self.args.gradient_accumulation_steps
+
     def get_train_dataloader(self) -> DataLoader:
-        columns = (self.train_dataset["input_ids"], self.train_dataset["labels"])
-        lengths = [(len(source), len(target)) for source, target in zip(*columns, strict=True)]
-        sampler = TokenBatchSampler(lengths, self.args.max_tokens, self.args.data_seed or self.args.seed)
-        loader = DataLoader(
-            self.train_dataset,
-            batch_sampler=sampler,
-            collate_fn=self.data_collator,
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
+        seed = self.args.data_seed or self.args.seed
+        loading = {
+            "num_workers": self.args.dataloader_num_workers,
+            "pin_memory": self.args.dataloader_pin_memory,
+            "collate_fn": self.data_collator,
+        }
+        if isinstance(self.train_dataset, TokenBatchStream):  # each process has its own share: nothing to deal out
+            own = torch.Generator()  # a loader draws a seed, which a resumed run would draw once more
+            return DataLoader(self.train_dataset, batch_size=None, generator=own, **loading)
+        sampler = TokenBatchSampler(
+            sequence_lengths(self.train_dataset), self.args.max_tokens, seed, self.batches_per_update
         )
-        return self.accelerator.prepare(loader)
+        self.add_callback(TellEpoch(sampler))
+        return self.accelerator.prepare(DataLoader(self.train_dataset, batch_sampler=sampler, **loading))
+
+    def get_batch_samples(self, *args: Any) -> tuple[list, torch.Tensor | int | None]:
+        batches, num_items = super().get_batch_samples(*args)
+        if num_items is not None:
+            self.target_tokens += int(num_items)
+        return batches, num_items
+
+    # --- Loss ---
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Sum over this batch's target tokens, divided by those of the whole update."""
+        if not model.training:
+            outputs = model(**inputs)
+            tokens = int((inputs["labels"] != -100).sum())
+            self._nll += float(outputs.loss) * tokens
+            self._nll_tokens += tokens
+            return (outputs.loss, outputs) if return_outputs else outputs.loss
+        labels = inputs["labels"]
+        inputs = {name: value for name, value in inputs.items() if name != "labels"}
+        passes = 2 if self.args.rdrop_alpha else 1
+        if passes == 2:
+            inputs = {name: torch.cat([value] * passes) for name, value in inputs.items()}
+        outputs = model(**inputs)
+        logits = outputs.logits[torch.cat([labels] * passes) != -100]  # (passes * tokens, V), without padding
+        targets = labels[labels != -100].repeat(passes)
+        smoothing = self.args.label_smoothing_factor
+        loss = nn.functional.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing) / passes
+        if passes == 2:
+            loss = loss + self.args.rdrop_alpha / 2 * divergence(*logits.chunk(2))
+        items = num_items_in_batch if num_items_in_batch is not None else len(targets) / passes
+        loss = loss * self.args.world_size / items  # DDP takes the mean over processes
+        if loss.device.type == "cpu" and not math.isfinite(float(loss.detach())):  # a GPU is asked when it logs
+            self.refuse_loss(float(loss.detach()))
+        return (loss, outputs) if return_outputs else loss
+
+    def refuse_loss(self, loss: float) -> None:
+        raise FloatingPointError(
+            f"the loss is {loss} at update {self.state.global_step + 1}: lower the learning rate, lengthen the "
+            f"warm-up, or clip gradients (max_grad_norm). Nothing was saved since the last checkpoint."
+        )
+
+    # --- Evaluation ---
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As in transformers, of the averaged weights where there are such."""
+        with self.averaged_weights():
+            return super().evaluate(*args, **kwargs)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but the loss is the mean over tokens, not over batches of different length."""
+        self._nll, self._nll_tokens = 0.0, 0
+        output = super().evaluation_loop(*args, **kwargs)
+        sums = torch.tensor([self._nll, float(self._nll_tokens)], dtype=torch.float32, device=self.args.device)
+        total, tokens = self.accelerator.reduce(sums).tolist()
+        key = f"{kwargs.get('metric_key_prefix', 'eval')}_loss"
+        if key in output.metrics and tokens:
+            output.metrics[key] = total / tokens
+        return output
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> tuple:
         """As in transformers, which leaves its defaults (`max_length=20`, ...) in the model's generation config."""
@@ -36,7 +178,184 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         finally:
             self.model.generation_config = generation_config
 
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Within it the model's weights are the moving average, where there is one."""
+        if self.average is None:
+            yield
+            return
+        averaged: list[torch.Tensor] = list(self.average_model.parameters())
+        parameters: list[torch.Tensor] = list(self.model.parameters())
+        with torch.no_grad():
+            kept = [parameter.clone() for parameter in parameters]
+            torch._foreach_copy_(parameters, averaged)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, kept)
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As in transformers, less the samples a second, which would take a batch for one sentence."""
+        """As in transformers, with target tokens a second in place of samples, which would take a batch for one."""
         logs.pop("train_samples_per_second", None)
+        if not math.isfinite(logs.get("loss", 0.0)):
+            self.refuse_loss(logs["loss"])
+        if "loss" in logs:
+            now, tokens = time.perf_counter(), self.target_tokens - self._tokens_at_last_log
+            logs |= {
+                "target_tokens": self.target_tokens,
+                "tokens_per_second": round(tokens / (now - self._last_log), 1),
+            }
+            self._last_log, self._tokens_at_last_log = now, self.target_tokens
         super().log(logs, *args, **kwargs)
+
+    # --- Checkpoints ---
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """As in transformers; then the moving average, the stream's place, and, last, the list that makes it whole."""
+        run = Path(self.args.output_dir)
+        folder = run / f"checkpoint-{self.state.global_step}"
+        limit, self.args.save_total_limit = self.args.save_total_limit, None  # older ones go when this one is whole
+        try:
+            super()._save_checkpoint(model, trial)
+            if self.average is not None and self.args.should_save:
+                self.average_model.save_pretrained(folder / AVERAGED)
+            if isinstance(self.train_dataset, TokenBatchStream):
+                steps = self.state.global_step * self.args.gradient_accumulation_steps
+                path = folder / STREAM.format(self.args.process_index)
+                path.write_text(json.dumps(self.train_dataset.state_at(steps)), encoding="utf-8")
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                progress = {
+                    "target_tokens": self.target_tokens,
+                    "seconds": self.seconds,
+                    "updates": self.state.global_step,
+                }
+                (folder / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
+                (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle; recipe.yaml says the same
+                seal(folder)
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch.save and safetensors have their own types
+            shutil.rmtree(folder, ignore_errors=True)
+            free = shutil.disk_usage(run).free / 2**20
+            raise OSError(
+                f"{folder} could not be written ({error}); {free:,.0f} MiB are free there. The checkpoints before it "
+                f"are untouched: make room, and the same command goes on from the last one."
+            ) from error
+        finally:
+            self.args.save_total_limit = limit
+        if self.args.should_save:
+            keep_only(run, self._kept(run))
+
+    def _kept(self, run: Path) -> list[Path]:
+        """The newest checkpoints, and those that the final model is to be averaged from."""
+        args = self.args
+        kept = choose(run, args.save_total_limit or sys.maxsize, "last")
+        if args.average_by == "last":
+            return kept + choose(run, args.average_checkpoints, "last")
+        try:
+            better = args.metric_for_best_model, bool(args.greater_is_better)
+            return kept + choose(run, args.average_checkpoints, "best", *better)
+        except ValueError:  # none was evaluated yet
+            return kept
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        folder = Path(resume_from_checkpoint)
+        progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        self.target_tokens = self._tokens_at_last_log = progress["target_tokens"]
+        self.seconds_before = progress["seconds"]
+        if self.average is not None:
+            saved = type(self.model).from_pretrained(folder / AVERAGED)
+            self.average_model.load_state_dict(saved.state_dict())
+            self.average.n_averaged.fill_(1)  # not the first one, which would be copied
+        if isinstance(self.train_dataset, TokenBatchStream):
+            path = folder / STREAM.format(self.args.process_index)
+            self.train_dataset.load_state(json.loads(path.read_text(encoding="utf-8")))
+
+    def save_final(self) -> None:
+        """Saves what the run is for: the last weights, their moving average, or the mean of the chosen checkpoints."""
+        args, run = self.args, Path(self.args.output_dir)
+        if args.average_checkpoints == 1 and args.average_by == "last" and self.average is None:
+            self.save_model()
+            if args.should_save:
+                (run / "training_args.bin").unlink()  # a pickle; recipe.yaml says the same for everybody to read
+        elif args.should_save:
+            if args.average_checkpoints == 1 and args.average_by == "last":
+                model = self.average_model
+            else:
+                better = bool(args.greater_is_better)
+                chosen = choose(run, args.average_checkpoints, args.average_by, args.metric_for_best_model, better)
+                print(f"the final model is the mean of {', '.join(folder.name for folder in chosen)}")
+                model = average(chosen)
+            model.save_pretrained(run)
+            self.processing_class.save_pretrained(run)
+        self.accelerator.wait_for_everyone()
+
+
+def divergence(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """R-Drop (Wu et al. 2021), equation 2: mean of KL(p, q) and KL(q, p), summed over tokens; logits (tokens, V)."""
+    p, q = first.log_softmax(-1), second.log_softmax(-1)
+    return ((p.exp() - q.exp()) * (p - q)).sum() / 2
+
+
+# --- What happens between steps --------------------------------------------------------------------------------------
+
+
+class TellEpoch(TrainerCallback):
+    """Accelerate does not reach the sampler of a resumed run behind all of its wrappers."""
+
+    def __init__(self, sampler: TokenBatchSampler):
+        self.sampler = sampler
+
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.sampler.set_epoch(int(state.epoch or 0))
+
+
+class UpdateAverage(TrainerCallback):
+    """Draws the moving average after the weights at every update."""
+
+    def __init__(self, average: AveragedModel):
+        self.average = average
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.average.update_parameters(kwargs["model"])
+
+
+class StopOnSignal(TrainerCallback):
+    """Ctrl-C or SIGTERM: the update that is under way is finished and saved, and training ends. A second one kills.
+
+    With several processes the signal ends them at once, and what was done since the last checkpoint is lost: they would
+    have to ask each other at every update.
+    """
+
+    received: int | None = None
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if args.world_size == 1 and threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        self._restore()
+        print(f"\n{signal.Signals(number).name}: saving after this update; once more to stop at once", flush=True)
+
+    def _restore(self) -> None:
+        for number, handler in self.__dict__.pop("_before", {}).items():
+            signal.signal(number, handler)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.received is not None:
+            control.should_save = control.should_training_stop = True
+            control.should_evaluate = False
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._restore()
+
+
+class TokenProgress(ProgressCallback):
+    """The bars of transformers, with target tokens a second."""
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
+        super().on_log(args, state, control, logs, **kwargs)
+        if state.is_world_process_zero and self.training_bar is not None and "tokens_per_second" in logs:
+            self.training_bar.set_postfix_str(f"{logs['tokens_per_second']:,.0f} target tokens/s")

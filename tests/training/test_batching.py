@@ -1,37 +1,40 @@
-import random
-
+import numpy as np
 import pytest
 
-from training.batching import TokenBatchSampler
+from training.batching import TokenBatchSampler, work
+
+
+def draw(pairs):
+    rng = np.random.default_rng(0)
+    sources = rng.gamma(9, 1.5, pairs).astype(int) + 2
+    targets = np.maximum(2, np.round(sources * rng.normal(1, 0.15, pairs))).astype(int)
+    return np.stack([sources, targets], axis=1)
 
 
 @pytest.fixture
 def lengths():
-    rng = random.Random(0)
-    sources = [int(rng.gammavariate(9, 1.5)) + 2 for _ in range(3000)]
-    return [(source, max(2, round(source * rng.gauss(1, 0.15)))) for source in sources]
+    return draw(3000)
 
 
-def test_every_pair_once_within_the_budget(lengths):
-    sampler = TokenBatchSampler(lengths, max_tokens=1000, seed=0)
+@pytest.mark.parametrize("batches_per_update", [1, 2, 8])
+def test_every_pair_once_within_the_budget(lengths, batches_per_update):
+    sampler = TokenBatchSampler(lengths, max_tokens=1000, seed=0, batches_per_update=batches_per_update)
     batches = list(sampler)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    assert all(len(batch) * max(max(lengths[i]) for i in batch) <= 1000 for batch in batches)
+    assert all(len(batch) * lengths[batch].max() <= 1000 for batch in batches)
     assert len(batches) == len(sampler)
+    assert len(batches) % batches_per_update == 0
 
 
 def test_little_is_padding(lengths):
     """Below 10 % on a small random corpus; larger ones have more pairs of like length."""
-    padded = real = 0
-    for batch in TokenBatchSampler(lengths, max_tokens=1000, seed=0):
-        for side in (0, 1):
-            padded += len(batch) * max(lengths[i][side] for i in batch)
-            real += sum(lengths[i][side] for i in batch)
-    assert 1 - real / padded < 0.10
+    batches = list(TokenBatchSampler(lengths, max_tokens=1000, seed=0))
+    padded = sum(work(np.array(batch), lengths) for batch in batches)
+    assert 1 - lengths.sum() / padded < 0.10
 
 
 def test_epochs_differ_and_can_be_repeated(lengths):
-    sampler, other = (TokenBatchSampler(lengths, max_tokens=1000, seed=3) for _ in range(2))
+    sampler, other = (TokenBatchSampler(lengths, 1000, 3, batches_per_update=2) for _ in range(2))
     first = list(sampler)
     assert list(sampler) == first == list(other)
     sampler.set_epoch(1)
@@ -41,5 +44,19 @@ def test_epochs_differ_and_can_be_repeated(lengths):
     assert len(second) == len(first) == len(sampler)
 
 
+def test_the_batches_of_an_update_cost_about_the_same():
+    size, lengths = 4, draw(20_000)
+
+    def spread(batches):
+        groups = [batches[i : i + size] for i in range(0, len(batches), size)]
+        costs = [[work(np.array(batch), lengths) for batch in group] for group in groups]
+        return np.mean([max(cost) / min(cost) for cost in costs])
+
+    equal = spread(list(TokenBatchSampler(lengths, 1000, 0, batches_per_update=size)))
+    random = spread(list(TokenBatchSampler(lengths, 1000, 0)))
+    assert 1 < equal < 1.06 < random
+
+
 def test_a_pair_beyond_the_budget_has_a_batch_of_its_own():
-    assert sorted(map(len, TokenBatchSampler([(3, 3), (50, 4), (3, 2)], max_tokens=10, seed=0))) == [1, 2]
+    lengths = np.array([(3, 3), (50, 4), (3, 2)])
+    assert sorted(map(len, TokenBatchSampler(lengths, max_tokens=10, seed=0))) == [1, 2]

@@ -5,7 +5,7 @@ from training.recipe import read_recipe
 
 RECIPE = """
 output_dir: OUT
-demo_corpus: true
+corpus: demo
 d_model: 64
 learning_rate: 1e-3
 max_steps: 7
@@ -23,17 +23,17 @@ def path(tmp_path):
 def test_keys_of_every_kind(path):
     recipe = read_recipe([str(path)])
     assert recipe.name == "mine"
-    assert recipe.data.demo_corpus is True
+    assert recipe.data.corpus == "demo"
     assert (recipe.model.d_model, recipe.model.encoder_layers, recipe.model.norm_position) == (64, 6, "post")
     assert (recipe.training.learning_rate, recipe.training.max_steps, recipe.training.max_tokens) == (1e-3, 7, 2048)
     assert recipe.decoding.num_beams == 2
 
 
 def test_the_command_line_wins(path):
-    arguments = ["--max_steps", "9", "--dropout", "0.3", "--norm_position", "pre", "--demo_corpus", "false"]
+    arguments = ["--max_steps", "9", "--dropout", "0.3", "--norm_position", "pre", "--corpus", "files"]
     recipe = read_recipe([str(path), *arguments])
     assert (recipe.training.max_steps, recipe.model.dropout, recipe.model.norm_position) == (9, 0.3, "pre")
-    assert recipe.data.demo_corpus is False
+    assert recipe.data.corpus == "files"
 
 
 def test_a_written_recipe_reads_back(path, tmp_path):

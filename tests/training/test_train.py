@@ -1,75 +1,31 @@
-"""The training program as a user runs it."""
+"""The training program as a user runs it: processes, kills, full disks."""
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-SMALL = """
-tokenizer_size: 300
-d_model: 32
-encoder_layers: 1
-decoder_layers: 1
-encoder_attention_heads: 2
-decoder_attention_heads: 2
-encoder_ffn_dim: 64
-decoder_ffn_dim: 64
-max_tokens: 256
-max_steps: 6
-learning_rate: 1.0e-3
-logging_steps: 2
-eval_strategy: steps
-eval_steps: 3
-predict_with_generate: true
-save_strategy: "no"
-use_cpu: true
-num_beams: 2
-max_new_tokens: 12
-test_file: test
-"""
 FILES = {
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "recipe.yaml",
-    "all_results.json",
-    "samples.tsv",
-    "training_curve.png",
-    "attention_1.png",
+    *("config.json", "generation_config.json", "model.safetensors", "recipe.yaml", "all_results.json"),
+    *("samples.tsv", "training_curve.png", "attention_1.png", "tokenizer_config.json"),
 }
 
 
 @pytest.fixture
-def data_dir(tmp_path):
-    from training.demo_corpus import generate
+def train(programs, recipe):
+    def train(*arguments: str | Path, **options):
+        return programs.run("training.train", recipe, *arguments, **options)
 
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for split, pairs in generate(train=120, validation=10, test=10).items():
-        for side, language in enumerate(("en", "de")):
-            path = folder / f"{'val' if split == 'validation' else split}.{language}"
-            path.write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
-    return folder
-
-
-@pytest.fixture
-def train(tmp_path, data_dir, repository):
-    recipe = tmp_path / "small.yaml"
-    recipe.write_text(SMALL)
-
-    def run(*arguments: str, status: int = 0) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "training.train", str(recipe), "--data_dir", str(data_dir)]
-        command += ["--output_dir", str(tmp_path / "out"), *arguments]
-        process = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
-        assert process.returncode == status, process.stdout[-3000:] + process.stderr[-3000:]
-        return process
-
-    return run
+    return train
 
 
 @pytest.mark.slow
@@ -79,13 +35,20 @@ def test_from_files_to_a_scored_checkpoint(train, tmp_path, shared):
     folder = tmp_path / "out"
     names = {path.name for path in folder.iterdir()}
     assert names >= FILES
-    assert "training_args.bin" not in names
+    assert not list(folder.rglob("training_args.bin"))
     results = json.loads((folder / "all_results.json").read_text())
     assert results["test_bleu_signature"] in process.stdout
-    assert {"test_bleu", "test_chrf", "test_bleu_tokenized_lc", "train_runtime", "train_loss", "eval_loss"} <= set(
-        results
-    )
-    assert (results["train_pairs"], results["recipe"]) == (120, "small")
+    wanted = {
+        "test_bleu",
+        "test_chrf",
+        "test_ter",
+        "test_bleu_tokenized_lc",
+        "train_runtime",
+        "train_loss",
+        "eval_loss",
+    }
+    assert wanted <= set(results)
+    assert (results["train_pairs"], results["recipe"], results["updates"]) == (120, "small", 6)
     rows = (folder / "samples.tsv").read_text().splitlines()
     assert rows[0] == "source\treference\ttranslation"
     assert len(rows) == 11
@@ -100,81 +63,264 @@ def test_from_files_to_a_scored_checkpoint(train, tmp_path, shared):
 
     before = (folder / "model.safetensors").read_bytes()
     again = train("--shared_vocabulary", shared)
-    assert "holds a finished run" in again.stdout
+    assert "holds this run, finished" in again.stdout
     assert results["test_bleu_signature"] in again.stdout
     assert (folder / "model.safetensors").read_bytes() == before
 
 
-def test_a_model_in_the_output_folder_is_left_alone(tmp_path, monkeypatch, capsys):
-    from training.train import main
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--bpe_dropout", "0.1", "--max_length_ratio", "3", "--report_to", "tensorboard"],
+        ["--streaming", "true", "--buffer_size", "50", "--gradient_accumulation_steps", "2"],
+        ["--rdrop_alpha", "1", "--ema_decay", "0.9", "--average_checkpoints", "2", "--average_by", "best"],
+        ["--tokenizer_type", "char", "--metric", "sequence", "--lr_scheduler_type", "reduce_lr_on_plateau"]
+        + ["--metric_for_best_model", "loss", "--vocabulary_multiple", "8", "--early_stopping_patience", "1"],
+        ["--precision", "bf16", "--attention", "auto", "--eval_strategy", "no", "--learning_rate", "None"],
+    ],
+)
+def test_what_a_recipe_can_ask_for(train, tmp_path, arguments):
+    if "None" in arguments:
+        arguments = arguments[:-2]
+    train(*arguments)
+    results = json.loads((tmp_path / "out" / "all_results.json").read_text())
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    if "--metric" in arguments:
+        assert {"test_exact_match", "test_per", "test_wer"} <= set(results)
+        assert model.config.vocab_size % 8 == 0
+    if "--streaming" in arguments:
+        assert results["train_pairs_read"] >= 120
+    if "bf16" in arguments:
+        assert (results["precision"], results["attention"]) == ("bf16", "eager")
+    if "tensorboard" in arguments:
+        assert list((tmp_path / "out").rglob("events.out.tfevents.*"))
 
-    (tmp_path / "model.safetensors").write_bytes(b"precious")
-    monkeypatch.setattr(sys, "argv", ["train", "training/recipes/demo.yaml", "--output_dir", str(tmp_path)])
-    monkeypatch.chdir(Path(__file__).parents[2])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    assert exit_.value.code == 2
-    assert "already holds a model" in capsys.readouterr().err
-    assert (tmp_path / "model.safetensors").read_bytes() == b"precious"
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(first: Path, second: Path) -> bool:
+    return (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+
+
+LONG = ("--max_steps", "40", "--save_steps", "4", "--eval_steps", "10", "--ema_decay", "0.9")
 
 
 @pytest.mark.slow
-def test_bad_data_end_with_a_message_and_leave_nothing(train, tmp_path, data_dir):
-    (data_dir / "train.de").write_text("eins\n")
-    process = train(status=2)
-    assert "has 120 lines" in process.stderr
+def test_twenty_kills_at_random_moments_change_nothing(programs, recipe, tmp_path):
+    """Each run is killed, in whatever it does, somewhat after it has begun; the same command goes on, bit for bit."""
+    programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "whole")
+    rng, resumed = random.Random(0), 0
+    out = tmp_path / "killed"
+    for kills in range(20):
+        process = programs.start("training.train", recipe, *LONG, "--output_dir", out)
+        before = set(out.glob("checkpoint-*"))
+        if rng.random() < 0.3:  # in the start or the first steps
+            process.wait_for(lambda process=process: process.stdout)
+        else:  # while a new checkpoint is written, or somewhat later
+            process.wait_for(lambda out=out, before=before: begun(out, before))
+        time.sleep(rng.random() * 0.3)
+        process.kill()
+        assert process.status == -signal.SIGKILL or (out / "all_results.json").exists()
+        resumed += "going on from" in process.stdout
+        if (out / "all_results.json").exists():
+            assert same(tmp_path / "whole", out)
+            out = tmp_path / f"killed_{kills}"
+    programs.run("training.train", recipe, *LONG, "--output_dir", out)
+    assert same(tmp_path / "whole", out)
+    assert resumed >= 8
+    first, second = (json.loads((folder / "all_results.json").read_text()) for folder in (tmp_path / "whole", out))
+    assert first["train_target_tokens"] == second["train_target_tokens"]
+    assert first["test_bleu"] == second["test_bleu"]
+
+
+def begun(out: Path, before: set[Path]) -> bool:
+    return bool(set(out.glob("checkpoint-*")) - before) or (out / "all_results.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops(programs, recipe, tmp_path, number):
+    programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "whole")
+    process = programs.start("training.train", recipe, *LONG, "--save_strategy", "no")
+    process.wait_for(lambda: "'loss'" in process.stdout)
+    process.kill(number)
+    assert process.status == 128 + number
+    assert "the same command goes on from there" in process.stdout
     assert "Traceback" not in process.stderr
-    assert not (tmp_path / "out").exists()
+    (checkpoint,) = (tmp_path / "out").glob("checkpoint-*")
+    process = programs.run("training.train", recipe, *LONG, "--save_strategy", "no")
+    assert f"going on from {checkpoint}" in process.stdout
+    assert same(tmp_path / "whole", tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["truncate", "delete", "unfinished", "flip"])
+def test_a_checkpoint_that_is_not_whole_is_passed_over(programs, recipe, tmp_path, damage):
+    programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "whole")
+    out = tmp_path / "out"
+    process = programs.start("training.train", recipe, *LONG)
+    process.wait_for(lambda: (out / "checkpoint-20" / "files.json").exists())
+    process.kill()
+    assert process.status == -signal.SIGKILL
+    last = max(out.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    victim = last / "optimizer.pt"
+    if damage == "truncate":
+        victim.write_bytes(victim.read_bytes()[:-100])
+    elif damage == "flip":
+        content = bytearray(victim.read_bytes())
+        content[len(content) // 2] ^= 1
+        victim.write_bytes(content)
+    elif damage == "delete":
+        victim.unlink()
+    else:
+        (last / "files.json").unlink(missing_ok=True)
+    process = programs.run("training.train", recipe, *LONG)
+    assert f"{last} is passed over" in process.stdout
+    assert "going on from" in process.stdout
+    assert same(tmp_path / "whole", out)
+
+
+@pytest.mark.slow
+def test_a_stream_resumes_bit_for_bit(programs, recipe, tmp_path):
+    stream = (*LONG, "--streaming", "true", "--buffer_size", "50")
+    programs.run("training.train", recipe, *stream, "--output_dir", tmp_path / "whole")
+    process = programs.start("training.train", recipe, *stream)
+    process.wait_for(lambda: (tmp_path / "out" / "checkpoint-20" / "files.json").exists())
+    process.kill()
+    assert process.status == -signal.SIGKILL
+    assert "going on from" in programs.run("training.train", recipe, *stream).stdout
+    assert same(tmp_path / "whole", tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_leaves_the_last_checkpoint(programs, recipe, tmp_path):
+    """Writing fails behind a certain size of file, as it does on a full disk."""
+    out = tmp_path / "out"
+    programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "whole")
+    process = programs.start("training.train", recipe, *LONG)
+    process.wait_for(lambda: (out / "checkpoint-8" / "files.json").exists())
+    process.kill()
+    assert process.status == -signal.SIGKILL
+    kept = max(out.glob("checkpoint-*/files.json"), key=lambda path: int(path.parent.name.split("-")[1])).parent
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))"
+    process = programs.run("training.train", recipe, *LONG, before=limit, status=2)
+    assert "could not be written" in process.stderr
+    assert "MiB are free" in process.stderr
+    assert "Traceback" not in process.stderr
+    assert [path.name for path in sorted(out.glob("checkpoint-*"))][-1:] <= [kept.name]
+    process = programs.run("training.train", recipe, *LONG)
+    assert f"going on from {kept}" in process.stdout
+    assert same(tmp_path / "whole", out)
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_ends_the_run(programs, recipe, tmp_path):
+    arguments = ("--learning_rate", "1e30", "--max_grad_norm", "0", "--max_steps", "50", "--save_steps", "1")
+    process = programs.run("training.train", recipe, *arguments, "--eval_strategy", "no", status=2)
+    assert "the loss is nan" in process.stderr or "the loss is inf" in process.stderr
+    assert "Traceback" not in process.stderr
+    for folder in (tmp_path / "out").glob("checkpoint-*"):
+        assert all(tensor.isfinite().all() for tensor in weights(folder).values())
+
+
+# --- Several processes ---
+
+SGD = ("--optim", "sgd", "--learning_rate", "0.1", "--dropout", "0", "--max_steps", "20", "--eval_strategy", "no")
+
+
+def launched(recipe: Path, *arguments: str | Path) -> None:
+    """`processes` of the program itself, which start from nothing."""
+    environment = os.environ | {"HF_HOME": str(recipe.parent / "home")}
+    process = subprocess.run(
+        [sys.executable, "-m", "training.train", str(recipe), *map(str, arguments)],
+        cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("accumulation", "alone"), [(1, 2), (2, 4)])
+def test_processes_and_accumulation_share_a_batch_alike(programs, recipe, tmp_path, accumulation, alone):
+    """Two real processes over gloo, 20 updates of SGD: the weights of one process with the same global batch."""
+    both, one = tmp_path / "both", tmp_path / "one"
+    launched(recipe, *SGD, "--processes", "2", "--gradient_accumulation_steps", str(accumulation), "--output_dir", both)
+    programs.run("training.train", recipe, *SGD, "--gradient_accumulation_steps", str(alone), "--output_dir", one)
+    results = [json.loads((folder / "all_results.json").read_text()) for folder in (both, one)]
+    assert [result["processes"] for result in results] == [2, 1]
+    assert results[0]["train_target_tokens"] == results[1]["train_target_tokens"]
+    first, second = weights(both), weights(one)
+    start = weights(tmp_path / "one" / "checkpoint-18")
+    assert max(float((first[name] - start[name]).abs().max()) for name in first) > 1e-4  # it did train
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, second[name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_two_processes_resume_bit_for_bit(recipe, tmp_path):
+    arguments = (*LONG, "--processes", "2")
+    launched(recipe, *arguments, "--output_dir", tmp_path / "whole")
+    command = [sys.executable, "-m", "training.train", str(recipe), *arguments]
+    process = subprocess.Popen(
+        command, cwd=Path(__file__).parents[2], env=os.environ | {"HF_HOME": str(tmp_path / "home")},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    while not (tmp_path / "out" / "checkpoint-16" / "files.json").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    subprocess.run(["pkill", "-9", "-f", str(recipe)], check=False)  # the workers have sessions of their own
+    process.wait()
+    assert not (tmp_path / "out" / "all_results.json").exists()
+    launched(recipe, *arguments)
+    assert same(tmp_path / "whole", tmp_path / "out")
+
+
+# --- Real corpora ---
 
 
 @pytest.mark.slow
 @pytest.mark.skipif("VT_DATA" not in os.environ, reason="VT_DATA does not name the folder of the real corpora")
-def test_multi30k_runs_through(repository, tmp_path):
-    """The recipe on the real corpus, shortened."""
-    command = [sys.executable, "-m", "training.train", "training/recipes/multi30k_en_de.yaml"]
-    command += ["--data_dir", str(Path(os.environ["VT_DATA"]) / "multi30k"), "--output_dir", str(tmp_path / "out")]
-    command += ["--max_steps", "10", "--num_beams", "1", "--max_new_tokens", "10", "--eval_strategy", "no"]
-    process = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr[-3000:]
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("multi30k_en_de", "multi30k"),
+        ("tatoeba_en_de", "tatoeba_en_de"),
+        ("cmudict_g2p", "cmudict"),
+        ("scan_simple", "scan"),
+    ],
+)
+def test_recipes_on_real_corpora_run_through(programs, tmp_path, repository, name, folder):
+    """Shortened."""
+    data = Path(os.environ["VT_DATA"]) / folder
+    arguments = ["--data_dir", data, "--output_dir", tmp_path / "out", "--max_steps", "4", "--num_beams", "1"]
+    arguments += ["--max_new_tokens", "4", "--eval_strategy", "no", "--save_strategy", "no", "--processes", "1"]
+    arguments += ["--average_checkpoints", "1", "--average_by", "last", "--warmup_steps", "2"]
+    programs.run("training.train", repository / "training" / "recipes" / f"{name}.yaml", *arguments)
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
-    assert results["train_pairs"] > 28_900
-    assert "test_bleu" in results
+    assert results["updates"] == 4
+    assert {"test_bleu", "test_exact_match"} & set(results)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif("VT_DATA" not in os.environ, reason="VT_DATA does not name the folder of the real corpora")
 def test_padding_on_multi30k():
     """Below 5 % of the tokens that a batch holds."""
-    from training.batching import TokenBatchSampler
+    import numpy as np
+
+    from training.batching import TokenBatchSampler, work
     from training.data import read_pair
+    from training.encoding import encode, sequence_lengths
+    from training.recipe import TokenizerArguments
     from training.tokenizer import train_tokenizer
 
     folder = Path(os.environ["VT_DATA"]) / "multi30k"
     text = read_pair(folder / "train.en", folder / "train.de")
-    tokenizer = train_tokenizer(text.sources, text.targets, size=8000, shared=True)
-    encoded = tokenizer(text.sources, text_target=text.targets)
-    lengths = [(len(s), len(t)) for s, t in zip(encoded["input_ids"], encoded["labels"], strict=True)]
-    padded = real = 0
-    for batch in TokenBatchSampler(lengths, max_tokens=2048, seed=0):
-        for side in (0, 1):
-            padded += len(batch) * max(lengths[i][side] for i in batch)
-            real += sum(lengths[i][side] for i in batch)
-    assert 1 - real / padded < 0.05
-
-
-@pytest.mark.slow
-def test_two_processes_train_the_same_model(train, tmp_path):
-    """Data parallel over gloo: the program runs, and every process holds the same weights at the end."""
-    recipe = tmp_path / "small.yaml"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "training.train", str(recipe), "--data_dir", str(tmp_path / "data")]
-    command += ["--output_dir", str(tmp_path / "both"), "--num_beams", "1"]
-    process = subprocess.run(
-        command, cwd=Path(__file__).parents[2], env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
-    results = json.loads((tmp_path / "both" / "all_results.json").read_text())
-    assert results["processes"] == 2
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "both")
-    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    lengths = sequence_lengths(encode(text, train_tokenizer(text.sources, text.targets, TokenizerArguments())))
+    for batches_per_update in (1, 2):
+        sampler = TokenBatchSampler(lengths, 2048, 0, batches_per_update)
+        padded = sum(work(np.array(batch), lengths) for batch in sampler)
+        assert 1 - lengths.sum() / padded < 0.05

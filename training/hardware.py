@@ -1,0 +1,112 @@
+"""Making use of the machine: memory allocator, precision and attention by measurement, several processes."""
+
+import ctypes
+import logging
+import os
+import platform
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from transformers import PreTrainedModel
+
+LAUNCHED = "VANILLA_TRANSFORMER_LAUNCHED"  # set in the processes that `launch` starts
+PR_SET_PDEATHSIG = 1  # prctl.h of Linux
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h of glibc
+
+
+def keep_memory() -> None:
+    """Tells glibc's malloc to keep freed blocks, instead of giving them back to the kernel at every step.
+
+    Page faults on fresh memory otherwise take a third of a small model's step on a CPU. Elsewhere nothing is done.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+        libc.mallopt(M_TOP_PAD, 64 << 20)
+
+
+def launch(processes: int, arguments: list[str]) -> int:
+    """Runs `python -m training.train` with the same arguments in several processes of this machine, which share its
+    cores; the exit status of the first that fails, or 0."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the process itself has told
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=processes, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
+        max_restarts=0, monitor_interval=0.1,
+    )  # fmt: skip
+    os.environ[LAUNCHED] = "1"
+    try:
+        elastic_launch(config, sys.executable)("-m", "training.train", *arguments)
+    except ChildFailedError as error:
+        return error.get_first_failure()[1].exitcode
+    return 0
+
+
+def die_with_parent() -> None:
+    """In a process that `launch` started: a kill of the program, which it cannot pass on, ends this one as well."""
+    if LAUNCHED in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def choose_precision_and_attention(
+    model: PreTrainedModel, batch: dict[str, torch.Tensor], precision: str, attention: str, steps: int = 3
+) -> tuple[str, str, dict[str, float]]:
+    """Resolves "auto": on a GPU bf16 where it can and sdpa; on a CPU what takes the least time for a training step.
+
+    bf16 with sdpa is not tried on a CPU: its backward is several times as slow as that of eager attention.
+
+    Returns:
+        precision, attention, and the median seconds a step of what was tried (empty where nothing was).
+    """
+    if model.device.type != "cpu":
+        can = model.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        found = "bf16" if can else "fp32"
+        return found if precision == "auto" else precision, "sdpa" if attention == "auto" else attention, {}
+    candidates = [
+        (p, a)
+        for p, a in (("fp32", "sdpa"), ("fp32", "eager"), ("bf16", "eager"))
+        if precision in ("auto", p) and attention in ("auto", a)
+    ]
+    if len(candidates) < 2:
+        given = ("fp32" if precision == "auto" else precision, "sdpa" if attention == "auto" else attention)
+        return *(candidates or [given])[0], {}
+    seconds: dict[tuple[str, str], list[float]] = {candidate: [] for candidate in candidates}
+    implementation = model.config._attn_implementation
+    model.train()
+    for _ in range(steps + 1):  # interleaved: other work on the machine meets all alike
+        for candidate in candidates:
+            model.set_attn_implementation(candidate[1])
+            start = time.perf_counter()
+            with torch.autocast("cpu", torch.bfloat16, enabled=candidate[0] == "bf16"):
+                loss = model(**batch).loss
+            loss.backward()
+            model.zero_grad()
+            seconds[candidate].append(time.perf_counter() - start)
+    model.set_attn_implementation(implementation)
+    medians = {candidate: statistics.median(times[1:]) for candidate, times in seconds.items()}
+    return *min(medians, key=lambda candidate: medians[candidate]), {" ".join(c): medians[c] for c in candidates}
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """The hardware, for the record of a run."""
+    return {
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else processor_name(),
+        "threads": torch.get_num_threads(),
+        "cpu_cores": os.cpu_count(),
+    }
+
+
+def processor_name() -> str:
+    """Such as "AMD EPYC", as the machine calls its processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,176 @@
+"""Scores a checkpoint on a test set: translations with confidence intervals, and the model's own score of given pairs.
+
+python -m training.score runs/demo --source test.en --reference test.de
+python -m training.score runs/demo --source test.refs.tsv                  # source, references ... in columns
+python -m training.score runs/demo --source test.en --reference test.de --compare runs/other
+python -m training.score runs/demo --source test.en --reference test.de --nll --per_line scores.tsv
+"""
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.significance import PairedTest
+from tqdm.auto import tqdm
+from transformers import DataCollatorForSeq2Seq
+
+from training.data import ParallelText, clean, read_lines, read_table
+from training.hardware import keep_memory
+from training.metrics import SequenceMetric, TranslationMetric, by_reference
+from training.translate import load
+from vanilla_transformer import TranslationPipeline
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="training.score", description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoint", help="folder of a model with its tokenizer, or a repository on the Hub")
+    parser.add_argument("--source", type=Path, required=True, help="text file, or .tsv with references beside it")
+    parser.add_argument("--reference", type=Path, nargs="+", default=[], help="one text file or several")
+    parser.add_argument("--compare", help="another checkpoint: paired bootstrap resampling (Koehn 2004) of the two")
+    parser.add_argument(
+        "--metric", choices=("translation", "sequence"), help="default: as the checkpoint's recipe says"
+    )
+    parser.add_argument("--target_lang", help="for Moses tokens; default: as the recipe says, or de")
+    parser.add_argument("--samples", type=int, default=1000, help="bootstrap resamples (default: %(default)s)")
+    parser.add_argument("--nll", action="store_true", help="score the given pairs by the model; no translation")
+    parser.add_argument("--per_line", type=Path, help="with --nll: file to be made with each line's nats and tokens")
+    parser.add_argument("--num_beams", type=int, help="beam size; default: the checkpoint's")
+    parser.add_argument("--length_penalty", type=float, help="default: the checkpoint's")
+    parser.add_argument("--batch_size", type=int, default=64, help="sentences a batch (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="JSON file to be made, with everything that is printed")
+    parser.add_argument("--device", help="cpu, cuda, ...; default: a GPU where there is one")
+    arguments = parser.parse_args()
+    keep_memory()
+    try:
+        run(arguments)
+    except (ValueError, OSError) as error:
+        print(f"training.score: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    for path in (arguments.output, arguments.per_line):
+        if path is not None and path.exists():
+            raise ValueError(f"{path} exists already: give a file that does not.")
+    if arguments.samples < 2 or arguments.batch_size < 1:
+        raise ValueError("--samples and --batch_size: give at least 2 and 1.")
+    if arguments.compare == arguments.checkpoint:
+        raise ValueError("--compare names the same checkpoint: give another one.")
+    text = read_test_set(arguments.source, arguments.reference)
+    print(f"{len(text)} sentences", file=sys.stderr)
+    if arguments.nll:
+        results = nll(load(arguments.checkpoint, arguments.device), text, arguments)
+    else:
+        results = scores(arguments, text)
+    print(json.dumps(results, indent=2, ensure_ascii=False))
+    if arguments.output:
+        arguments.output.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_test_set(source: Path, references: list[Path]) -> ParallelText:
+    """Sources and every reference of each. Raises ValueError for files of different length."""
+    if not references:
+        if source.suffix != ".tsv":
+            raise ValueError("give --reference, or a --source that is a .tsv with references in its further columns.")
+        return clean(read_table(source, ("", "")), str(source), "refuse")
+    columns = [list(read_lines(path)) for path in (source, *references)]
+    for path, column in zip(references, columns[1:], strict=True):
+        if len(column) != len(columns[0]):
+            raise ValueError(
+                f"{source} has {len(columns[0])} lines and {path} has {len(column)}: line i of one must translate line "
+                f"i of the other."
+            )
+    return clean(zip(*columns, strict=True), ", ".join(map(str, (source, *references))), "refuse")
+
+
+def scores(arguments: argparse.Namespace, text: ParallelText) -> dict[str, Any]:
+    """Scores of one checkpoint's translations, or of two with the probability that the difference is chance."""
+    names = [arguments.checkpoint, *([arguments.compare] if arguments.compare else [])]
+    systems: list[tuple[str, list[str]]] = []
+    recipe: dict[str, Any] = {}
+    for name in reversed(names):
+        recipe = read_recipe_of(name)
+        translator = load(name, arguments.device)
+        systems.insert(0, (name, translate(translator, text.sources, arguments)))
+    metric = arguments.metric or recipe.get("metric", "translation")
+    references: list = text.references or text.targets
+    if metric == "sequence":
+        found = {
+            name: SequenceMetric().compute(predictions=outputs, references=references) for name, outputs in systems
+        }
+        return found[arguments.checkpoint] if len(found) == 1 else found
+    language = arguments.target_lang or recipe.get("target_lang", "de")
+    moses = TranslationMetric(language).moses
+    columns = by_reference(references)
+    results = significance(systems, {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}, columns, arguments.samples)
+    tokenized = [(name, moses(outputs)) for name, outputs in systems]
+    papers = {"bleu_tokenized_lc": BLEU(tokenize="none", force=True)}
+    return results | significance(tokenized, papers, [moses(column) for column in columns], arguments.samples)
+
+
+def significance(systems: list, metrics: dict[str, Any], columns: list, samples: int) -> dict[str, Any]:
+    """For each metric its score, the half-width of its 95 % interval and its signature; for two systems both, and p."""
+    signatures, table = PairedTest(systems, metrics, columns, test_type="bs", n_samples=samples)()
+    results: dict[str, Any] = {}
+    for name, (key, signature) in zip(metrics, signatures.items(), strict=True):
+        rows = [{"score": float(row.score), "interval_95": float(row.ci)} for row in table[key]]
+        if len(rows) == 2:
+            rows[1]["p_value"] = float(table[key][1].p_value)
+            results[name] = {systems[i][0]: row for i, row in enumerate(rows)}
+        else:
+            results[name] = rows[0]
+        results[f"{name}_signature"] = str(signature)
+    return results
+
+
+def read_recipe_of(checkpoint: str) -> dict[str, Any]:
+    """The settings of a run that was trained here; of others none."""
+    path = Path(checkpoint) / "recipe.yaml"
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def translate(translator: TranslationPipeline, sources: list[str], arguments: argparse.Namespace) -> list[str]:
+    options = {
+        name: getattr(arguments, name)
+        for name in ("num_beams", "length_penalty")
+        if getattr(arguments, name) is not None
+    }
+    if options.get("num_beams") == 1:
+        options["length_penalty"] = None
+    outputs = translator(sources, batch_size=arguments.batch_size, progress=True, **options)
+    return [output["translation_text"] for output in outputs]
+
+
+@torch.no_grad()
+def nll(translator: TranslationPipeline, text: ParallelText, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Negative log-likelihood of the first reference of each source, in nats, the end of sentence included."""
+    model, tokenizer = translator.model, translator.tokenizer
+    collate = DataCollatorForSeq2Seq(tokenizer, model=model)
+    encoded = tokenizer(text.sources, text_target=text.targets, return_attention_mask=False)
+    pairs = [{"input_ids": s, "labels": t} for s, t in zip(encoded["input_ids"], encoded["labels"], strict=True)]
+    order = sorted(range(len(pairs)), key=lambda i: (len(pairs[i]["labels"]), len(pairs[i]["input_ids"])))
+    totals = [0.0] * len(pairs)
+    for start in tqdm(range(0, len(order), arguments.batch_size), unit=" batches"):
+        indices = order[start : start + arguments.batch_size]
+        batch = collate([pairs[i] for i in indices]).to(model.device)
+        labels = batch.pop("labels")
+        logits = model(**batch).logits.float()  # (B, T, V)
+        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(1)
+        for i, loss in zip(indices, losses.tolist(), strict=True):
+            totals[i] = loss
+    lengths = [len(pair["labels"]) for pair in pairs]
+    if arguments.per_line:
+        rows = (f"{total:.4f}\t{length}\t{total / length:.4f}\n" for total, length in zip(totals, lengths, strict=True))
+        arguments.per_line.write_text("nats\ttokens\tnats_per_token\n" + "".join(rows), encoding="utf-8")
+    mean = sum(totals) / sum(lengths)
+    return {"nll_per_token": mean, "perplexity": math.exp(mean), "target_tokens": sum(lengths), "pairs": len(pairs)}
+
+
+if __name__ == "__main__":
+    main()
