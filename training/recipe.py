@@ -62,7 +62,9 @@ class DataArguments:
 @dataclass
 class TokenizerArguments:
     tokenizer_type: Literal["bpe", "unigram", "word", "char"] = option(
-        "bpe", "What is trained on the training data; word: what stands between spaces."
+        "bpe",
+        "What is trained on the training data; word: what stands between spaces. (The library does not train the same "
+        "unigram tokenizer twice.)",
     )
     tokenizer_size: int = option(8000, "Tokens in a vocabulary at most, special ones included.")
     shared_vocabulary: bool = option(True, "One vocabulary for both languages (section 5.1), or one each.")

@@ -66,6 +66,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(self.args.ema_decay))
             self.add_callback(UpdateAverage(self.average))
         self.target_tokens = 0  # trained on, over all processes, without padding; a resumed run goes on counting
+        self._was_over = False  # the checkpoint that is resumed was the last of its run
         self.seconds_before = 0.0  # of training, in the runs that this one resumes
         self._start = self._last_log = time.perf_counter()
         self._tokens_at_last_log = 0
@@ -83,6 +84,17 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def seconds(self) -> float:
         """Wall time of training with its evaluations, over all runs that resume each other."""
         return self.seconds_before + time.perf_counter() - self._start
+
+    def _load_callback_state(self) -> None:
+        super()._load_callback_state()
+        self._was_over = self.control.should_training_stop
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """As in transformers, which would train on where the checkpoint is the last of its run."""
+        if self._was_over or self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
 
     # --- Batches ---
 
@@ -345,8 +357,11 @@ class StopOnSignal(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.received is not None:
-            control.should_save = control.should_training_stop = True
-            control.should_evaluate = False
+            control.should_save, control.should_evaluate = True, False
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.received is not None:  # not before: in a checkpoint it would say that the run is over
+            control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._restore()
