@@ -1,13 +1,19 @@
-"""Scores of outputs against references, through `evaluate`'s interface, with no network."""
+"""Scores of outputs against references, through `evaluate`'s interface, with no network; and the model's own scores."""
 
 from itertools import zip_longest
 from typing import Any
 
 import datasets
 import evaluate
+import torch
 from rapidfuzz.distance import Levenshtein
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
+from torch import nn
+from tqdm.auto import tqdm
+from transformers import DataCollatorForSeq2Seq, PreTrainedModel
+
+from training.data import ParallelText
 
 ONE = {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
 SEVERAL = ONE | {"references": datasets.Sequence(datasets.Value("string"))}
@@ -100,3 +106,23 @@ class SequenceMetric(evaluate.Metric):
 def make_metric(name: str, target_lang: str) -> evaluate.Metric:
     """The metric that a recipe's `metric` names: "translation" or "sequence"."""
     return TranslationMetric(target_lang) if name == "translation" else SequenceMetric()
+
+
+@torch.no_grad()
+def likelihood(model: PreTrainedModel, tokenizer: Any, text: ParallelText, batch_size: int) -> list[tuple[float, int]]:
+    """The model's own score of given pairs: (-log p(target | source) in nats, target tokens with `</s>`) of each."""
+    model.eval()
+    collate = DataCollatorForSeq2Seq(tokenizer, model=model)
+    encoded = tokenizer(text.sources, text_target=text.targets, return_attention_mask=False)
+    pairs = [{"input_ids": s, "labels": t} for s, t in zip(encoded["input_ids"], encoded["labels"], strict=True)]
+    order = sorted(range(len(pairs)), key=lambda i: (len(pairs[i]["labels"]), len(pairs[i]["input_ids"])))
+    nats = [0.0] * len(pairs)
+    for start in tqdm(range(0, len(order), batch_size), unit=" batches", desc="likelihood"):
+        indices = order[start : start + batch_size]
+        batch = collate([pairs[i] for i in indices]).to(model.device)
+        labels = batch.pop("labels")
+        logits = model(**batch).logits.float()  # (B, T, V)
+        losses = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(1)
+        for i, loss in zip(indices, losses.tolist(), strict=True):
+            nats[i] = loss
+    return [(loss, len(pair["labels"])) for loss, pair in zip(nats, pairs, strict=True)]

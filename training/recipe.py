@@ -157,6 +157,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     per_device_eval_batch_size: int = option(64, "Sentences in a batch of evaluation.")
     save_total_limit: int | None = option(2, "Newest checkpoints that are kept, besides those to be averaged.")
     dataloader_pin_memory: bool = option(False, "Copy batches through page-locked memory, for GPUs.")
+    ddp_find_unused_parameters: bool | None = option(False, "Look for parameters without gradient: the model has none.")
     optim: str = option("adamw_torch_fused", "Optimizer, one of transformers; Adam with weight_decay 0 by default.")
     logging_nan_inf_filter: bool = option(False, "Hide losses that are not finite; off: the run ends with a message.")
     restore_callback_states_from_checkpoint: bool = option(True, "A resumed run goes on counting where it stopped.")

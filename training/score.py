@@ -13,16 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
-from tqdm.auto import tqdm
-from transformers import DataCollatorForSeq2Seq
 
 from training.data import ParallelText, clean, read_lines, read_table
 from training.hardware import keep_memory
-from training.metrics import SequenceMetric, TranslationMetric, by_reference
+from training.metrics import SequenceMetric, TranslationMetric, by_reference, likelihood
 from training.translate import load
 from vanilla_transformer import TranslationPipeline
 
@@ -147,29 +144,15 @@ def translate(translator: TranslationPipeline, sources: list[str], arguments: ar
     return [output["translation_text"] for output in outputs]
 
 
-@torch.no_grad()
 def nll(translator: TranslationPipeline, text: ParallelText, arguments: argparse.Namespace) -> dict[str, Any]:
     """Negative log-likelihood of the first reference of each source, in nats, the end of sentence included."""
-    model, tokenizer = translator.model, translator.tokenizer
-    collate = DataCollatorForSeq2Seq(tokenizer, model=model)
-    encoded = tokenizer(text.sources, text_target=text.targets, return_attention_mask=False)
-    pairs = [{"input_ids": s, "labels": t} for s, t in zip(encoded["input_ids"], encoded["labels"], strict=True)]
-    order = sorted(range(len(pairs)), key=lambda i: (len(pairs[i]["labels"]), len(pairs[i]["input_ids"])))
-    totals = [0.0] * len(pairs)
-    for start in tqdm(range(0, len(order), arguments.batch_size), unit=" batches"):
-        indices = order[start : start + arguments.batch_size]
-        batch = collate([pairs[i] for i in indices]).to(model.device)
-        labels = batch.pop("labels")
-        logits = model(**batch).logits.float()  # (B, T, V)
-        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(1)
-        for i, loss in zip(indices, losses.tolist(), strict=True):
-            totals[i] = loss
-    lengths = [len(pair["labels"]) for pair in pairs]
+    scored = likelihood(translator.model, translator.tokenizer, text, arguments.batch_size)
     if arguments.per_line:
-        rows = (f"{total:.4f}\t{length}\t{total / length:.4f}\n" for total, length in zip(totals, lengths, strict=True))
+        rows = (f"{nats:.4f}\t{tokens}\t{nats / tokens:.4f}\n" for nats, tokens in scored)
         arguments.per_line.write_text("nats\ttokens\tnats_per_token\n" + "".join(rows), encoding="utf-8")
-    mean = sum(totals) / sum(lengths)
-    return {"nll_per_token": mean, "perplexity": math.exp(mean), "target_tokens": sum(lengths), "pairs": len(pairs)}
+    total, tokens = (sum(column) for column in zip(*scored, strict=True))
+    mean = total / tokens
+    return {"nll_per_token": mean, "perplexity": math.exp(mean), "target_tokens": tokens, "pairs": len(scored)}
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from training.checkpoints import last_whole
 from training.data import ParallelText, read_corpus, stream_pairs
 from training.encoding import TokenBatchStream, encode, sequence_lengths
 from training.hardware import choose_precision_and_attention, describe, die_with_parent, keep_memory, launch
-from training.metrics import make_metric
+from training.metrics import likelihood, make_metric
 from training.pictures import plot_cross_attention, plot_training_curve
 from training.recipe import Recipe, read_recipe
 from training.tokenizer import train_tokenizer, vocabulary_sizes
@@ -317,7 +317,9 @@ def translate_and_score(recipe: Recipe, folder: Path, test: ParallelText, traine
     scores = make_metric(recipe.decoding.metric, recipe.data.target_lang).compute(
         predictions=translations, references=test.references or test.targets
     )
-    return {f"test_{name}": value for name, value in scores.items()} | {"test_seconds": seconds}
+    nats, tokens = (sum(column) for column in zip(*likelihood(model, tokenizer, test, 64), strict=True))
+    scores |= {"loss": nats / tokens, "seconds": seconds}
+    return {f"test_{name}": value for name, value in scores.items()}
 
 
 def facts(recipe: Recipe, corpus: dict[str, ParallelText], trainer: TokenBatchTrainer) -> dict[str, Any]:
