@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
+import torch
 import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
@@ -235,7 +236,8 @@ def read_recipe(arguments: list[str] | None = None) -> Recipe:
         values = _read_yaml(arguments[0], parser)
         given = {argument.lstrip("-").partition("=")[0].replace("-", "_") for argument in arguments[1:]}
         nulls = [name for name, value in values.items() if value is None and name not in given]
-        arguments = [arguments[0], *_as_arguments(values), *arguments[1:]]  # the last of two wins
+        device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]  # else processes do not meet
+        arguments = [arguments[0], *device, *_as_arguments(values), *arguments[1:]]  # the last of two wins
     try:
         *parts, positional = parser.parse_args_into_dataclasses(arguments, look_for_args_file=False)
     except (ValueError, ImportError) as error:

@@ -61,6 +61,8 @@ def main() -> None:
     if recipe.training.processes > 1 and "LOCAL_RANK" not in os.environ:
         sys.exit(launch(recipe.training.processes, sys.argv[1:]))
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what was told stays told after a kill
+    if recipe.training.world_size != int(os.environ.get("WORLD_SIZE", "1")):
+        raise RuntimeError(f"this is process {RANK} of {os.environ['WORLD_SIZE']}, but it does not see the others.")
     if RANK > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # one process speaks
         disable_progress_bar()
