@@ -1,0 +1,41 @@
+"""The article 'What is a Transformer?' (dm, dk, dv, nhead): heads of their own width, norms by unbiased variance."""
+
+from hub.layouts.layout import DECODER, ENCODER, Layout, Use, attention, feed_forward, sinusoids, unbiased_norm
+
+W = ("wq", "wk", "wv", "wo")
+FFN = ("feedforward.w1", "feedforward.w2")
+
+
+def norm(theirs: str, ours: str) -> dict[str, str | Use]:
+    told = "gamma / sqrt(unbiased variance + eps): gamma times sqrt((n - 1) / n), and eps times (n - 1) / n"
+    return {f"{theirs}.gamma": unbiased_norm(f"{ours}.weight", told), f"{theirs}.beta": f"{ours}.bias"}
+
+
+LAYOUT = Layout(
+    name="separate_heads",
+    title="'What is a Transformer?' (dm, dk, dv, nhead)",
+    keys={
+        "encoder.embeddings.embedding.weight": "model.encoder.embed_tokens.weight",
+        "decoder.embeddings.embedding.weight": "model.decoder.embed_tokens.weight",
+        "encoder.pos_encodings.pos_encodings": sinusoids(),
+        "decoder.pos_encodings.pos_encodings": sinusoids(),
+        **attention("encoder.stack.{i}.multihead", W, f"{ENCODER}.self_attn"),
+        **attention("decoder.stack.{i}.maskmultihead", W, f"{DECODER}.self_attn"),
+        **attention("decoder.stack.{i}.multihead", W, f"{DECODER}.cross_attn"),
+        **feed_forward("encoder.stack.{i}.", FFN, ENCODER),
+        **feed_forward("decoder.stack.{i}.", FFN, DECODER),
+        **norm("encoder.stack.{i}.norm1", f"{ENCODER}.self_attn_layer_norm"),
+        **norm("encoder.stack.{i}.norm2", f"{ENCODER}.feed_forward_layer_norm"),
+        **norm("decoder.stack.{i}.norm1", f"{DECODER}.self_attn_layer_norm"),
+        **norm("decoder.stack.{i}.norm2", f"{DECODER}.cross_attn_layer_norm"),
+        **norm("decoder.stack.{i}.norm3", f"{DECODER}.feed_forward_layer_norm"),
+        "linear.{p}": "lm_head.{p}",
+    },
+    config={"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "lm_head_bias": True},
+    norm_eps=lambda d_model: 1e-6 * (d_model - 1) / d_model,
+    zero_biases=True,
+    run=lambda model, source, source_mask, target, target_mask: model(
+        source, target, src_mask=source_mask[:, 0], trg_mask=target_mask[:, 0]
+    ),
+    check=("Embeddings are taken as scaled by sqrt(dm), the code's default (`scale=True`), and eps as its 1e-6.",),
+)
