@@ -187,6 +187,18 @@ def about_training(results: dict[str, Any], report: dict[str, Any]) -> list[str]
         return lines
     if not results:
         return [f"Cost: {UNKNOWN}."]
+    known = (
+        "updates",
+        "train_target_tokens",
+        "train_runtime",
+        "device",
+        "processes",
+        "threads",
+        "cpu_cores",
+        "precision",
+    )
+    if missing := [name for name in known if name not in results]:
+        return [f"Cost: {UNKNOWN} ({missing[0]} is missing in its results)."]
     versions = ", ".join(f"{name} {version}" for name, version in results.get("versions", {}).items())
     return [
         f"{results['updates']:,} updates, {results['train_target_tokens']:,} target tokens",
