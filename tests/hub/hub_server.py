@@ -1,0 +1,266 @@
+"""The far side of the Hub's HTTP protocol, on loopback: repositories, uploads, one commit after the other, revisions.
+
+Faults are switched on by `server.fault(name)`: the next request of that kind fails in that way, once.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlparse
+
+TOKEN = "hf_test"
+
+
+@dataclass
+class Repository:
+    private: bool = False
+    branches: dict[str, list[dict[str, bytes]]] = field(default_factory=lambda: {"main": [{}]})
+
+    def files(self, revision: str) -> dict[str, bytes] | None:
+        """Of a branch's last commit, or of a commit by its hash."""
+        if revision in self.branches:
+            return self.branches[revision][-1]
+        commits = [commit for commits in self.branches.values() for commit in commits]
+        return next((commit for commit in commits if sha_of(commit) == revision), None)
+
+
+def sha_of(files: dict[str, bytes]) -> str:
+    text = "".join(f"{name}{hashlib.sha256(content).hexdigest()}" for name, content in sorted(files.items()))
+    return hashlib.sha1(text.encode()).hexdigest()
+
+
+class Hub(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.repositories: dict[str, Repository] = {}
+        self.objects: dict[str, bytes] = {}
+        self.faults: dict[str, str] = {}
+        self.requests: list[str] = []
+        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def fault(self, kind: str, how: str) -> None:
+        """`kind`: create, validate, preupload, batch, put, verify, commit. `how`: a status, "drop" or "lost" (the work
+        is done, but the answer never comes)."""
+        self.faults[kind] = how
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def log_message(self, *args) -> None:
+        pass
+
+    def body(self) -> bytes:
+        if not hasattr(self, "_body"):
+            self._body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        return self._body
+
+    def answer(self, content=None, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        data = content if isinstance(content, bytes) else json.dumps(content if content is not None else {}).encode()
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def failed(self, kind: str) -> bool:
+        """Whether the request is made to fail; "lost" is looked at behind the work."""
+        how = self.server.faults.get(kind)
+        if how is None or how == "lost":
+            return False
+        del self.server.faults[kind]
+        if how == "drop":
+            self.close_connection = True
+            self.connection.close()
+        else:
+            self.answer({"error": f"fault {how}"}, int(how))
+        return True
+
+    def lost(self, kind: str) -> bool:
+        if self.server.faults.get(kind) != "lost":
+            return False
+        del self.server.faults[kind]
+        self.close_connection = True
+        self.connection.close()
+        return True
+
+    def allowed(self) -> bool:
+        if self.headers.get("Authorization") == f"Bearer {TOKEN}":
+            return True
+        self.answer({"error": "Invalid credentials"}, 401)
+        return False
+
+    def handle_any(self) -> None:
+        self.__dict__.pop("_body", None)
+        url = urlparse(self.path)
+        path, query = unquote(url.path), parse_qs(url.query)
+        self.body()
+        self.server.requests.append(f"{self.command} {path}")
+        for method, regex, function in ROUTES:
+            match = re.fullmatch(regex, path)
+            if match and (method == self.command or (method == "GET" and self.command == "HEAD")):
+                function(self, *match.groups(), query=query)
+                return
+        self.answer({"error": f"no route for {self.command} {path}"}, 404)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815
+
+    # --- Repositories ---
+
+    def create(self, query) -> None:
+        if not self.allowed() or self.failed("create"):
+            return
+        wanted = json.loads(self.body())
+        name = f"{wanted.get('organization') or 'user'}/{wanted['name']}"
+        if not name.startswith("user/"):
+            self.answer({"error": "You don't have the rights to create a model under this namespace"}, 403)
+            return
+        exists = name in self.server.repositories
+        if not exists:
+            self.server.repositories[name] = Repository(
+                private=bool(wanted.get("private")) or wanted.get("visibility") == "private"
+            )
+        self.answer({"url": f"{self.server.endpoint}/{name}", "name": name}, 409 if exists else 200)
+
+    def repository(self, name: str) -> Repository | None:
+        found = self.server.repositories.get(name)
+        visible = found and (not found.private or self.headers.get("Authorization") == f"Bearer {TOKEN}")
+        if not visible:
+            self.answer({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
+            return None
+        return found
+
+    def info(self, name: str, revision: str | None = None, query=None) -> None:
+        if (repository := self.repository(name)) is None:
+            return
+        files = repository.files(revision or "main")
+        if files is None:
+            self.answer({"error": "Revision not found"}, 404, {"X-Error-Code": "RevisionNotFound"})
+            return
+        siblings = [{"rfilename": file} for file in sorted(files)]
+        self.answer({"id": name, "modelId": name, "sha": sha_of(files), "private": repository.private,
+                     "siblings": siblings, "tags": [], "downloads": 0, "likes": 0})  # fmt: skip
+
+    def tree(self, name: str, revision: str, query=None) -> None:
+        if (repository := self.repository(name)) is None:
+            return
+        files = repository.files(revision)
+        if files is None:
+            self.answer({"error": "Revision not found"}, 404, {"X-Error-Code": "RevisionNotFound"})
+            return
+        rows = [{"type": "file", "path": file, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+                for file, content in sorted(files.items())]  # fmt: skip
+        self.answer(rows)
+
+    def branch(self, name: str, branch: str, query=None) -> None:
+        if not self.allowed() or (repository := self.repository(name)) is None:
+            return
+        exists = branch in repository.branches
+        repository.branches.setdefault(branch, [dict(repository.branches["main"][-1])])
+        self.answer({}, 409 if exists else 200)
+
+    def validate(self, query=None) -> None:
+        if not self.failed("validate"):
+            self.answer({"errors": [], "warnings": []})
+
+    # --- Uploads ---
+
+    def preupload(self, name: str, revision: str, query=None) -> None:
+        if not self.allowed() or self.failed("preupload") or self.repository(name) is None:
+            return
+        files = json.loads(self.body())["files"]
+        large = (".safetensors", ".png")
+        modes = [{"path": file["path"], "uploadMode": "lfs" if file["path"].endswith(large) else "regular",
+                  "shouldIgnore": False} for file in files]  # fmt: skip
+        self.answer({"files": modes})
+
+    def batch(self, name: str, query=None) -> None:
+        if not self.allowed() or self.failed("batch"):
+            return
+        objects = []
+        for each in json.loads(self.body())["objects"]:
+            entry = {"oid": each["oid"], "size": each["size"]}
+            if each["oid"] not in self.server.objects:
+                href = f"{self.server.endpoint}/upload/{each['oid']}"
+                entry["actions"] = {"upload": {"href": href}, "verify": {"href": f"{self.server.endpoint}/verify"}}
+            objects.append(entry)
+        self.answer({"transfer": "basic", "objects": objects})
+
+    def put(self, oid: str, query=None) -> None:
+        if self.failed("put"):
+            return
+        if hashlib.sha256(self.body()).hexdigest() != oid:
+            self.answer({"error": "wrong content"}, 400)
+            return
+        self.server.objects[oid] = self.body()
+        if not self.lost("put"):
+            self.answer()
+
+    def verify(self, query=None) -> None:
+        if not self.failed("verify"):
+            self.answer()
+
+    def commit(self, name: str, revision: str, query=None) -> None:
+        if not self.allowed() or self.failed("commit") or (repository := self.repository(name)) is None:
+            return
+        files = dict(repository.branches[revision][-1])
+        for line in self.body().splitlines():
+            entry = json.loads(line)
+            value = entry["value"]
+            if entry["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif entry["key"] == "lfsFile":
+                if value["oid"] not in self.server.objects:
+                    self.answer({"error": f"{value['path']} was not uploaded"}, 400)
+                    return
+                files[value["path"]] = self.server.objects[value["oid"]]
+            elif entry["key"] == "deletedFile":
+                files.pop(value["path"], None)
+        if files != repository.branches[revision][-1]:
+            repository.branches[revision].append(files)
+        if self.lost("commit"):
+            return
+        oid = sha_of(files)
+        url = f"{self.server.endpoint}/{name}/commit/{oid}"
+        self.answer({"success": True, "commitOid": oid, "commitUrl": url, "hookOutput": ""})
+
+    # --- Downloads ---
+
+    def resolve(self, name: str, revision: str, file: str, query=None) -> None:
+        if (repository := self.repository(name)) is None:
+            return
+        files = repository.files(revision)
+        if files is None or file not in files:
+            code = "RevisionNotFound" if files is None else "EntryNotFound"
+            self.answer({"error": "not found"}, 404, {"X-Error-Code": code})
+            return
+        content = files[file]
+        etag = f'"{hashlib.sha1(content).hexdigest()}"'
+        self.answer(content, headers={"ETag": etag, "X-Repo-Commit": sha_of(files)})
+
+
+NAME, REVISION = r"([\w-]+/[\w.-]+)", r"([\w.-]+)"
+ROUTES = (
+    ("POST", "/api/repos/create", Handler.create),
+    ("POST", "/api/validate-yaml", Handler.validate),
+    ("GET", f"/api/models/{NAME}", Handler.info),
+    ("GET", f"/api/models/{NAME}/revision/{REVISION}", Handler.info),
+    ("GET", f"/api/models/{NAME}/tree/{REVISION}", Handler.tree),
+    ("POST", f"/api/models/{NAME}/branch/{REVISION}", Handler.branch),
+    ("POST", f"/api/models/{NAME}/preupload/{REVISION}", Handler.preupload),
+    ("POST", f"/{NAME}\\.git/info/lfs/objects/batch", Handler.batch),
+    ("PUT", r"/upload/(\w+)", Handler.put),
+    ("POST", "/verify", Handler.verify),
+    ("POST", f"/api/models/{NAME}/commit/{REVISION}", Handler.commit),
+    ("GET", f"/{NAME}/resolve/{REVISION}/(.+)", Handler.resolve),
+)
