@@ -90,8 +90,8 @@ def run(arguments: argparse.Namespace) -> None:
         except (TransportError, RuntimeError) as error:  # RuntimeError: what the client makes of a refused large file
             cause = error.__cause__ or error
             raise ValueError(
-                f"the upload broke off ({error}; {type(cause).__name__}): push again. Unless the Hub had taken all of it, "
-                f"the repository is as it was."
+                f"the upload broke off ({error}; {type(cause).__name__}): push again. Unless the Hub had taken all of "
+                f"it, the repository is as it was."
             ) from error
 
 
