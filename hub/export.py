@@ -7,9 +7,7 @@ stream is permuted through every weight, and the logits are equal.
 """
 
 import argparse
-import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from hub.folders import write_whole
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
 MARIAN_EPS = 1e-5  # fixed in its code
@@ -81,15 +80,6 @@ def load(checkpoint: str) -> VanillaTransformerForConditionalGeneration:
     if model.config.model_type != VanillaTransformerConfig.model_type:
         raise ValueError(f"{checkpoint} is a {model.config.model_type}, not a model of ours.")
     return model.float().eval()
-
-
-def write_whole(out: Path, write: Callable[[Path], None]) -> None:
-    """Writes beside `out` first: a folder of that name is whole or not there."""
-    unfinished = out.with_name(f"{out.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    write(unfinished)
-    unfinished.replace(out)
 
 
 # --- MarianMT --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import json
 import os
 import pickle
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import GenerationConfig
 
+from hub.folders import write_whole
 from hub.layouts import LAYOUTS
 from hub.layouts.layout import Facts, Layout, State, Use, fill, pattern
 from hub.tokenizer import Tokenizers, read_tokenizers
@@ -456,16 +456,16 @@ def parity(
 
 
 def save(out: Path, imported: Imported, tokenizers: Tokenizers | None, report: dict[str, Any]) -> None:
-    """Writes beside `out` first: a folder of that name is whole or not there."""
-    unfinished = out.with_name(f"{out.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    imported.model.save_pretrained(unfinished)
-    if tokenizers:
-        tokenizers.tokenizer.save_pretrained(unfinished)
-    text = json.dumps(report, indent=2, ensure_ascii=False)
-    (unfinished / "import_report.json").write_text(text + "\n", encoding="utf-8")
-    unfinished.replace(out)
+    """The model, its tokenizer and the report."""
+
+    def write(folder: Path) -> None:
+        imported.model.save_pretrained(folder)
+        if tokenizers:
+            tokenizers.tokenizer.save_pretrained(folder)
+        text = json.dumps(report, indent=2, ensure_ascii=False)
+        (folder / "import_report.json").write_text(text + "\n", encoding="utf-8")
+
+    write_whole(out, write)
 
 
 def tell(report: dict[str, Any], out: Path, tokenizers: Tokenizers | None) -> None:

@@ -1,7 +1,11 @@
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedTokenizerFast
+
+from vanilla_transformer import VanillaTransformerTokenizer
 
 
 @pytest.fixture(scope="session")
@@ -11,3 +15,38 @@ def references():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def run_main(monkeypatch, tmp_path):
+    """(a program's main, its arguments, status=...) runs it in `tmp_path`, to that exit status."""
+
+    def run(main, *arguments, status: int = 0) -> None:
+        monkeypatch.setattr(sys, "argv", ["program", *map(str, arguments)])
+        monkeypatch.chdir(tmp_path)
+        if status:
+            with pytest.raises(SystemExit) as exit_:
+                main()
+            assert exit_.value.code == status
+        else:
+            main()
+
+    return run
+
+
+@pytest.fixture
+def make_tokenizer(train_bpe, sentences, special_tokens):
+    """(whether one vocabulary serves both sides) -> a tokenizer, and the configuration's fields that go with it."""
+
+    def make(shared: bool):
+        one, other = train_bpe(sentences["en"] + sentences["de"], 60), train_bpe(sentences["de"], 50)
+        if shared:
+            tokenizer = PreTrainedTokenizerFast(tokenizer_object=one, **special_tokens)
+            return tokenizer, {"vocab_size": one.get_vocab_size()}
+        tokenizer = VanillaTransformerTokenizer(
+            source_tokenizer_object=one, target_tokenizer_object=other, **special_tokens
+        )
+        sizes = {"vocab_size": one.get_vocab_size(), "decoder_vocab_size": other.get_vocab_size()}
+        return tokenizer, sizes | {"share_encoder_decoder_embeddings": False}
+
+    return make

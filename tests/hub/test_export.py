@@ -1,45 +1,25 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, MarianMTModel, PreTrainedTokenizerFast
+from transformers import AutoModelForSeq2SeqLM, MarianMTModel
 
 from hub.export import main, to_marian
-from vanilla_transformer import VanillaTransformerTokenizer
 
 
 @pytest.fixture
-def command(monkeypatch, tmp_path):
-    def run(*arguments, status: int = 0) -> None:
-        monkeypatch.setattr(sys, "argv", ["export", *map(str, arguments)])
-        monkeypatch.chdir(tmp_path)
-        if status:
-            with pytest.raises(SystemExit) as exit_:
-                main()
-            assert exit_.value.code == status
-        else:
-            main()
-
-    return run
+def command(run_main):
+    return partial(run_main, main)
 
 
 @pytest.fixture
-def save(tmp_path, make_model, train_bpe, sentences, special_tokens):
+def save(tmp_path, make_model, make_tokenizer):
     def save(shared: bool = True, **overrides):
         """A checkpoint folder of a small random model with a tokenizer."""
-        one = train_bpe(sentences["en"] + sentences["de"], 60)
-        other = train_bpe(sentences["de"], 50)
-        if shared:
-            tokenizer = PreTrainedTokenizerFast(tokenizer_object=one, **special_tokens)
-            sizes = {"vocab_size": one.get_vocab_size()}
-        else:
-            tokenizer = VanillaTransformerTokenizer(
-                source_tokenizer_object=one, target_tokenizer_object=other, **special_tokens
-            )
-            sizes = {"vocab_size": one.get_vocab_size(), "decoder_vocab_size": other.get_vocab_size()}
-            sizes |= {"share_encoder_decoder_embeddings": False}
+        tokenizer, sizes = make_tokenizer(shared)
         model = make_model(**(sizes | overrides))
         model.generation_config.update(num_beams=5, max_new_tokens=12)
         model.save_pretrained(tmp_path / "ours")

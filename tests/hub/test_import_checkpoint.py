@@ -1,7 +1,7 @@
 import argparse
 import json
 import pickle
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -217,18 +217,8 @@ def test_files_that_are_no_checkpoints(tmp_path, content, message):
 
 
 @pytest.fixture
-def command(monkeypatch, tmp_path):
-    def run(*arguments, status: int = 0) -> None:
-        monkeypatch.setattr(sys, "argv", ["import_checkpoint", *map(str, arguments)])
-        monkeypatch.chdir(tmp_path)
-        if status:
-            with pytest.raises(SystemExit) as exit_:
-                main()
-            assert exit_.value.code == status
-        else:
-            main()
-
-    return run
+def command(run_main):
+    return partial(run_main, main)
 
 
 def word_level(tokens: list[str], path: Path) -> Path:

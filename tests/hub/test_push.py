@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
-
-from vanilla_transformer import VanillaTransformerTokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -38,21 +35,12 @@ def programs(start_programs, hub):
 
 
 @pytest.fixture
-def checkpoint(tmp_path, make_model, train_bpe, sentences, special_tokens):
+def checkpoint(tmp_path, make_model, make_tokenizer):
     """A folder as a run leaves it, with what must not be uploaded."""
 
     def make(shared: bool = True, seed: int = 0) -> Path:
         folder = tmp_path / f"run{seed}"
-        one, other = train_bpe(sentences["en"] + sentences["de"], 60), train_bpe(sentences["de"], 50)
-        if shared:
-            tokenizer = PreTrainedTokenizerFast(tokenizer_object=one, **special_tokens)
-            sizes = {"vocab_size": one.get_vocab_size()}
-        else:
-            tokenizer = VanillaTransformerTokenizer(
-                source_tokenizer_object=one, target_tokenizer_object=other, **special_tokens
-            )
-            sizes = {"vocab_size": one.get_vocab_size(), "decoder_vocab_size": other.get_vocab_size()}
-            sizes |= {"share_encoder_decoder_embeddings": False}
+        tokenizer, sizes = make_tokenizer(shared)
         model = make_model(seed=seed, **sizes)
         model.generation_config.update(max_new_tokens=12)
         model.save_pretrained(folder)
