@@ -1,140 +1,103 @@
 """Turns one of our checkpoints into a model that others run without our code.
 
-    python -m hub.export runs/mine OUT --to marian      # transformers' MarianMTModel, where the architecture is its own
-
-`MarianMTModel` is post-norm with sinusoidal positions, which stand in two halves there and alternate here: the residual
-stream is permuted through every weight, and the logits are equal.
+python -m hub.export runs/mine OUT --to marian                             # transformers' MarianMTModel
+python -m hub.export runs/mine OUT --to ctranslate2 --quantization int8    # for CTranslate2, an engine for serving
 """
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    GenerationConfig,
-    MarianConfig,
-    MarianMTModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hub.folders import write_whole
+from hub.to_marian import to_marian
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
-MARIAN_EPS = 1e-5  # fixed in its code
-SAME_FIELDS = (
-    *("vocab_size", "decoder_vocab_size", "d_model", "encoder_layers", "decoder_layers", "dropout"),
-    *("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim"),
-    *("activation_function", "scale_embedding", "attention_dropout", "activation_dropout"),
-    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "max_position_embeddings"),
-    *("share_encoder_decoder_embeddings", "tie_word_embeddings"),
-)
+QUANTIZATIONS = ("int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
+
+MARIAN = """{out} is a MarianMTModel. To load it, with transformers alone:
+    model = AutoModelForSeq2SeqLM.from_pretrained("{out}")
+    tokenizer = AutoTokenizer.from_pretrained("{source}")"""
+CTRANSLATE2 = """{out} is a model for CTranslate2. To translate, with ctranslate2 and transformers alone:
+    source, target = (AutoTokenizer.from_pretrained(folder) for folder in ("{source}", "{target}"))
+    tokens = source.convert_ids_to_tokens(source("a sentence").input_ids)
+    best = ctranslate2.Translator("{out}").translate_batch([tokens], beam_size=5)[0].hypotheses[0]
+    print(target.decode(target.convert_tokens_to_ids(best)))"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="hub.export", description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", help="folder of a model of ours with its tokenizer, or a repository on the Hub")
     parser.add_argument("out", type=Path, help="folder to be made")
-    parser.add_argument("--to", choices=("marian",), required=True, help="what to make")
+    parser.add_argument("--to", choices=("marian", "ctranslate2"), required=True, help="what to make")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="of CTranslate2's weights; default: float32")
     arguments = parser.parse_args()
     try:
-        run(arguments.checkpoint, arguments.out)
+        run(arguments.checkpoint, arguments.out, arguments.to, arguments.quantization)
     except (ValueError, OSError) as error:
         print(f"hub.export: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def run(checkpoint: str, out: Path) -> None:
+def run(checkpoint: str, out: Path, to: str, quantization: str | None) -> None:
     if out.exists():
         raise ValueError(f"{out} exists already: give a folder that does not.")
-    model = load(checkpoint)
-    marian = to_marian(model)
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    if quantization and to != "ctranslate2":
+        raise ValueError(f"--quantization is for --to ctranslate2, not for --to {to}.")
+    model, tokenizer = load(checkpoint)
+    save = marian_saver(model) if to == "marian" else ctranslate2_saver(model, tokenizer, quantization)
 
     def write(folder: Path) -> None:
-        marian.save_pretrained(folder)
-        if hasattr(tokenizer, "target_tokenizer"):
-            special = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
-            for side in ("source", "target"):
-                one = getattr(tokenizer, f"{side}_tokenizer")
-                stock = PreTrainedTokenizerFast(tokenizer_object=one, **special)
-                stock.save_pretrained(folder / f"{side}_tokenizer")
-        else:
-            tokenizer.save_pretrained(folder)
+        save(folder)
+        save_tokenizer(tokenizer, folder)
 
     write_whole(out, write)
-    print(f"{out} is a MarianMTModel. To load it, with transformers alone:")
-    print(f'    model = AutoModelForSeq2SeqLM.from_pretrained("{out}")')
-    where = f"{out}/source_tokenizer" if hasattr(tokenizer, "target_tokenizer") else str(out)
-    print(f'    tokenizer = AutoTokenizer.from_pretrained("{where}")')
+    sides = [out / "source_tokenizer", out / "target_tokenizer"] if has_two_sides(tokenizer) else [out, out]
+    print((MARIAN if to == "marian" else CTRANSLATE2).format(out=out, source=sides[0], target=sides[1]))
 
 
-def load(checkpoint: str) -> VanillaTransformerForConditionalGeneration:
-    """A model of ours, in float32. Raises ValueError for any other."""
+def load(checkpoint: str) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
+    """A model of ours, in float32, and its tokenizer. Raises ValueError for any other."""
     try:
         model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{checkpoint} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
     if model.config.model_type != VanillaTransformerConfig.model_type:
         raise ValueError(f"{checkpoint} is a {model.config.model_type}, not a model of ours.")
-    return model.float().eval()
+    return model.float().eval(), AutoTokenizer.from_pretrained(checkpoint)
 
 
-# --- MarianMT --------------------------------------------------------------------------------------------------------
+def marian_saver(model: VanillaTransformerForConditionalGeneration) -> Callable[[Path], None]:
+    return to_marian(model).save_pretrained
 
 
-def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
-    """A `MarianMTModel` with equal logits. Raises ValueError for an architecture that it cannot express."""
-    config = model.config
-    refuse_beyond_marian(config)
-    order = torch.cat([torch.arange(0, config.d_model, 2), torch.arange(1, config.d_model, 2)])  # sines, cosines
-    marian = MarianMTModel(
-        MarianConfig(forced_eos_token_id=None, **{name: getattr(config, name) for name in SAME_FIELDS})
-    )
-    state = marian.state_dict()
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.bias":
-            state["final_logits_bias"] = tensor[None]
-            continue
-        state[marian_name(name)] = permuted(name, tensor, order)
-    if "model.shared.weight" in state:
-        state["model.shared.weight"] = state["model.encoder.embed_tokens.weight"]
-    marian.load_state_dict(state)
-    marian.generation_config = GenerationConfig.from_dict(model.generation_config.to_dict())
-    return marian.eval()
+def ctranslate2_saver(
+    model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, quantization: str | None
+) -> Callable[[Path], None]:
+    try:
+        from hub.to_ctranslate2 import to_ctranslate2
+    except ModuleNotFoundError as error:
+        raise ValueError(f"--to ctranslate2 needs {error.name}: pip install '.[hub]'") from error
+    spec = to_ctranslate2(model, tokenizer, quantization)
+    return lambda folder: spec.save(str(folder))
 
 
-def marian_name(name: str) -> str:
-    name = name.replace("feed_forward_layer_norm", "final_layer_norm").replace("feed_forward.", "")
-    return name.replace("cross_attn", "encoder_attn")
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """As stock tokenizers: one in `folder`, or one a side in its folders source_tokenizer and target_tokenizer."""
+    if not has_two_sides(tokenizer):
+        tokenizer.save_pretrained(folder)
+        return
+    special = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    for side in ("source", "target"):
+        one = getattr(tokenizer, f"{side}_tokenizer")
+        stock = PreTrainedTokenizerFast(tokenizer_object=one, **special)
+        stock.save_pretrained(folder / f"{side}_tokenizer")
 
 
-def permuted(name: str, tensor: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Rows of what writes into the residual stream, columns of what reads from it."""
-    if any(part in name for part in ("out_proj", "fc2", "layer_norm")):
-        return tensor[order]
-    return tensor[:, order] if tensor.ndim == 2 else tensor
-
-
-def refuse_beyond_marian(config: VanillaTransformerConfig) -> None:
-    reasons = {
-        "it is pre-norm": config.norm_position == "pre",
-        "it has a final norm": bool(config.final_norm),
-        "its positions are learned": config.position_embedding_type == "learned",
-        "it has a norm on its embeddings": config.embedding_norm,
-        "its heads have a width of their own (key_head_dim, value_head_dim)": bool(
-            config.key_head_dim or config.value_head_dim
-        ),
-        f"its layer_norm_eps is {config.layer_norm_eps}, and Marian's is fixed to {MARIAN_EPS}": (
-            config.layer_norm_eps != MARIAN_EPS
-        ),
-        "its width is odd": config.d_model % 2 == 1,
-    }
-    found = [reason for reason, holds in reasons.items() if holds]
-    if found:
-        raise ValueError(f"MarianMTModel cannot express this model: {'; '.join(found)}.")
+def has_two_sides(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return hasattr(tokenizer, "target_tokenizer")
 
 
 if __name__ == "__main__":

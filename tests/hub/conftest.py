@@ -50,3 +50,26 @@ def make_tokenizer(train_bpe, sentences, special_tokens):
         return tokenizer, sizes | {"share_encoder_decoder_embeddings": False}
 
     return make
+
+
+SMALL = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+SHORT = {"max_tokens": 1024, "max_steps": 300, "learning_rate": 0.004, "eval_strategy": "no", "precision": "fp32"}
+
+
+@pytest.fixture(scope="session")
+def demo_checkpoint(tmp_path_factory, start_programs, repository) -> Path:
+    """A small model after some hundred updates on the embedded corpus, by the training program."""
+    folder = tmp_path_factory.mktemp("demo") / "model"
+    settings = [str(word) for key, value in (SMALL | SHORT).items() for word in (f"--{key}", value)]
+    with start_programs("training.train") as programs:
+        recipe = repository / "training" / "recipes" / "demo.yaml"
+        programs.run("training.train", recipe, "--output_dir", folder, *settings)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def demo_sentences() -> list[tuple[str, str]]:
+    """The 1,000 held-out pairs of the embedded corpus: (English, German)."""
+    from training.demo_corpus import generate
+
+    return generate()["test"]

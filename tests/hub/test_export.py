@@ -3,11 +3,13 @@ import subprocess
 import sys
 from functools import partial
 
+import ctranslate2
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, MarianMTModel
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel
 
-from hub.export import main, to_marian
+from hub.export import main
+from hub.to_marian import to_marian
 
 
 @pytest.fixture
@@ -51,6 +53,75 @@ def test_marian_computes_the_same(save, shared, tied, bias):
     assert torch.equal(first, second)
 
 
+ARCHITECTURES = {
+    "post-norm": {},
+    "pre-norm": {"norm_position": "pre"},
+    "pre-norm without a last norm": {"norm_position": "pre", "final_norm": False},
+    "post-norm with a last norm": {"final_norm": True},
+    "learned positions": {"position_embedding_type": "learned"},
+    "a norm on the embeddings, no scale": {"embedding_norm": True, "scale_embedding": False},
+    "heads by side": {"encoder_attention_heads": 2, "decoder_attention_heads": 8, "decoder_layers": 1},
+    "bias, gelu, eps": {"lm_head_bias": True, "activation_function": "gelu", "layer_norm_eps": 1e-3},
+    "untied": {"tie_word_embeddings": False},
+}
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one vocabulary", "two"])
+@pytest.mark.parametrize("overrides", ARCHITECTURES.values(), ids=ARCHITECTURES)
+def test_ctranslate2_computes_the_same(save, command, tmp_path, sentences, shared, overrides):
+    """Log-probabilities of given targets within 1e-4, and the same ids, greedy and by 5 beams."""
+    model, tokenizer, folder = save(shared=shared, **overrides)
+    command(folder, tmp_path / "ct2", "--to", "ctranslate2")
+    translator = ctranslate2.Translator(str(tmp_path / "ct2"), intra_threads=1)
+    sides = [tmp_path / "ct2"] * 2 if shared else [tmp_path / "ct2" / f"{s}_tokenizer" for s in ("source", "target")]
+    source, target = (AutoTokenizer.from_pretrained(side) for side in sides)
+    tokens = [source.convert_ids_to_tokens(source(text).input_ids) for text in sentences["en"]]
+
+    batch = tokenizer(sentences["en"], text_target=sentences["de"], return_tensors="pt", padding=True)
+    labels = batch.pop("labels")
+    labels[labels == tokenizer.pad_token_id] = -100
+    with torch.no_grad():
+        logits = model(**batch, labels=labels).logits.log_softmax(-1)
+    ours = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    goal = [target.convert_ids_to_tokens([id_ for id_ in row.tolist() if id_ >= 0])[:-1] for row in labels]
+    for row, scored in enumerate(translator.score_batch(tokens, goal)):
+        expected = ours[row][labels[row] >= 0]
+        torch.testing.assert_close(torch.tensor(scored.log_probs), expected, atol=1e-4, rtol=0)
+
+    for beams in (1, 5):
+        generated = model.generate(**batch, num_beams=beams, max_new_tokens=12, early_stopping=beams > 1)
+        results = translator.translate_batch(tokens, beam_size=beams, max_decoding_length=12)
+        for row, result in zip(generated.tolist(), results, strict=True):
+            kept = [id_ for id_ in row[1:] if id_ not in (tokenizer.pad_token_id, tokenizer.eos_token_id)]
+            assert target.convert_tokens_to_ids(result.hypotheses[0]) == kept
+
+
+def test_ctranslate2_weights_are_quantized_where_asked(save, command, tmp_path):
+    _, _, folder = save()
+    command(folder, tmp_path / "float", "--to", "ctranslate2")
+    command(folder, tmp_path / "int8", "--to", "ctranslate2", "--quantization", "int8")
+    sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("int8", "float")]
+    assert sizes[0] < 0.5 * sizes[1]
+    assert ctranslate2.Translator(str(tmp_path / "int8"), compute_type="default").compute_type.startswith("int8")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"key_head_dim": 5}, "a width of their own"),
+        ({"activation_function": "mish"}, "activation_function is mish"),
+        ({"decoder_start_token_id": None}, "special ids are not all set"),
+        ({"eos_token_id": [2, 5]}, "several eos_token_id"),
+        ({"vocab_size": 20, "pad_token_id": 0}, "the model has 20 rows"),
+    ],
+)
+def test_what_ctranslate2_cannot_express_is_refused(save, command, tmp_path, capsys, overrides, reason):
+    _, _, folder = save(**overrides)
+    command(folder, tmp_path / "out", "--to", "ctranslate2", status=2)
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 def test_strangers_load_the_export(save, command, tmp_path, shared, capsys):
@@ -78,6 +149,60 @@ print(json.dumps([type(model).__name__, target.decode(ids, skip_special_tokens=T
     assert text == tokenizer.decode(ids, skip_special_tokens=True)
 
 
+MARIAN_STRANGER = """
+import json, sys
+sys.modules["vanilla_transformer"] = None
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+folder = sys.argv[1]
+model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+lines = sys.stdin.read().splitlines()
+batch = tokenizer(lines, return_tensors="pt", padding=True)
+ids = model.generate(**batch, num_beams=5, max_new_tokens=40)
+print(json.dumps(tokenizer.batch_decode(ids, skip_special_tokens=True)))
+"""
+CTRANSLATE2_STRANGER = """
+import json, sys
+sys.modules["vanilla_transformer"] = None
+import ctranslate2
+from transformers import AutoTokenizer
+folder, beams = sys.argv[1], int(sys.argv[2])
+tokenizer = AutoTokenizer.from_pretrained(folder)
+tokens = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(sys.stdin.read().splitlines()).input_ids]
+results = ctranslate2.Translator(folder).translate_batch(tokens, beam_size=beams, max_decoding_length=40)
+best = [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
+print(json.dumps(tokenizer.batch_decode(best)))
+"""
+
+
+@pytest.mark.slow
+def test_a_trained_model_translates_the_same_everywhere(demo_checkpoint, demo_sentences, command, tmp_path):
+    """500 sentences: by Marian all the same, by CTranslate2 at least 99 of 100, where our code cannot be imported."""
+    for to in ("marian", "ctranslate2"):
+        command(demo_checkpoint, tmp_path / to, "--to", to)
+    model = AutoModelForSeq2SeqLM.from_pretrained(demo_checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(demo_checkpoint)
+    lines = [english for english, _ in demo_sentences[:500]]
+
+    def ours(**options) -> list[str]:
+        batch = tokenizer(lines, return_tensors="pt", padding=True)
+        return tokenizer.batch_decode(model.generate(**batch, max_new_tokens=40, **options), skip_special_tokens=True)
+
+    def stranger(code: str, *arguments) -> list[str]:
+        process = subprocess.run(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            cwd=tmp_path, input="\n".join(lines), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert process.returncode == 0, process.stderr[-2000:]
+        return json.loads(process.stdout.splitlines()[-1])
+
+    assert stranger(MARIAN_STRANGER, tmp_path / "marian") == ours(num_beams=5)
+    expected = {1: ours(num_beams=1), 5: ours(num_beams=5, early_stopping=True)}  # CTranslate2's own stop
+    assert len(set(expected[5])) > 300  # it did learn to tell sentences apart
+    for beams, wanted in expected.items():
+        got = stranger(CTRANSLATE2_STRANGER, tmp_path / "ctranslate2", beams)
+        assert sum(one == other for one, other in zip(got, wanted, strict=True)) >= 495
+
+
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
@@ -101,6 +226,8 @@ def test_other_folders_are_refused(save, command, tmp_path, capsys):
     command(tmp_path / "nothing", tmp_path / "out", "--to", "marian", status=2)
     command(folder, tmp_path, "--to", "marian", status=2)
     assert "exists already" in capsys.readouterr().err
+    command(folder, tmp_path / "out", "--to", "marian", "--quantization", "int8", status=2)
+    assert "--quantization is for --to ctranslate2" in capsys.readouterr().err
     MarianMTModel(to_marian(model).config).save_pretrained(tmp_path / "stock")
     command(tmp_path / "stock", tmp_path / "out", "--to", "marian", status=2)
     assert "is a marian, not a model of ours" in capsys.readouterr().err
