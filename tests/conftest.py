@@ -125,7 +125,7 @@ def child(request):
         os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.dup2(os.open(request["stdin"], os.O_RDONLY), 0)
     sys.stdin = open(0)
-    sys.stdout, sys.stderr = open(1, "w"), open(2, "w", buffering=1)
+    sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)
     sys.argv = [request["program"], *request["arguments"]]
     exec(request["before"])
     status = 0

@@ -8,13 +8,27 @@ from transformers import PreTrainedTokenizerFast
 from vanilla_transformer import VanillaTransformerTokenizer
 
 
+def load_beside(name: str):
+    """A module of this folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look for it there
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="session")
 def references():
     """The module of the tutorials' models."""
-    spec = importlib.util.spec_from_file_location("references", Path(__file__).with_name("references.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_beside("references")
+
+
+@pytest.fixture(scope="module")
+def hub():
+    """The far side of the Hub's protocol, on loopback."""
+    server = load_beside("hub_server").Hub()
+    yield server
+    server.shutdown()
 
 
 @pytest.fixture

@@ -43,6 +43,8 @@ class Hub(ThreadingHTTPServer):
         self.faults: dict[str, str] = {}
         self.requests: list[str] = []
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+        self.environment = {"HF_ENDPOINT": self.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0"}  # of its clients
+        self.environment |= {"HF_HUB_DISABLE_XET": "1"}
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def fault(self, kind: str, how: str) -> None:
@@ -103,7 +105,7 @@ class Handler(BaseHTTPRequestHandler):
     def handle_any(self) -> None:
         self.__dict__.pop("_body", None)
         url = urlparse(self.path)
-        path, query = unquote(url.path), parse_qs(url.query)
+        path, query = unquote(url.path).replace("/api/spaces/", "/api/models/spaces/"), parse_qs(url.query)
         self.body()
         self.server.requests.append(f"{self.command} {path}")
         for method, regex, function in ROUTES:
@@ -125,6 +127,8 @@ class Handler(BaseHTTPRequestHandler):
         if not name.startswith("user/"):
             self.answer({"error": "You don't have the rights to create a model under this namespace"}, 403)
             return
+        if wanted.get("type") == "space":
+            name = f"spaces/{name}"
         exists = name in self.server.repositories
         if not exists:
             self.server.repositories[name] = Repository(
@@ -249,7 +253,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(content, headers={"ETag": etag, "X-Repo-Commit": sha_of(files)})
 
 
-NAME, REVISION = r"([\w-]+/[\w.-]+)", r"([\w.-]+)"
+NAME, REVISION = r"((?:spaces/)?[\w-]+/[\w.-]+)", r"([\w.-]+)"
 ROUTES = (
     ("POST", "/api/repos/create", Handler.create),
     ("POST", "/api/validate-yaml", Handler.validate),

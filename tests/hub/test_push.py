@@ -1,6 +1,5 @@
 """Pushes by the real client to a server on loopback that speaks the Hub's protocol, whole and with faults."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,25 +11,9 @@ import torch
 pytestmark = pytest.mark.slow
 
 
-def load_server_module():
-    spec = importlib.util.spec_from_file_location("hub_server", Path(__file__).with_name("hub_server.py"))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["hub_server"] = module  # dataclasses look for it there
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def hub():
-    server = load_server_module().Hub()
-    yield server
-    server.shutdown()
-
-
 @pytest.fixture(scope="module")
 def programs(start_programs, hub):
-    environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_test", "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
-    with start_programs("hub.push", **environment) as server:
+    with start_programs("hub.push", **hub.environment) as server:
         yield server
 
 

@@ -1,0 +1,1 @@
+"""The demo Space: a Gradio app that translates and shows attention."""
