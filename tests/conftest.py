@@ -15,8 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
 
 torch.set_num_threads(2)
 
@@ -105,6 +110,24 @@ def sentences() -> dict[str, list[str]]:
 @pytest.fixture(scope="session")
 def special_tokens() -> dict[str, str]:
     return SPECIAL_TOKENS
+
+
+@pytest.fixture
+def make_tokenizer(train_bpe, sentences, special_tokens):
+    """(whether one vocabulary serves both sides) -> a tokenizer, and the configuration's fields that go with it."""
+
+    def make(shared: bool):
+        one, other = train_bpe(sentences["en"] + sentences["de"], 60), train_bpe(sentences["de"], 50)
+        if shared:
+            tokenizer = PreTrainedTokenizerFast(tokenizer_object=one, **special_tokens)
+            return tokenizer, {"vocab_size": one.get_vocab_size()}
+        tokenizer = VanillaTransformerTokenizer(
+            source_tokenizer_object=one, target_tokenizer_object=other, **special_tokens
+        )
+        sizes = {"vocab_size": one.get_vocab_size(), "decoder_vocab_size": other.get_vocab_size()}
+        return tokenizer, sizes | {"share_encoder_decoder_embeddings": False}
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -81,6 +81,8 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
     for split, text in corpus.items():
         if not len(text):
             raise ValueError(f"the {split} set has no pairs.")
+    if arguments.test_references is not None and "test" in corpus:
+        add_references(corpus["test"], Path(arguments.data_dir) / arguments.test_references)
     if "train" not in corpus:
         return corpus
     if corpus["train"].references:
@@ -101,6 +103,16 @@ def read_file(arguments: DataArguments, name: str) -> ParallelText:
         return clean(read_table(path, languages), str(path), arguments.bad_lines)
     source, target = (path.with_name(f"{path.name}.{language}") for language in languages)
     return read_pair(source, target, arguments.bad_lines)
+
+
+def add_references(text: ParallelText, path: Path) -> None:
+    """Gives line i of the file that `text` was read from the targets in line i of a table, behind its first column."""
+    if path.suffix != ".tsv":
+        raise ValueError(f"test_references={path.name}: give a .tsv file.")
+    rows, lines = list(read_table(path, ("", ""))), len(text) + sum(text.dropped.values())
+    if len(rows) != lines:
+        raise ValueError(f"{path} has {len(rows)} lines, and the test data {lines}: line i of one belongs to line i.")
+    text.references = [[cell for cell in rows[number - 1][1:] if cell] for number in text.numbers]
 
 
 def read_pair(source_path: Path, target_path: Path, bad_lines: str = "refuse") -> ParallelText:

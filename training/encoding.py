@@ -1,6 +1,7 @@
 """From text to token ids: once, in parallel, kept on disk; or anew each time, for BPE-dropout and streams."""
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -36,10 +37,10 @@ def encode(
             `text.dropped`; None: none are.
         dropout: BPE-dropout: the rows are then split anew each time they are read (and lengths are those without it).
     """
-    tokenizer_state = tokenizer.backend_tokenizer.to_str()
-    if target := getattr(tokenizer, "target_tokenizer", None):
-        tokenizer_state += target.to_str()
-    key = hashlib.sha256(f"{FORMAT}{text.digest()}{tokenizer_state}".encode()).hexdigest()
+    backends = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]
+    states = [backend.to_str() for backend in backends if backend is not None]
+    states = states or [repr(tokenizer), json.dumps(tokenizer.get_vocab())]  # one that is written in Python
+    key = hashlib.sha256(f"{FORMAT}{text.digest()}{''.join(states)}".encode()).hexdigest()
     folder = Path(HF_DATASETS_CACHE) / "vanilla_transformer"
     folder.mkdir(parents=True, exist_ok=True)
     data = Dataset.from_dict({"source": text.sources, "target": text.targets}).map(
@@ -68,6 +69,8 @@ def encode(
 
 def encode_rows(tokenizer: PreTrainedTokenizerFast, sources: list[str], targets: list[str]) -> dict[str, list]:
     """Ids of both sides, by the Rust tokenizer itself: wrapped by transformers it takes four times as long."""
+    if not tokenizer.is_fast:
+        return {"input_ids": tokenizer(sources)["input_ids"], "labels": tokenizer(text_target=targets)["input_ids"]}
     source, target = tokenizer.backend_tokenizer, getattr(tokenizer, "target_tokenizer", tokenizer.backend_tokenizer)
     sides: dict[str, list] = {"input_ids": [], "labels": []}
     for start in range(0, len(sources), CHUNK):  # what it makes besides ids takes memory

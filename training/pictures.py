@@ -53,9 +53,9 @@ def plot_cross_attention(
     outputs = model.eval()(**batch, output_attentions=True)
     model.set_attn_implementation(implementation)
     weights = outputs.cross_attentions[-1][0].mean(0).float().cpu()  # (T, S)
-    target_tokenizer = getattr(tokenizer, "target_tokenizer", tokenizer.backend_tokenizer)
+    to_token = getattr(getattr(tokenizer, "target_tokenizer", None), "id_to_token", tokenizer.convert_ids_to_tokens)
     source_tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
-    target_tokens = [target_tokenizer.id_to_token(token_id) for token_id in batch["labels"][0].tolist()]
+    target_tokens = [to_token(token_id) for token_id in batch["labels"][0].tolist()]
     figure, axis = plt.subplots(
         figsize=(2 + 0.45 * len(source_tokens), 1.5 + 0.35 * len(target_tokens)), layout="constrained"
     )

@@ -41,6 +41,11 @@ class DataArguments:
     )
     validation_file: str | None = option("val", "Validation data, likewise; None: see validation_size.")
     test_file: str | None = option(None, "Test data, likewise; a .tsv may have several references. None: no scores.")
+    test_references: str | None = option(
+        None,
+        "Table (.tsv) of which line i lists, behind its first column, every accepted target of test pair i; None: the "
+        "test data's own.",
+    )
     dataset_name: str | None = option(
         None, "Dataset on the Hub, or a local folder of one, for those who give no data_dir; columns or 'translation'."
     )
@@ -116,6 +121,18 @@ ModelArguments = dataclasses.make_dataclass("ModelArguments", _model_fields())
 class TrainingArguments(Seq2SeqTrainingArguments):
     """Those of transformers, with the paper's optimizer (section 5.3) as default, and what it has no name for."""
 
+    base_model: str | None = option(
+        None,
+        "Checkpoint to go on from, a folder or a repository on the Hub, such as one of ours or a MarianMTModel: its "
+        "architecture, weights and tokenizer are taken, and of their keys the dropouts alone may be given. None: fresh "
+        "weights.",
+    )
+    lora_rank: int = option(
+        0,
+        "With base_model: rank of the low-rank updates of every linear map (LoRA, Hu et al. 2021), which alone are "
+        "trained; the checkpoint holds them merged into the weights, its folder 'adapter' them alone. 0: all weights.",
+    )
+    hub_strategy: str = option("end", "With push_to_hub, when to upload: end, when the run is done and scored.")
     learning_rate: float | None = option(
         None, "Peak learning rate. None: the paper's, d_model**-0.5 * warmup_steps**-0.5 (section 5.3)."
     )
@@ -172,10 +189,13 @@ class Recipe:
     model: Any
     training: TrainingArguments
     decoding: DecodingArguments
+    given: frozenset[str] = frozenset()  # the keys that recipe or command line name
 
     def values(self) -> dict[str, Any]:
         """Every setting by its key; of the Trainer's many those that differ from their defaults."""
         values = {name: value for part in (self.data, self.tokenizer, self.model) for name, value in vars(part).items()}
+        if self.training.base_model is not None:  # which has its own
+            values = {name: value for name, value in values.items() if name in self.given or name in vars(self.data)}
         defaults = {f.name: f.default for f in dataclasses.fields(TrainingArguments)}  # made ones would reset devices
         own = set(TrainingArguments.__annotations__)
         machine = {"logging_dir", "run_name", "hub_token", "local_rank", "use_cpu", "accelerator_config"}  # not what
@@ -194,7 +214,7 @@ class Parser(HfArgumentParser):
 
     def error(self, message: str) -> Any:
         names = [action.dest for action in self._actions]
-        for word in re.findall(r"--(\w+)", message):
+        for word in (name.replace("-", "_") for name in re.findall(r"--([\w-]+)", message)):
             close = get_close_matches(word, names, n=1)
             if close and word not in names:
                 message += f"; did you mean --{close[0]}?"
@@ -232,10 +252,11 @@ def read_recipe(arguments: list[str] | None = None) -> Recipe:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = make_parser()
     nulls: list[str] = []
+    given = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")}
     if arguments and not arguments[0].startswith("-"):
         values = _read_yaml(arguments[0], parser)
-        given = {argument.lstrip("-").partition("=")[0].replace("-", "_") for argument in arguments[1:]}
         nulls = [name for name, value in values.items() if value is None and name not in given]
+        given |= values.keys()
         device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]  # else processes do not meet
         arguments = [arguments[0], *device, *_as_arguments(values), *arguments[1:]]  # the last of two wins
     try:
@@ -243,7 +264,7 @@ def read_recipe(arguments: list[str] | None = None) -> Recipe:
     except (ValueError, ImportError) as error:
         parser.error(str(error))
     data, tokenizer, model, training, decoding = parts
-    recipe = Recipe(Path(positional.recipe).stem, data, tokenizer, model, training, decoding)
+    recipe = Recipe(Path(positional.recipe).stem, data, tokenizer, model, training, decoding, frozenset(given))
     for part in parts:
         for f in dataclasses.fields(part):
             if f.name in nulls and f.default is not None:  # others have been None all along
@@ -312,12 +333,35 @@ def check(recipe: Recipe) -> None:
             "wer",
             "ter",
         )
+    check_start(recipe)
     if training.learning_rate is None:
         if training.lr_scheduler_type != "inverse_sqrt" or training.warmup_steps < 1:
             raise ValueError("learning_rate is needed: the paper's peak goes with inverse_sqrt and warmup_steps alone.")
         training.learning_rate = (recipe.model.d_model * training.warmup_steps) ** -0.5
     if training.bf16 and training.precision == "auto":
         training.precision = "bf16"
+
+
+def check_start(recipe: Recipe) -> None:
+    """Raises ValueError for keys that contradict the model to begin with, or where its result is to go."""
+    training = recipe.training
+    if training.base_model is not None:
+        own = {*vars(recipe.model), *vars(recipe.tokenizer)} & recipe.given
+        if wrong := sorted(name for name in own if not name.endswith("dropout")):
+            raise ValueError(f"{wrong[0]} is settled by base_model={training.base_model}: leave it out.")
+        if training.learning_rate is None:
+            raise ValueError("base_model needs a learning_rate: the paper's is for fresh weights.")
+    if training.lora_rank < 0:
+        raise ValueError(f"lora_rank={training.lora_rank}: give 0 or more.")
+    if training.lora_rank and training.base_model is None:
+        raise ValueError("lora_rank needs a base_model: fresh weights have to be trained as a whole.")
+    averaged = training.ema_decay or training.average_checkpoints > 1 or training.average_by == "best"
+    if training.lora_rank and averaged:
+        raise ValueError(
+            "lora_rank goes with neither ema_decay nor average_checkpoints and average_by: leave these out."
+        )
+    if training.push_to_hub and training.hub_strategy != "end":
+        raise ValueError(f"hub_strategy={training.hub_strategy}: this program uploads at the end; leave it out.")
 
 
 def _as_arguments(values: dict[str, Any]) -> list[str]:

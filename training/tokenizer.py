@@ -58,7 +58,7 @@ def train_tokenizer(
         ValueError: the given one cannot be loaded, lacks a padding or end token, or is for one language alone.
     """
     if arguments.tokenizer_path is not None:
-        return load_tokenizer(arguments.tokenizer_path)
+        return load_tokenizer(arguments.tokenizer_path, "tokenizer_path")
     kind, size = arguments.tokenizer_type, arguments.tokenizer_size
     if arguments.shared_vocabulary:
         return PreTrainedTokenizerFast(tokenizer_object=train_one(sources + targets, kind, size), **SPECIAL_TOKENS)
@@ -69,18 +69,22 @@ def train_tokenizer(
     )
 
 
-def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
-    """A tokenizer from a folder or the Hub that ends its sequences; raises ValueError where it cannot be used."""
+def load_tokenizer(path: str, key: str) -> PreTrainedTokenizerFast:
+    """A tokenizer from a folder or the Hub that ends its sequences; raises ValueError where it cannot be used.
+
+    Args:
+        key: of the recipe, which the message names.
+    """
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"tokenizer_path={path}: cannot be loaded ({str(error).splitlines()[0]}).") from error
+        raise ValueError(f"{key}={path}: cannot be loaded ({str(error).splitlines()[0]}).") from error
     for name in ("pad_token", "eos_token"):
         if getattr(tokenizer, name) is None:
-            raise ValueError(f"tokenizer_path={path}: it has no {name}, which every target needs. Add one and save it.")
+            raise ValueError(f"{key}={path}: it has no {name}, which every target needs. Add one and save it.")
     if tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
         raise ValueError(
-            f"tokenizer_path={path}: it does not end sequences with {tokenizer.eos_token!r}; a decoder "
+            f"{key}={path}: it does not end sequences with {tokenizer.eos_token!r}; a decoder "
             f"trained on them would never stop. Give it a post-processor that adds it."
         )
     return tokenizer

@@ -11,6 +11,7 @@ whatever way, goes on with the same command from its last whole checkpoint.
 
 import json
 import os
+import subprocess
 import sys
 import time
 from importlib.metadata import version
@@ -22,6 +23,7 @@ import yaml
 from accelerate.utils import gather_object
 from datasets.distributed import split_dataset_by_node
 from datasets.utils.logging import disable_progress_bar
+from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -38,7 +40,7 @@ from training.hardware import choose_precision_and_attention, describe, die_with
 from training.metrics import likelihood, make_metric
 from training.pictures import plot_cross_attention, plot_training_curve
 from training.recipe import Recipe, read_recipe
-from training.tokenizer import train_tokenizer, vocabulary_sizes
+from training.tokenizer import load_tokenizer, train_tokenizer, vocabulary_sizes
 from training.trainer import TokenBatchTrainer
 from vanilla_transformer import (
     TranslationPipeline,
@@ -97,7 +99,7 @@ def run(recipe: Recipe, folder: Path) -> None:
     if validation_set is not None:  # sentences of like length meet in a batch
         validation_set = validation_set.select(np.argsort(sequence_lengths(validation_set).max(1), kind="stable"))
 
-    model = build_model(recipe, tokenizer)
+    model = load_base(recipe) if args.base_model is not None else build_model(recipe, tokenizer)
     print(f"{model.num_parameters():,} parameters, vocabulary {vocabulary_sizes(tokenizer)[1]:,}")
     collator = DataCollatorForSeq2Seq(tokenizer, model=model)
     settle_precision(recipe, model, train_set, collator, folder if checkpoint else None)
@@ -129,6 +131,8 @@ def run(recipe: Recipe, folder: Path) -> None:
     if trainer.is_world_process_zero():
         (folder / "all_results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False), encoding="utf-8")
         show(folder)
+        if args.push_to_hub:
+            push(recipe, folder)
     if args.world_size > 1:
         trainer.accelerator.wait_for_everyone()
         sys.stdout.flush()
@@ -203,6 +207,10 @@ def make_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText], folder: Path
     """The run's tokenizer: from the output folder where it has one already, else trained or loaded, and saved there."""
     if (folder / "tokenizer_config.json").exists():
         return AutoTokenizer.from_pretrained(folder)
+    if recipe.training.base_model is not None:
+        tokenizer = load_tokenizer(recipe.training.base_model, "base_model")
+        tokenizer.save_pretrained(folder)
+        return tokenizer
     if "train" in corpus:
         sources, targets = corpus["train"].sources, corpus["train"].targets
     else:
@@ -243,11 +251,31 @@ def build_model(recipe: Recipe, tokenizer: Any) -> VanillaTransformerForConditio
             **vars(recipe.model),
         )
     )
-    decoding = {name: getattr(recipe.decoding, name) for name in ("num_beams", "length_penalty", "max_new_tokens")}
-    if recipe.decoding.num_beams == 1:
-        del decoding["length_penalty"]  # transformers refuses one that greedy decoding would ignore
-    model.generation_config = GenerationConfig(**decoding, **special_ids)
+    model.generation_config = GenerationConfig(**decoding_settings(recipe), **special_ids)
     return model
+
+
+def decoding_settings(recipe: Recipe) -> dict[str, Any]:
+    settings = {name: getattr(recipe.decoding, name) for name in ("num_beams", "length_penalty", "max_new_tokens")}
+    if recipe.decoding.num_beams == 1:
+        del settings["length_penalty"]  # transformers refuses one that greedy decoding would ignore
+    return settings
+
+
+def load_base(recipe: Recipe) -> Any:
+    """The recipe's `base_model`, of whatever class, with its dropouts and way of decoding; for LoRA inside peft's."""
+    args = recipe.training
+    dropouts = {name: value for name, value in vars(recipe.model).items() if name in recipe.given}
+    try:
+        model = AutoModelForSeq2SeqLM.from_pretrained(args.base_model, **dropouts)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"base_model={args.base_model}: cannot be loaded ({reason}).") from error
+    model.generation_config.update(max_length=None, **decoding_settings(recipe))
+    if not args.lora_rank:
+        return model
+    lora = LoraConfig("SEQ_2_SEQ_LM", r=args.lora_rank, lora_alpha=2 * args.lora_rank, target_modules="all-linear")
+    return get_peft_model(model, lora)
 
 
 def settle_precision(recipe: Recipe, model: Any, train_set: Any, collator: Any, resumed: Path | None) -> None:
@@ -273,6 +301,17 @@ def settle_precision(recipe: Recipe, model: Any, train_set: Any, collator: Any, 
     model.set_attn_implementation(args.attention)
     if args.precision == "bf16":
         args.bf16, args.mixed_precision = True, "bf16"
+
+
+def push(recipe: Recipe, folder: Path) -> None:
+    """Uploads what a finished run has made, by `hub.push`, which looks at it first and leaves pickles at home."""
+    args = recipe.training
+    command = [sys.executable, "-m", "hub.push", str(folder), args.hub_model_id or folder.resolve().name]
+    command += ["--private"] if args.hub_private_repo else []
+    command += ["--revision", args.hub_revision] if args.hub_revision else []
+    environment = os.environ | ({"HF_TOKEN": args.hub_token} if args.hub_token else {})
+    if subprocess.run(command, env=environment, check=False, cwd=Path(__file__).parents[1]).returncode:
+        raise ValueError(f"the model was not uploaded; it is whole in {folder}: python -m hub.push {folder} USER/NAME")
 
 
 # --- Scores ----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from peft import PeftModel
 from safetensors import SafetensorError
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -33,6 +34,7 @@ from training.batching import TokenBatchSampler
 from training.checkpoints import AVERAGED, average, choose, keep_only, seal
 from training.encoding import TokenBatchStream, sequence_lengths
 
+ADAPTER = "adapter"  # in a run's folder: what LoRA trained, alone
 PROGRESS = "progress.json"  # in a checkpoint: what was done for it
 STREAM = "stream_{}.json"  # in a checkpoint: where each process's stream goes on
 
@@ -75,6 +77,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._start = self._last_log = time.perf_counter()
         return super().train(*args, **kwargs)
+
+    @property
+    def own_model(self) -> PreTrainedModel:
+        """The model itself, where peft has put another around it."""
+        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
 
     @property
     def average_model(self) -> PreTrainedModel:
@@ -184,11 +191,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> tuple:
         """As in transformers, which leaves its defaults (`max_length=20`, ...) in the model's generation config."""
-        generation_config = deepcopy(self.model.generation_config)
+        generation_config = deepcopy(self.own_model.generation_config)
         try:
             return super().prediction_step(*args, **kwargs)
         finally:
-            self.model.generation_config = generation_config
+            self.own_model.generation_config = generation_config
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
@@ -287,8 +294,13 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def save_final(self) -> None:
         """Saves what the run is for: the last weights, their moving average, or the mean of the chosen checkpoints."""
         args, run = self.args, Path(self.args.output_dir)
-        if args.average_checkpoints == 1 and args.average_by == "last" and self.average is None:
-            self.save_model()
+        if isinstance(self.model, PeftModel):
+            if args.should_save:
+                self.model.save_pretrained(run / ADAPTER)
+                deepcopy(self.model).merge_and_unload().save_pretrained(run)
+                self.processing_class.save_pretrained(run)
+        elif args.average_checkpoints == 1 and args.average_by == "last" and self.average is None:
+            self.save_model(_internal_call=True)  # else it would be uploaded here, by push_to_hub
             if args.should_save:
                 (run / "training_args.bin").unlink()  # a pickle; recipe.yaml says the same for everybody to read
         elif args.should_save:

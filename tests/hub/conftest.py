@@ -3,9 +3,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
-
-from vanilla_transformer import VanillaTransformerTokenizer
 
 
 def load_beside(name: str):
@@ -46,24 +43,6 @@ def run_main(monkeypatch, tmp_path):
             main()
 
     return run
-
-
-@pytest.fixture
-def make_tokenizer(train_bpe, sentences, special_tokens):
-    """(whether one vocabulary serves both sides) -> a tokenizer, and the configuration's fields that go with it."""
-
-    def make(shared: bool):
-        one, other = train_bpe(sentences["en"] + sentences["de"], 60), train_bpe(sentences["de"], 50)
-        if shared:
-            tokenizer = PreTrainedTokenizerFast(tokenizer_object=one, **special_tokens)
-            return tokenizer, {"vocab_size": one.get_vocab_size()}
-        tokenizer = VanillaTransformerTokenizer(
-            source_tokenizer_object=one, target_tokenizer_object=other, **special_tokens
-        )
-        sizes = {"vocab_size": one.get_vocab_size(), "decoder_vocab_size": other.get_vocab_size()}
-        return tokenizer, sizes | {"share_encoder_decoder_embeddings": False}
-
-    return make
 
 
 SMALL = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}

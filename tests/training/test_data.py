@@ -156,3 +156,16 @@ def test_streams_refuse_or_drop_bad_lines_too(write, arguments):
     assert [row["source"] for row in stream_pairs(arguments(bad_lines="drop"))] == ["one", "four"]
     with pytest.raises(ValueError, match="line 2: blank"):
         list(stream_pairs(arguments()))
+
+
+def test_references_belong_to_the_lines_of_the_test_file(tmp_path):
+    """Also where a line of the test file is left out."""
+    for name, text in {"train.en": "x\n", "train.de": "y\n", "test.en": "a b\n\nc\n", "test.de": "A\nB\nC\n"}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "refs.tsv").write_text("ab\tA\tAA\nb\tB\nc\tC\tCC\tCCC\n")
+    arguments = DataArguments(
+        data_dir=str(tmp_path), validation_file=None, test_file="test", test_references="refs.tsv", bad_lines="drop"
+    )
+    test = read_corpus(arguments)["test"]
+    assert test.sources == ["a b", "c"]
+    assert test.references == [["A", "AA"], ["C", "CC", "CCC"]]

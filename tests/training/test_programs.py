@@ -135,6 +135,8 @@ DATA = {
     "JSON of another language": (["--train_file", "t.jsonl"], {"t.jsonl": '{"en": "a", "fr": "b"}\n'}, "no text named"),
     "no parquet": (["--train_file", "t.parquet"], {"t.parquet": "x"}, "is not a parquet file"),
     "too large a validation set": (["--validation_file", "None", "--validation_size", "500"], {}, "only 120"),
+    "references of no table": (["--test_references", "test.de"], {}, "give a .tsv file"),
+    "references of another length": (["--test_references", "r.tsv"], {"r.tsv": "a\tb\n"}, "the test data 10: line i"),
     "stream of blank lines": (["--streaming", "true"], {"train.en": "\n" * 120}, "blank"),
     "stream of another length": (["--streaming", "true"], {"train.en": "one\n" * 7}, "has 7 lines"),
 }

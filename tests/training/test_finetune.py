@@ -1,0 +1,148 @@
+"""Going on from somebody's checkpoint: all weights or low-rank updates, ours or another class."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    BartConfig,
+    BartForConditionalGeneration,
+    ByT5Tokenizer,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedTokenizerFast,
+)
+
+OTHERS = {"vocab_size": 259, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64}
+OTHERS |= {"decoder_ffn_dim": 64, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+
+
+@pytest.fixture
+def make_base(tmp_path, make_model, make_tokenizer, train_bpe, sentences, special_tokens):
+    """A checkpoint folder of a class."""
+
+    def make(kind: str) -> Path:
+        folder = tmp_path / "base"
+        if kind == "ours" or kind == "two vocabularies":
+            tokenizer, sizes = make_tokenizer(kind == "ours")
+            model = make_model(**sizes)
+        elif kind == "marian":
+            tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(sentences["en"], 60), **special_tokens)
+            model = MarianMTModel(MarianConfig(**OTHERS, pad_token_id=0, eos_token_id=2, decoder_start_token_id=0))
+        else:  # a tokenizer written in Python
+            tokenizer = ByT5Tokenizer()
+            model = BartForConditionalGeneration(
+                BartConfig(**OTHERS, pad_token_id=0, bos_token_id=0, eos_token_id=1, decoder_start_token_id=0)
+            )
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def tune(programs, tmp_path, make_recipe):
+    """Runs the training program on a base model, with the small corpus; the output folder."""
+    data = Path(next(line for line in make_recipe(tmp_path).read_text().splitlines() if "data_dir" in line).split()[1])
+    recipe = tmp_path / "tune.yaml"
+    recipe.write_text(
+        f"data_dir: {data}\noutput_dir: {tmp_path / 'tuned'}\nmax_tokens: 256\nmax_steps: 6\nlearning_rate: 1.0e-3\n"
+        "warmup_steps: 2\neval_strategy: steps\neval_steps: 3\nsave_steps: 3\nnum_beams: 2\nmax_new_tokens: 12\n"
+        "test_file: test\ndisable_tqdm: true\nprecision: fp32\nattention: sdpa\n"
+    )
+
+    def run(base: Path | str, *arguments: str, status: int = 0):
+        process = programs.run("training.train", recipe, "--base_model", base, *arguments, status=status)
+        return process if status else tmp_path / "tuned"
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ours", "two vocabularies", "marian", "bart"])
+def test_any_class_goes_on_from_its_weights(make_base, tune, kind):
+    base = make_base(kind)
+    folder = tune(base, "--learning_rate", "1e-9", "--warmup_steps", "0")
+    before, after = (load_file(each / "model.safetensors") for each in (base, folder))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, atol=1e-6, rtol=0)
+    assert type(AutoModelForSeq2SeqLM.from_pretrained(folder)) is type(AutoModelForSeq2SeqLM.from_pretrained(base))
+    assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(base).get_vocab()
+    results = json.loads((folder / "all_results.json").read_text())
+    assert results["updates"] == 6
+    assert "test_bleu" in results
+    recipe = (folder / "recipe.yaml").read_text()
+    assert f"base_model: {base}" in recipe
+    assert "d_model" not in recipe  # the default, which is not this model's
+
+
+@pytest.mark.slow
+def test_all_weights_learn(make_base, tune):
+    base = make_base("ours")
+    folder = tune(base, "--dropout", "0.3")
+    before, after = (load_file(each / "model.safetensors") for each in (base, folder))
+    assert all(not torch.equal(before[name], after[name]) for name in before if "k_proj.bias" not in name)
+    assert AutoModelForSeq2SeqLM.from_pretrained(folder).config.dropout == 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ours", "marian"])
+def test_lora_is_merged_into_the_weights_and_kept_beside_them(make_base, tune, kind):
+    base = make_base(kind)
+    folder = tune(base, "--lora_rank", "2", "--learning_rate", "0.01")
+    before, after = (load_file(each / "model.safetensors") for each in (base, folder))
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert all(name.endswith("proj.weight") or ".fc" in name for name in changed)
+    model = AutoModelForSeq2SeqLM.from_pretrained(base)
+    adapted = PeftModel.from_pretrained(model, folder / "adapter").merge_and_unload()
+    for name, tensor in adapted.state_dict().items():
+        if name in after:
+            torch.testing.assert_close(tensor, after[name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_lora_goes_on_bit_for_bit(make_base, tune, programs, tmp_path):
+    base = make_base("ours")
+    whole = tune(base, "--lora_rank", "2", "--output_dir", str(tmp_path / "whole")) and tmp_path / "whole"
+    tune(base, "--lora_rank", "2")
+    cut = tmp_path / "tuned"
+    (cut / "all_results.json").unlink()
+    (cut / "model.safetensors").unlink()
+    for path in (cut / "checkpoint-6").iterdir():
+        if path.is_file():
+            path.unlink()  # only the one after 3 updates is whole
+    tune(base, "--lora_rank", "2")
+    first, second = (load_file(folder / "model.safetensors") for folder in (whole, cut))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "base_model=nowhere: cannot be loaded"),
+        (["base", "--d_model", "64"], "d_model is settled by base_model=base"),
+        (["base", "--tokenizer_size", "64"], "tokenizer_size is settled by base_model"),
+        (["base", "--lora_rank", "-1"], "lora_rank=-1"),
+        (["base", "--lora_rank", "2", "--ema_decay", "0.9"], "goes with neither ema_decay"),
+        (["base", "--push_to_hub", "true", "--hub_strategy", "every_save"], "uploads at the end"),
+    ],
+)
+def test_what_contradicts_the_base_is_refused(tune, arguments, message):
+    assert message in tune(*arguments, status=2).stderr
+
+
+def test_the_papers_learning_rate_is_for_fresh_weights(programs, tmp_path):
+    for name, line, message in (("base", "base_model: base", "base_model needs a learning_rate"),
+                                ("lora", "lora_rank: 2", "lora_rank needs a base_model")):  # fmt: skip
+        recipe = tmp_path / f"{name}.yaml"
+        recipe.write_text(f"output_dir: {tmp_path / 'out'}\n{line}\n")
+        assert message in programs.run("training.train", recipe, status=2).stderr
