@@ -242,3 +242,44 @@ def test_the_package_wins_over_shipped_code(make_model, train_bpe, sentences, sp
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, trust_remote_code=True)
     assert type(loaded) is VanillaTransformerForConditionalGeneration
     assert AutoTokenizer.from_pretrained(tmp_path)("the dog").input_ids == tokenizer("the dog").input_ids
+
+
+WITNESS_STRANGER = """
+import json, sys
+sys.modules["vanilla_transformer"] = None
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
+batch = tokenizer("the dog runs", text_target="der Hund rennt", return_tensors="pt")
+ids = model.generate(**tokenizer("the dog runs", return_tensors="pt"))[0]
+text = tokenizer.decode(ids, skip_special_tokens=True)
+print(json.dumps({"logits": model(**batch).logits[0].tolist(), "text": text}))
+"""
+
+
+def assert_as_expected(folder, found) -> None:
+    expected = json.loads((folder / "expected.json").read_text())
+    torch.testing.assert_close(torch.tensor(found["logits"]), torch.tensor(expected["logits"]), atol=1e-4, rtol=0)
+    assert found["text"] == expected["text"] != ""
+
+
+@pytest.mark.parametrize("name", ["shared", "two"])
+def test_checkpoints_of_version_0_1_go_on_loading(repository, name):
+    """tests/witness was written by version 0.1: one shared vocabulary; two, pre-norm, with the code of that version."""
+    folder = repository / "tests" / "witness" / name
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer("the dog runs", text_target="der Hund rennt", return_tensors="pt")
+    ids = model.generate(**tokenizer("the dog runs", return_tensors="pt"))[0]
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    assert_as_expected(folder, {"logits": logits_of(model, batch)[0].tolist(), "text": text})
+
+
+@pytest.mark.slow
+def test_the_code_of_version_0_1_goes_on_running(repository, tmp_path):
+    folder = repository / "tests" / "witness" / "two"
+    process = subprocess.run(
+        [sys.executable, "-c", WITNESS_STRANGER, str(folder)],
+        cwd=tmp_path, env=os.environ | {"HF_HOME": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert_as_expected(folder, json.loads(process.stdout.splitlines()[-1]))

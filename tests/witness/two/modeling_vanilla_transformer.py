@@ -1,0 +1,786 @@
+# Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
+"""The encoder-decoder of "Attention Is All You Need" (Vaswani et al. 2017, arXiv:1706.03762), in the paper's order.
+
+    3.2.1  scaled dot-product attention   scaled_dot_product_attention
+    3.2.2  multi-head attention           MultiHeadAttention
+    3.3    feed-forward network           PositionWiseFeedForward
+    3.4    embeddings and softmax         TransformerStack.embed, lm_head
+    3.5    positional encoding            sinusoidal_encoding, LearnedPositionalEmbedding
+    3.1    encoder and decoder stacks     EncoderLayer, DecoderLayer, Encoder, Decoder
+    5.4    residual dropout               TransformerLayer.residual
+
+Shapes: B batch, S source length, T target length, D model width, H heads, K and E width of a head's keys and of its
+values, V target vocabulary. In attention, T is the length of the queries and S that of the keys.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationMixin
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+
+if TYPE_CHECKING:  # never runs: transformers copies the files named in relative imports into a saved checkpoint
+    from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401
+
+
+# --- 3.2 Attention ---------------------------------------------------------------------------------------------------
+
+
+def scaled_dot_product_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Section 3.2.1, equation 1: softmax(Q K^T / sqrt(d_k)) V. The `"eager"` attention implementation.
+
+    Args:
+        query, key, value: (B, H, T, K), (B, H, S, K), (B, H, S, E).
+        attention_mask: added to the scores, broadcast to (B, H, T, S): 0 where a key may be seen, else very negative.
+        scaling: 1 / sqrt(d_k).
+
+    Returns:
+        The weighted values (B, T, H, E) and the attention weights (B, H, T, S).
+    """
+    scores = torch.matmul(query * scaling, key.transpose(2, 3))  # (B, H, T, S)
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = nn.functional.softmax(scores, dim=-1)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2), weights
+
+
+class MultiHeadAttention(nn.Module):
+    """Section 3.2.2: Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+
+    Self-attention where queries, keys and values come from the same sequence; cross-attention ("encoder-decoder
+    attention", section 3.2.3) where keys and values come from the encoder's output.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, num_heads: int, layer_idx: int = 0, is_causal: bool = False):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.is_causal = is_causal  # read by the attention functions when they get no mask
+        self.key_head_dim = config.key_head_dim or config.d_model // num_heads
+        self.value_head_dim = config.value_head_dim or config.d_model // num_heads
+        self.scaling = self.key_head_dim**-0.5
+        self.q_proj = nn.Linear(config.d_model, num_heads * self.key_head_dim)
+        self.k_proj = nn.Linear(config.d_model, num_heads * self.key_head_dim)
+        self.v_proj = nn.Linear(config.d_model, num_heads * self.value_head_dim)
+        self.out_proj = nn.Linear(num_heads * self.value_head_dim, config.d_model)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attends from `hidden_states` (B, T, D) to `encoder_hidden_states` (B, S, D), or to itself if that is None.
+
+        Returns:
+            The output (B, T, D), and the attention weights (B, H, T, S) where the attention function computes them.
+        """
+        query = self.split_heads(self.q_proj(hidden_states), self.key_head_dim)  # (B, H, T, K)
+        key, value = self.keys_and_values(hidden_states, encoder_hidden_states, past_key_values)
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, scaled_dot_product_attention
+        )
+        dropout = self.config.attention_dropout if self.training else 0.0
+        heads, weights = attend(
+            self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
+        )
+        concatenated = heads.reshape(*hidden_states.shape[:-1], -1)  # (B, T, H * E)
+        return self.out_proj(concatenated), weights
+
+    def keys_and_values(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None,
+        cache: EncoderDecoderCache | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys (B, H, S, K) and values (B, H, S, E): past ones from the cache, new ones added to it.
+
+        Those of cross-attention are computed in the first step of decoding and read from the cache afterwards.
+        """
+        is_cross = encoder_hidden_states is not None
+        if is_cross and cache is not None and cache.is_updated.get(self.layer_idx):
+            layer = cache.cross_attention_cache.layers[self.layer_idx]
+            return layer.keys, layer.values
+
+        states = encoder_hidden_states if encoder_hidden_states is not None else hidden_states
+        key = self.split_heads(self.k_proj(states), self.key_head_dim)
+        value = self.split_heads(self.v_proj(states), self.value_head_dim)
+        if cache is None:
+            return key, value
+        own_cache = cache.cross_attention_cache if is_cross else cache.self_attention_cache
+        key, value = own_cache.update(key, value, self.layer_idx)
+        if is_cross:
+            cache.is_updated[self.layer_idx] = True
+        return key, value
+
+    @staticmethod
+    def split_heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
+        """(B, T, H * head_dim) -> (B, H, T, head_dim). H is read off, since tensor parallelism splits the heads."""
+        return states.view(*states.shape[:-1], -1, head_dim).transpose(1, 2)
+
+
+# --- 3.3 Position-wise feed-forward networks -------------------------------------------------------------------------
+
+
+class PositionWiseFeedForward(nn.Module):
+    """Section 3.3, equation 2: FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, the same at every position."""
+
+    def __init__(self, config: VanillaTransformerConfig, ffn_dim: int):
+        super().__init__()
+        self.fc1 = nn.Linear(config.d_model, ffn_dim)
+        self.fc2 = nn.Linear(ffn_dim, config.d_model)
+        self.activation = ACT2FN[config.activation_function]
+        self.dropout = config.activation_dropout
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        hidden_states = self.activation(self.fc1(hidden_states))  # (B, T, d_ff)
+        hidden_states = nn.functional.dropout(hidden_states, p=self.dropout, training=self.training)
+        return self.fc2(hidden_states)
+
+
+# --- 3.5 Positional encoding -----------------------------------------------------------------------------------------
+
+
+def sinusoidal_encoding(positions: torch.Tensor, d_model: int) -> torch.Tensor:
+    """Section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same.
+
+    Computed from the positions rather than looked up: there is no table to store and no longest sentence. Always in
+    float32, where a position of bfloat16 would lose its last digits above 256.
+
+    Args:
+        positions: integers of any shape (...).
+
+    Returns:
+        (..., d_model), float32.
+    """
+    even = torch.arange(0, d_model, 2, device=positions.device, dtype=torch.float32)  # 2i
+    angles = positions.float().unsqueeze(-1) * torch.exp(even * (-math.log(10000.0) / d_model))
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+
+
+class LearnedPositionalEmbedding(nn.Embedding):
+    """The paper's table 3, row E: one learned vector a position, and so a longest sentence."""
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        """(B, T) -> (B, T, D). Raises ValueError for positions beyond the table, where that can be seen on the CPU."""
+        if is_eager_on_cpu(positions) and positions.numel() and (length := int(positions.max()) + 1) > len(self.weight):
+            raise ValueError(
+                f"A sequence of {length} tokens is longer than the {len(self.weight)} learned positions "
+                f"(max_position_embeddings={len(self.weight)}): shorten it, or train with sinusoidal positions."
+            )
+        return super().forward(positions)
+
+
+def count_positions(attention_mask: torch.Tensor | None, length: int, past_length: int = 0) -> torch.Tensor | None:
+    """Positions of the last `length` tokens, counting real tokens alone, so that padding on either side is the same.
+
+    Args:
+        attention_mask: (B, past and new tokens), non-zero for real tokens; or a causal 4D mask (B, 1, T, S), boolean or
+            additive, in which a token sees itself and the real tokens before it.
+
+    Returns:
+        (B, length), or None where the mask tells nothing (no mask, or FlexAttention's BlockMask).
+    """
+    if not isinstance(attention_mask, torch.Tensor):
+        return None
+    if attention_mask.ndim == 2:
+        counts = attention_mask.long().cumsum(-1)
+    else:
+        visible = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+        counts = visible[:, 0].sum(-1)
+    return (counts[:, -length:] - 1).clamp(min=0)
+
+
+# --- 3.1 Encoder and decoder stacks ----------------------------------------------------------------------------------
+
+
+class TransformerLayer(GradientCheckpointingLayer):
+    """What the layers of both stacks share: a residual connection around each sublayer."""
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__()
+        self.dropout = config.dropout
+        self.norm_position = config.norm_position
+
+    def residual(self, norm: nn.LayerNorm, hidden_states: torch.Tensor, sublayer: Callable) -> torch.Tensor:
+        """Section 3.1: LayerNorm(x + Sublayer(x)), with the dropout of section 5.4 on the sublayer's output.
+
+        Pre-norm departs from the paper: x + Sublayer(LayerNorm(x)).
+        """
+        if self.norm_position == "pre":
+            return hidden_states + self.residual_dropout(sublayer(norm(hidden_states)))
+        return norm(hidden_states + self.residual_dropout(sublayer(hidden_states)))
+
+    def residual_dropout(self, output: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(output, p=self.dropout, training=self.training)
+
+
+class EncoderLayer(TransformerLayer):
+    """Section 3.1, Encoder: self-attention, then the feed-forward network."""
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
+        super().__init__(config)
+        self.self_attn = MultiHeadAttention(config, config.encoder_attention_heads, layer_idx)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.feed_forward = PositionWiseFeedForward(config, config.encoder_ffn_dim)
+        self.feed_forward_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs: Unpack[TransformersKwargs]
+    ) -> torch.Tensor:
+        """(B, S, D) -> (B, S, D)."""
+        hidden_states = self.residual(
+            self.self_attn_layer_norm,
+            hidden_states,
+            lambda x: self.self_attn(x, attention_mask=attention_mask, **kwargs)[0],
+        )
+        return self.residual(self.feed_forward_layer_norm, hidden_states, self.feed_forward)
+
+
+class DecoderLayer(TransformerLayer):
+    """Section 3.1, Decoder: masked self-attention, attention to the encoder's output, feed-forward network."""
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
+        super().__init__(config)
+        self.self_attn = MultiHeadAttention(config, config.decoder_attention_heads, layer_idx, is_causal=True)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.cross_attn = MultiHeadAttention(config, config.decoder_attention_heads, layer_idx)
+        self.cross_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.feed_forward = PositionWiseFeedForward(config, config.decoder_ffn_dim)
+        self.feed_forward_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """(B, T, D) and the encoder's (B, S, D) -> (B, T, D)."""
+        hidden_states = self.residual(
+            self.self_attn_layer_norm,
+            hidden_states,
+            lambda x: self.self_attn(x, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs)[0],
+        )
+        hidden_states = self.residual(
+            self.cross_attn_layer_norm,
+            hidden_states,
+            lambda x: self.cross_attn(
+                x,
+                encoder_hidden_states,
+                attention_mask=encoder_attention_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )[0],
+        )
+        return self.residual(self.feed_forward_layer_norm, hidden_states, self.feed_forward)
+
+
+class VanillaTransformerPreTrainedModel(PreTrainedModel):
+    """What every model class here shares: initialization by name, capabilities, and saving with its code."""
+
+    config: VanillaTransformerConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["EncoderLayer", "DecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Draws one module's weights as `config.initialization` says; "normal" and LayerNorm are transformers' own."""
+        initialization = self.config.initialization
+        if initialization == "normal" or not isinstance(module, (nn.Linear, nn.Embedding)):
+            super()._init_weights(module)
+            return
+        bias = getattr(module, "bias", None)
+        if initialization == "xavier":
+            init.xavier_uniform_(module.weight)
+            if bias is not None:
+                init.zeros_(bias)
+        elif isinstance(module, nn.Embedding):  # "torch", as nn.Embedding.reset_parameters
+            init.normal_(module.weight)
+        else:  # "torch", as nn.Linear.reset_parameters: U(-1 / sqrt(fan_in), 1 / sqrt(fan_in)) for both
+            bound = module.in_features**-0.5
+            init.uniform_(module.weight, -bound, bound)
+            if bias is not None:
+                init.uniform_(bias, -bound, bound)
+
+    def save_pretrained(self, save_directory, **kwargs) -> None:
+        """As in transformers. The folder also carries this code and says which class each Auto class loads, so that
+        `trust_remote_code=True` is enough where this package is not installed."""
+        self.config.auto_map = {
+            "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
+            "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
+            "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
+        }
+        self.config.custom_pipelines = {
+            "translation": {
+                "impl": "pipeline_vanilla_transformer.TranslationPipeline",
+                "pt": ["AutoModelForSeq2SeqLM"],
+                "type": "text",
+            }
+        }
+        super().save_pretrained(save_directory, **kwargs)
+
+
+class TransformerStack(VanillaTransformerPreTrainedModel):
+    """What encoder and decoder share: embeddings, positions, N layers, and a final norm where the config has one."""
+
+    def __init__(self, config: VanillaTransformerConfig, vocab_size: int, layers: list[TransformerLayer]):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
+        if config.position_embedding_type == "learned":
+            self.embed_positions = LearnedPositionalEmbedding(config.max_position_embeddings, config.d_model)
+        if config.embedding_norm:
+            self.embedding_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.layers = nn.ModuleList(layers)
+        has_final_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm
+        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if has_final_norm else nn.Identity()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def look_up(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, name: str) -> torch.Tensor:
+        """Token embeddings (B, T, D) before scaling. Raises ValueError for ids outside the vocabulary, on the CPU."""
+        if input_ids is None and inputs_embeds is not None:
+            return inputs_embeds
+        if input_ids is None or inputs_embeds is not None:
+            raise ValueError(f"Give exactly one of {name}input_ids and {name}inputs_embeds.")
+        try:
+            return self.embed_tokens(input_ids)
+        except IndexError as error:  # a GPU would not tell
+            size = self.embed_tokens.num_embeddings
+            bad = int(input_ids[(input_ids < 0) | (input_ids >= size)][0])
+            raise ValueError(
+                f"{name}input_ids holds the id {bad}, outside the vocabulary of {size} tokens (0 to {size - 1}): was "
+                f"the text encoded with this model's tokenizer?"
+            ) from error
+
+    def embed(self, inputs_embeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Sections 3.4 and 3.5: embeddings * sqrt(d_model) + positions, then the dropout of section 5.4. (B, T, D)"""
+        if self.config.scale_embedding:
+            inputs_embeds = inputs_embeds * math.sqrt(self.config.d_model)
+        if self.config.position_embedding_type == "learned":
+            encoding = self.embed_positions(positions)
+        else:
+            encoding = sinusoidal_encoding(positions, self.config.d_model)
+        hidden_states = inputs_embeds + encoding.to(inputs_embeds.dtype)
+        if self.config.embedding_norm:
+            hidden_states = self.embedding_layer_norm(hidden_states)
+        return nn.functional.dropout(hidden_states, p=self.config.dropout, training=self.training)
+
+
+class Encoder(TransformerStack):
+    """Section 3.1: a stack of N identical layers that turns source tokens (B, S) into states (B, S, D)."""
+
+    _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}
+    _tp_plan = {
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.out_proj": "rowwise",
+        "layers.*.feed_forward.fc1": "colwise",
+        "layers.*.feed_forward.fc2": "rowwise",
+    }
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config, config.vocab_size, [EncoderLayer(config, i) for i in range(config.encoder_layers)])
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """Source tokens or their embeddings, with a mask that is zero at padding -> states, `last_hidden_state`.
+
+        Args:
+            input_ids: (B, S).
+            attention_mask: (B, S); None: no padding.
+            inputs_embeds: (B, S, D), instead of `input_ids`; scaled here as embeddings are.
+        """
+        inputs_embeds = self.look_up(input_ids, inputs_embeds, "")
+        refuse_empty_sources(inputs_embeds, attention_mask)
+        positions = None
+        if attention_mask is not None and attention_mask.ndim == 2:
+            positions = count_positions(attention_mask, inputs_embeds.shape[1])
+        if positions is None:
+            positions = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
+        hidden_states = self.embed(inputs_embeds, positions)
+        attention_mask = create_bidirectional_mask(
+            config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
+        )
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, attention_mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
+
+
+class Decoder(TransformerStack):
+    """Section 3.1: N layers that turn the target tokens so far and the encoder's states into states (B, T, D)."""
+
+    _can_record_outputs = {
+        "hidden_states": DecoderLayer,
+        "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="cross_attn"),
+    }
+    _tp_plan = Encoder._tp_plan | {
+        "layers.*.cross_attn.q_proj": "colwise",
+        "layers.*.cross_attn.k_proj": "colwise",
+        "layers.*.cross_attn.v_proj": "colwise",
+        "layers.*.cross_attn.out_proj": "rowwise",
+    }
+
+    def __init__(self, config: VanillaTransformerConfig):
+        layers = [DecoderLayer(config, i) for i in range(config.decoder_layers)]
+        super().__init__(config, config.decoder_vocab_size, layers)  # type: ignore[arg-type]  # filled in by the config
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Target tokens so far -> states, `last_hidden_state`; each position sees itself and what stands before it.
+
+        Args:
+            input_ids: (B, T); with `past_key_values` only the new tokens.
+            attention_mask: (B, past and new tokens), zero at padding, or a 4D mask; None: no padding.
+            encoder_hidden_states: (B, S, D).
+            encoder_attention_mask: (B, S), the source's mask.
+            past_key_values: keys and values of earlier steps, extended in place.
+            inputs_embeds: (B, T, D), instead of `input_ids`; scaled here as embeddings are.
+            use_cache: return `past_key_values` for the next step.
+        """
+        inputs_embeds = self.look_up(input_ids, inputs_embeds, "decoder_")
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
+            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
+        self_attention_cache = past_key_values.self_attention_cache if past_key_values is not None else None
+
+        length = inputs_embeds.shape[1]
+        positions = count_positions(attention_mask, length)
+        if positions is None:
+            past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
+            positions = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
+        hidden_states = self.embed(inputs_embeds, positions)
+
+        causal_mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=self_attention_cache,
+        )
+        encoder_attention_mask = create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=encoder_attention_mask,
+            encoder_hidden_states=encoder_hidden_states,
+        )
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                encoder_hidden_states,
+                attention_mask=causal_mask,
+                encoder_attention_mask=encoder_attention_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values if use_cache else None
+        )
+
+
+# --- The whole model (figure 1) --------------------------------------------------------------------------------------
+
+
+class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
+    """Figure 1 without the final projection: encoder and decoder, with one shared embedding or two (section 3.4)."""
+
+    _tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        config.validate_architecture()  # a field may have been set since the configuration was made
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Which parameter is a copy of which. Sharing source and target embeddings does not depend on tying the
+        output projection here, as it would in transformers."""
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        return dict(self._tied_weights_keys) if self.config.share_encoder_decoder_embeddings else {}
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.encoder.embed_tokens = value
+        if self.config.share_encoder_decoder_embeddings:
+            self.decoder.embed_tokens = value
+
+    def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Embedding:
+        """Resizes the target's vocabulary of a model with two vocabularies."""
+        if self.config.share_encoder_decoder_embeddings:
+            raise ValueError("Source and target share one vocabulary: use resize_token_embeddings for both.")
+        self.decoder.embed_tokens = self._get_resized_embeddings(self.decoder.embed_tokens, new_num_tokens)
+        self.config.decoder_vocab_size = new_num_tokens
+        return self.decoder.embed_tokens
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: tuple[torch.Tensor] | BaseModelOutput | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
+        """Encodes the source, unless `encoder_outputs` are given, and decodes the target.
+
+        Args:
+            input_ids: source tokens (B, S).
+            attention_mask: (B, S), zero at the source's padding; None: no padding.
+            decoder_input_ids: target tokens (B, T), beginning with `decoder_start_token_id`.
+            decoder_attention_mask: (B, T), zero at the target's padding; needed only where that stands on the left.
+            encoder_outputs: what `get_encoder()` returned for the source.
+            past_key_values: the cache of earlier steps; `decoder_input_ids` are then the new tokens alone.
+            inputs_embeds, decoder_inputs_embeds: (B, S, D) and (B, T, D), instead of the ids.
+            use_cache: return `past_key_values`; default `config.use_cache`.
+
+        Returns:
+            `last_hidden_state` (B, T, D), and on request caches, hidden states and attention weights.
+        """
+        if encoder_outputs is None:
+            encoded = self.encoder(
+                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            )
+        elif isinstance(encoder_outputs, BaseModelOutput):
+            encoded = encoder_outputs
+        else:
+            encoded = BaseModelOutput(*encoder_outputs)
+        decoder_outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=encoded.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoded.last_hidden_state,
+            encoder_hidden_states=encoded.hidden_states,
+            encoder_attentions=encoded.attentions,
+        )
+
+
+class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
+    """Figure 1 whole: the model, and the linear projection to the vocabulary whose softmax predicts the next token."""
+
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        self.model = VanillaTransformerModel(config)
+        target_size: int = config.decoder_vocab_size  # type: ignore[assignment]  # filled in by the config
+        self.lm_head = nn.Linear(config.d_model, target_size, bias=config.lm_head_bias)
+        self.loss_type = "ForMaskedLM"  # labels stand beside the logits that predict them: nothing is shifted here
+        self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Which parameter is a copy of which: the projection's of the target embedding's (section 3.4)."""
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        if not self.config.tie_word_embeddings:
+            return {}
+        source = "encoder" if self.config.share_encoder_decoder_embeddings else "decoder"
+        return {"lm_head.weight": f"model.{source}.embed_tokens.weight"}
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.model.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.lm_head = new_embeddings
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: tuple[torch.Tensor] | BaseModelOutput | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqLMOutput:
+        """Logits of the next token at every target position, and the loss where `labels` are given.
+
+        Args:
+            input_ids ... use_cache: as in `VanillaTransformerModel.forward`.
+            labels: target tokens (B, T), -100 where none is to be predicted. Without `decoder_input_ids`, the decoder
+                reads them shifted right by one, behind `decoder_start_token_id`.
+            num_items_in_batch: number of labels in the whole batch, over accumulation steps and processes. The summed
+                loss is divided by it, so that a gradient does not depend on how the batch is split; None: the mean
+                over this call's labels.
+
+        Returns:
+            `loss` (scalar, nats a token), `logits` (B, T, V), and on request caches, hidden states and attention.
+        """
+        if use_cache is None and (labels is not None or self.training):
+            use_cache = False  # the Trainer takes the labels away where it smooths them; no cache in training
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        logits = self.lm_head(outputs.last_hidden_state)  # (B, T, V)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits, labels, self.config.decoder_vocab_size, num_items_in_batch=num_items_in_batch
+            )
+        return Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
+        )
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """Section 3.1: "the output embeddings are offset by one position". Labels (B, T) shifted right by one."""
+        start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
+        if start is None or pad is None:
+            name = "decoder_start_token_id" if start is None else "pad_token_id"
+            raise ValueError(f"config.{name} is None, but training from labels needs it: set it in the config.")
+        shifted = labels.roll(1, dims=-1)
+        shifted[:, 0] = start
+        return shifted.masked_fill(shifted == -100, pad)
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
+        """As in transformers where source and target share a vocabulary; else the source's vocabulary alone."""
+        if self.config.share_encoder_decoder_embeddings:
+            return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        return self.model.resize_token_embeddings(new_num_tokens, *args, **kwargs)
+
+    def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Embedding:
+        """Resizes the target's vocabulary, embedding and projection, of a model with two vocabularies."""
+        embeddings = self.model.resize_decoder_token_embeddings(new_num_tokens)
+        self.lm_head = self._get_resized_lm_head(self.lm_head, new_num_tokens)
+        self.tie_weights()
+        return embeddings
+
+
+# --- Checks that look at the data: on the CPU alone, since a GPU would have to wait for them -------------------------
+
+
+def is_eager_on_cpu(tensor: torch.Tensor) -> bool:
+    """Whether values of `tensor` may be looked at: on the CPU, and not while a compiler traces."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def refuse_empty_sources(inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None) -> None:
+    """Raises ValueError where a source has no token that may be seen: there is nothing to attend to."""
+    if inputs_embeds.shape[1] == 0:
+        raise ValueError("The sources are empty (length 0): every source needs at least one token, such as </s>.")
+    if attention_mask is not None and attention_mask.ndim == 2 and is_eager_on_cpu(attention_mask):
+        empty = (attention_mask == 0).all(-1)
+        if empty.any():
+            row = int(empty.int().argmax())
+            raise ValueError(f"Source {row} of the batch is empty: its attention_mask has no 1. Leave it out.")
+
+
+__all__ = [
+    "VanillaTransformerForConditionalGeneration",
+    "VanillaTransformerModel",
+    "VanillaTransformerPreTrainedModel",
+]

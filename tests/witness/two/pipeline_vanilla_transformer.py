@@ -1,0 +1,158 @@
+# Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
+"""`TranslationPipeline`: text in, text out. transformers 5 removed its own."""
+
+from collections.abc import Iterable, Iterator, Sized
+from itertools import islice
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers import Pipeline
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+BATCHES_A_WINDOW = 64  # sentences of this many batches are sorted by length together
+EXTRA_TOKENS = 50  # section 6.1: "the maximum output length during inference [is] input length + 50"
+
+
+class TranslationPipeline(Pipeline):
+    """Translates a string, a list of strings, or any iterable of strings such as a generator or a dataset's column.
+
+    Sentences are sorted by length inside a window of batches, so that little is padded, and come out in input order.
+
+        translator = TranslationPipeline(model=model, tokenizer=tokenizer)
+        translator("A dog runs.")                      # [{"translation_text": "Ein Hund rennt."}]
+        translator(["A dog.", "A cat."])               # a list with one such dictionary a sentence
+        translator(open("source.txt"))                 # an iterator of them; reads as it goes
+        translator("A dog.", num_beams=4, num_return_sequences=3, return_scores=True)   # 3 dictionaries
+
+    Keyword arguments, of the constructor or of a call:
+        batch_size: sentences a batch, default 32.
+        return_scores: add `"score"`: the sum of the tokens' log-probabilities / length ** length_penalty.
+        progress: show a progress bar on stderr.
+        any other: passed to `model.generate()`, over the model's `generation_config`. Where nothing sets a length, a
+            translation may be 50 tokens longer than its source (section 6.1).
+
+    An empty string has an empty translation. A sentence that the model cannot take (learned positions have a last one)
+    is not cut: its dictionary has an empty translation and an `"error"` that says why, and a warning is logged.
+    """
+
+    _load_tokenizer = True
+
+    def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict, dict, dict]:
+        own = {name: kwargs.pop(name) for name in ("return_scores", "progress") if name in kwargs}
+        return {}, kwargs, own
+
+    def __call__(self, inputs: str | Iterable[str], **kwargs: Any) -> list | Iterator:
+        """Translates; see the class. A string or list gives a list, any other iterable an iterator."""
+        batch_size = kwargs.pop("batch_size", None) or self._batch_size or 32
+        kwargs.pop("num_workers", None)  # transformers' loaders; tokenizing is not worth a process here
+        _, generate_kwargs, own = self._sanitize_parameters(**kwargs)
+        generate_kwargs = self._forward_params | generate_kwargs
+        own = self._postprocess_params | own
+        single = isinstance(inputs, str)
+        sentences: Iterable[str] = [inputs] if isinstance(inputs, str) else inputs
+        total = len(sentences) if isinstance(sentences, Sized) else None
+        translations = self._translate(sentences, batch_size, generate_kwargs, own.get("return_scores", False))
+        if own.get("progress", False):
+            translations = tqdm(translations, total=total, unit=" sentences")
+        if single:
+            (translation,) = translations
+            return translation if isinstance(translation, list) else [translation]
+        return list(translations) if isinstance(inputs, list | tuple) else translations
+
+    def _translate(
+        self, sentences: Iterable[str], batch_size: int, generate_kwargs: dict[str, Any], return_scores: bool
+    ) -> Iterator[dict[str, Any] | list[dict[str, Any]]]:
+        sentences = iter(sentences)
+        while window := list(islice(sentences, batch_size * BATCHES_A_WINDOW)):
+            results: list[Any] = [None] * len(window)
+            encoded = {}
+            for i, sentence in enumerate(window):
+                if not isinstance(sentence, str):
+                    raise ValueError(f"{sentence!r} is not a string: pass sentences, such as a dataset's text column.")
+                if not sentence.strip():
+                    results[i] = self._in_shape([{"translation_text": ""}], generate_kwargs)
+                    continue
+                model_inputs = self.preprocess(sentence.rstrip("\r\n"))  # lines of a file
+                if error := self._too_long(len(model_inputs["input_ids"])):
+                    logger.warning(f"Not translated: {error} {sentence[:80]!r}...")
+                    results[i] = self._in_shape([{"translation_text": "", "error": error}], generate_kwargs)
+                    continue
+                encoded[i] = model_inputs
+            order = sorted(encoded, key=lambda i: len(encoded[i]["input_ids"]), reverse=True)  # the largest batch first
+            for start in range(0, len(order), batch_size):
+                indices = order[start : start + batch_size]
+                batch = self.tokenizer.pad([encoded[i] for i in indices], return_tensors="pt")
+                outputs = self.forward(batch, return_scores=return_scores, **generate_kwargs)
+                for i, candidates in zip(indices, self.postprocess(outputs), strict=True):
+                    results[i] = self._in_shape(candidates, generate_kwargs)
+            yield from results
+
+    def preprocess(self, sentence: str) -> dict[str, list[int]]:
+        """A sentence -> its ids and mask, without padding."""
+        encoding = self.tokenizer(sentence)
+        return {"input_ids": encoding["input_ids"], "attention_mask": encoding["attention_mask"]}
+
+    def _forward(self, model_inputs: dict[str, torch.Tensor], return_scores: bool, **generate_kwargs: Any) -> dict:
+        """A padded batch (B, S) -> token ids (B, n, T) and, on request, scores (B, n)."""
+        config = generate_kwargs.get("generation_config", self.model.generation_config)
+        sets_length = {"max_length", "max_new_tokens"} & generate_kwargs.keys()
+        if not sets_length and config.max_new_tokens is None and config.max_length is None:
+            generate_kwargs["max_new_tokens"] = self._longest_output(model_inputs["input_ids"].shape[1])
+        outputs = self.model.generate(
+            **model_inputs, **generate_kwargs, return_dict_in_generate=True, output_scores=return_scores
+        )
+        shape = (len(model_inputs["input_ids"]), -1)
+        result = {"sequences": outputs.sequences.view(*shape, outputs.sequences.shape[-1])}
+        if return_scores:
+            result["scores"] = self._scores(outputs, generate_kwargs.get("length_penalty", config.length_penalty))
+            result["scores"] = result["scores"].view(shape)
+        return result
+
+    def _scores(self, outputs: Any, length_penalty: float | None) -> torch.Tensor:
+        if getattr(outputs, "sequences_scores", None) is not None:
+            return outputs.sequences_scores  # beam search has them
+        new_tokens = outputs.sequences[:, -len(outputs.scores) :]  # (B, T)
+        log_probabilities = torch.stack(outputs.scores, dim=1).log_softmax(-1)  # (B, T, V)
+        log_probabilities = log_probabilities.gather(-1, new_tokens.unsqueeze(-1)).squeeze(-1)
+        is_token = new_tokens != self.model.generation_config.pad_token_id
+        totals = log_probabilities.masked_fill(~is_token, 0.0).sum(-1)
+        return totals / is_token.sum(-1) ** (1.0 if length_penalty is None else length_penalty)
+
+    def postprocess(self, model_outputs: dict[str, torch.Tensor]) -> list[list[dict[str, Any]]]:
+        """Token ids (B, n, T) -> n dictionaries a sentence."""
+        results = []
+        for row, sequences in enumerate(model_outputs["sequences"]):
+            texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
+            candidates = [{"translation_text": text} for text in texts]
+            if "scores" in model_outputs:
+                for candidate, score in zip(candidates, model_outputs["scores"][row].tolist(), strict=True):
+                    candidate["score"] = score
+            results.append(candidates)
+        return results
+
+    def _in_shape(self, candidates: list[dict[str, Any]], generate_kwargs: dict[str, Any]) -> Any:
+        """One dictionary a sentence, or a list of them where several were asked for."""
+        config = generate_kwargs.get("generation_config", self.model.generation_config)
+        asked = generate_kwargs.get("num_return_sequences", config.num_return_sequences) or 1
+        return candidates[0] if asked == 1 else candidates
+
+    def _too_long(self, length: int) -> str | None:
+        limit = self._last_position()
+        if limit is None or length <= limit:
+            return None
+        return f"the sentence has {length} tokens, and the model takes at most {limit}."
+
+    def _longest_output(self, source_length: int) -> int:
+        limit = self._last_position()
+        return source_length + EXTRA_TOKENS if limit is None else min(source_length + EXTRA_TOKENS, limit - 1)
+
+    def _last_position(self) -> int | None:
+        config = self.model.config
+        is_sinusoidal = getattr(config, "position_embedding_type", None) == "sinusoidal"
+        return None if is_sinusoidal else getattr(config, "max_position_embeddings", None)
+
+
+__all__ = ["TranslationPipeline"]

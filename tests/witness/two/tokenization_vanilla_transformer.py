@@ -1,0 +1,115 @@
+# Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
+"""The tokenizer for models with two vocabularies. A shared one (section 5.1) needs no class of ours."""
+
+import os
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+
+class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
+    """Two `tokenizers` side by side: `tokenizer(text)` is the source's, `tokenizer(text_target=text)` the target's.
+
+    `decode` and `batch_decode` read targets, which is what a model generates; `use_source_tokenizer=True` reads
+    sources. Special tokens have the same ids on both sides. Everything else (`len`, `get_vocab`,
+    `convert_tokens_to_ids`, ...) speaks of the source; the target's own tokenizer is `target_tokenizer`.
+
+    The files are `source_tokenizer.json` and `target_tokenizer.json`: a loader that does not know this class finds no
+    `tokenizer.json`, and fails, instead of encoding targets with the source's vocabulary.
+
+    Args:
+        source_tokenizer_file, target_tokenizer_file: paths of `tokenizers` JSON files; or
+        source_tokenizer_object, target_tokenizer_object: `tokenizers.Tokenizer`s.
+        **kwargs: as for `PreTrainedTokenizerFast`: `pad_token`, `bos_token`, `eos_token`, `unk_token`, ...
+
+    Raises:
+        ValueError: one of the two tokenizers is missing, or a special token has different ids in them.
+    """
+
+    vocab_files_names = {
+        "source_tokenizer_file": "source_tokenizer.json",
+        "target_tokenizer_file": "target_tokenizer.json",
+    }
+    model_input_names = ["input_ids", "attention_mask"]
+    _tokenizer: Tokenizer  # the one in use
+
+    def __init__(
+        self,
+        source_tokenizer_file: str | os.PathLike | None = None,
+        target_tokenizer_file: str | os.PathLike | None = None,
+        source_tokenizer_object: Tokenizer | None = None,
+        target_tokenizer_object: Tokenizer | None = None,
+        **kwargs: Any,
+    ):
+        source = _load(source_tokenizer_file, source_tokenizer_object, "source")
+        self.target_tokenizer = _load(target_tokenizer_file, target_tokenizer_object, "target")
+        kwargs.pop("tokenizer_file", None)  # transformers looks for a tokenizer.json of its own accord
+        super().__init__(tokenizer_object=source, **kwargs)
+        self.source_tokenizer: Tokenizer = self._tokenizer  # transformers' copy
+        self._add_tokens(self.all_special_tokens, special_tokens=True)
+
+    @classmethod
+    def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
+        """Keeps transformers from rebuilding the source's tokenizer from its vocabulary; `__init__` reads both."""
+        kwargs.pop("trust_remote_code", None)
+        return kwargs
+
+    def _switch_to_input_mode(self) -> None:
+        self._tokenizer = self.source_tokenizer
+
+    def _switch_to_target_mode(self) -> None:
+        self._tokenizer = self.target_tokenizer
+
+    def _decode(
+        self, token_ids, skip_special_tokens: bool = False, use_source_tokenizer: bool = False, **kwargs
+    ) -> str:
+        if use_source_tokenizer:
+            return super()._decode(token_ids, skip_special_tokens, **kwargs)
+        self._switch_to_target_mode()
+        try:
+            return super()._decode(token_ids, skip_special_tokens, **kwargs)
+        finally:
+            self._switch_to_input_mode()
+
+    def _add_tokens(self, new_tokens, special_tokens: bool = False) -> int:
+        """Adds to the source's vocabulary; special tokens to both, where their ids must come out equal."""
+        added = super()._add_tokens(new_tokens, special_tokens)
+        special = [token for token in new_tokens if special_tokens or getattr(token, "special", False)]
+        self.target_tokenizer.add_special_tokens(special)
+        for token in map(str, special):
+            source_id, target_id = (side.token_to_id(token) for side in (self._tokenizer, self.target_tokenizer))
+            if source_id != target_id:
+                raise ValueError(
+                    f"The special token {token!r} has the id {source_id} in the source's vocabulary and {target_id} in "
+                    f"the target's: give it the same id in both, as by training both with the same special tokens."
+                )
+        return added
+
+    def update_post_processor(self) -> None:
+        super().update_post_processor()
+        self.target_tokenizer.post_processor = self._tokenizer.post_processor
+
+    def _save_pretrained(self, save_directory, file_names, legacy_format=None, filename_prefix=None) -> tuple[str, ...]:
+        prefix = f"{filename_prefix}-" if filename_prefix else ""
+        for tokenizer, name in zip(
+            (self.source_tokenizer, self.target_tokenizer), self.vocab_files_names.values(), strict=True
+        ):
+            path = os.path.join(save_directory, prefix + name)
+            tokenizer.save(path)
+            file_names = (*file_names, path)
+        return file_names
+
+
+def _load(file: str | os.PathLike | None, tokenizer: Tokenizer | None, side: str) -> Tokenizer:
+    if tokenizer is not None:
+        return Tokenizer.from_str(tokenizer.to_str())  # a copy: special tokens are added to it
+    if file is None:
+        raise ValueError(
+            f"The {side}'s tokenizer is missing: give {side}_tokenizer_file or {side}_tokenizer_object. A model with "
+            f"one shared vocabulary uses PreTrainedTokenizerFast instead."
+        )
+    return Tokenizer.from_file(str(file))
+
+
+__all__ = ["VanillaTransformerTokenizer"]
