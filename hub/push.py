@@ -169,6 +169,8 @@ def is_ours(name: str) -> bool:
 
 def in_words(error: Exception, repo_id: str) -> str:
     """One line with the cure."""
+    if "xet-write-token" in str(error):
+        return "this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 and push again. Nothing was committed."
     if isinstance(error, LocalTokenNotFoundError):
         return "you are not logged in: run `hf auth login`, or set HF_TOKEN."
     if isinstance(error, HFValidationError):

@@ -8,8 +8,10 @@ import hashlib
 import json
 import re
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlparse
 
 TOKEN = "hf_test"
@@ -45,6 +47,7 @@ class Hub(ThreadingHTTPServer):
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
         self.environment = {"HF_ENDPOINT": self.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0"}  # of its clients
         self.environment |= {"HF_HUB_DISABLE_XET": "1"}
+        self.xet: Path | None = None  # folder of its storage; None: it has none
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def fault(self, kind: str, how: str) -> None:
@@ -188,6 +191,16 @@ class Handler(BaseHTTPRequestHandler):
                   "shouldIgnore": False} for file in files]  # fmt: skip
         self.answer({"files": modes})
 
+    def xet_token(self, name: str, revision: str, query=None) -> None:
+        """Where the client is to store large files: a folder, which its Xet library takes for a server."""
+        if self.server.xet is None:
+            self.answer({"error": "not found"}, 404)
+        elif self.allowed():
+            headers = {"X-Xet-Cas-Url": f"local://{self.server.xet}", "X-Xet-Access-Token": "xet"}
+            headers["X-Xet-Token-Expiration"] = str(int(time.time()) + 3600)
+            content = {"casUrl": f"local://{self.server.xet}", "accessToken": "xet", "exp": int(time.time()) + 3600}
+            self.answer(content, headers=headers)
+
     def batch(self, name: str, query=None) -> None:
         if not self.allowed() or self.failed("batch"):
             return
@@ -224,6 +237,8 @@ class Handler(BaseHTTPRequestHandler):
             if entry["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif entry["key"] == "lfsFile":
+                if self.server.xet is not None:  # its content lies there in pieces
+                    self.server.objects[value["oid"]] = f"xet {value['oid']} {value['size']}".encode()
                 if value["oid"] not in self.server.objects:
                     self.answer({"error": f"{value['path']} was not uploaded"}, 400)
                     return
@@ -262,6 +277,7 @@ ROUTES = (
     ("GET", f"/api/models/{NAME}/tree/{REVISION}", Handler.tree),
     ("POST", f"/api/models/{NAME}/branch/{REVISION}", Handler.branch),
     ("POST", f"/api/models/{NAME}/preupload/{REVISION}", Handler.preupload),
+    ("GET", f"/api/models/{NAME}/xet-write-token/{REVISION}", Handler.xet_token),
     ("POST", f"/{NAME}\\.git/info/lfs/objects/batch", Handler.batch),
     ("PUT", r"/upload/(\w+)", Handler.put),
     ("POST", "/verify", Handler.verify),

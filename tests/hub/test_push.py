@@ -1,6 +1,8 @@
 """Pushes by the real client to a server on loopback that speaks the Hub's protocol, whole and with faults."""
 
+import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -179,3 +181,99 @@ def test_what_must_not_be_uploaded_is_not(programs, hub, checkpoint, change, mes
 def test_refusals_are_told_with_their_cure(programs, checkpoint, name, before, message):
     process = programs.run("hub.push", checkpoint(), name, status=2, before=before)
     assert message in process.stderr
+
+
+# --- Xet, which the client prefers for large files ---
+
+
+@pytest.fixture(scope="module")
+def programs_with_xet(start_programs, hub):
+    with start_programs("hub.push", **(hub.environment | {"HF_HUB_DISABLE_XET": "0"})) as server:
+        yield server
+
+
+def test_large_files_go_through_xet_where_the_hub_has_it(programs_with_xet, hub, checkpoint, tmp_path):
+    folder = checkpoint()
+    hub.xet = tmp_path / "xet"
+    try:
+        programs_with_xet.run("hub.push", folder, "user/xet", "--license", "mit")
+    finally:
+        hub.xet = None
+    weights = (folder / "model.safetensors").read_bytes()
+    named = hub.repositories["user/xet"].files("main")["model.safetensors"].decode()
+    assert named == f"xet {hashlib.sha256(weights).hexdigest()} {len(weights)}"
+    assert sum(path.stat().st_size for path in (tmp_path / "xet").rglob("*") if path.is_file()) > len(weights) / 2
+
+
+def test_a_hub_without_xet_is_told_and_nothing_is_committed(programs_with_xet, programs, hub, checkpoint):
+    folder = checkpoint(seed=7)
+    process = programs_with_xet.run("hub.push", folder, "user/noxet", "--license", "mit", status=2)
+    assert "HF_HUB_DISABLE_XET=1" in process.stderr
+    assert hub.repositories["user/noxet"].files("main") == {}
+    programs.run("hub.push", folder, "user/noxet", "--license", "mit")
+    assert "model.safetensors" in hub.repositories["user/noxet"].files("main")
+
+
+# --- The Trainer's own upload ---
+
+
+def test_a_run_of_the_training_program_ends_with_a_push(start_programs, hub, recipe, tmp_path):
+    """With our card, and without the pickle that the Trainer would send."""
+    with start_programs("training.train", **hub.environment) as programs:
+        arguments = ("--push_to_hub", "true", "--hub_model_id", "user/run", "--precision", "fp32")
+        process = programs.run("training.train", recipe, *arguments)
+        again = programs.run("training.train", recipe, *arguments, status=0)
+    assert "user/run/commit" in process.stdout
+    assert "holds this run, finished" in again.stdout
+    files = hub.repositories["user/run"].files("main")
+    assert not [name for name in files if name.endswith(".bin") or name.startswith("checkpoint")]
+    results = json.loads((tmp_path / "out" / "all_results.json").read_text())
+    assert f"{results['test_chrf']:.2f}" in files["README.md"].decode()
+    assert len(hub.repositories["user/run"].branches["main"]) == 2  # the empty one, and one commit
+
+
+def test_a_run_that_may_not_push_ends_before_it_trains(start_programs, hub, recipe, tmp_path):
+    with start_programs("training.train", **hub.environment) as programs:
+        process = programs.run(
+            "training.train", recipe, "--push_to_hub", "true", "--hub_model_id", "other/run", status=2
+        )
+    assert "You don't have the rights to create a model under this namespace" in process.stderr
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+STOCK = """
+import sys
+from datasets import Dataset
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+import vanilla_transformer
+folder, name, out = sys.argv[1:]
+model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+pairs = Dataset.from_dict(dict(tokenizer(["the dog runs"] * 8, text_target=["der Hund rennt"] * 8)))
+arguments = Seq2SeqTrainingArguments(out, max_steps=2, push_to_hub=True, hub_model_id=name, use_cpu=True)
+collator = DataCollatorForSeq2Seq(tokenizer, model=model)
+trainer = Seq2SeqTrainer(model, arguments, collator, train_dataset=pairs, processing_class=tokenizer)
+trainer.train()
+trainer.push_to_hub()
+model.push_to_hub(name + "-model")
+tokenizer.push_to_hub(name + "-model")
+"""
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_stock_trainer_model_and_tokenizer_push_as_everywhere(hub, checkpoint, tmp_path, repository, shared):
+    name = f"user/stock-{shared}"
+    process = subprocess.run(
+        [sys.executable, "-c", STOCK, checkpoint(shared), name, tmp_path / "trained"],
+        cwd=tmp_path, env=os.environ | hub.environment | {"PYTHONPATH": str(repository)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr[-3000:]
+    for pushed in (name, f"{name}-model"):
+        environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "PATH": "/usr/bin"}
+        process = subprocess.run(
+            [sys.executable, "-c", STRANGER, pushed, tmp_path / "logits.pt"],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert process.returncode == 0, process.stderr[-3000:]
+        assert json.loads(process.stdout.splitlines()[-1])["refused"]
