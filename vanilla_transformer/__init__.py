@@ -6,6 +6,7 @@ Importing this package makes `AutoConfig`, `AutoModel`, `AutoModelForSeq2SeqLM` 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .generation_vanilla_transformer import beam_search
 from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerModel
 from .pipeline_vanilla_transformer import TranslationPipeline
 from .tokenization_vanilla_transformer import VanillaTransformerTokenizer
@@ -17,6 +18,7 @@ __all__ = [
     "VanillaTransformerForConditionalGeneration",
     "VanillaTransformerModel",
     "VanillaTransformerTokenizer",
+    "beam_search",
 ]
 
 AutoConfig.register("vanilla_transformer", VanillaTransformerConfig, exist_ok=True)

@@ -736,6 +736,12 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             encoder_attentions=outputs.encoder_attentions,
         )
 
+    @staticmethod
+    def _reorder_cache(past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor) -> EncoderDecoderCache:
+        """What beam search goes on with: the beams of a source share its keys and values, so these may stay."""
+        past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        return past_key_values
+
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Section 3.1: "the output embeddings are offset by one position". Labels (B, T) shifted right by one."""
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id

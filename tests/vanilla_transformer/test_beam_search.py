@@ -1,0 +1,170 @@
+"""The paper's decoding: the same as `generate()`, as exhaustive search, and as the formula."""
+
+import itertools
+
+import pytest
+import torch
+from transformers import MarianConfig, MarianMTModel
+
+from vanilla_transformer.generation_vanilla_transformer import beam_search
+
+
+@pytest.fixture
+def source():
+    """Sources of 9, 7, 5, 9 and 3 tokens, padded on the right."""
+    ids = torch.randint(3, 30, (5, 9), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    for row, length in enumerate((9, 7, 5, 9, 3)):
+        ids[row, length:] = mask[row, length:] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def until_end(sequences: torch.Tensor) -> list[list[int]]:
+    """Without what stands behind the end: `generate()` fills up with ends where the padding's id is 0."""
+    rows = [row[1:] for row in sequences.tolist()]
+    return [row[: row.index(2) + 1] if 2 in row else row for row in rows]
+
+
+ARCHITECTURES = {
+    "paper": {},
+    "pre-norm, bias": {"norm_position": "pre", "lm_head_bias": True},
+    "learned positions": {"position_embedding_type": "learned", "embedding_norm": True},
+    "own head sizes": {"key_head_dim": 5, "value_head_dim": 11},
+    "fewer layers": {"decoder_layers": 1, "decoder_attention_heads": 2},
+}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("seed", range(3))
+def test_greedy_is_generates(make_model, source, architecture, seed):
+    model = make_model(seed, vocab_size=30, **ARCHITECTURES[architecture])
+    expected = model.generate(**source, max_new_tokens=14)
+    assert torch.equal(model.generate(**source, max_new_tokens=14, custom_generate=beam_search), expected)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("beams", [2, 5])
+@pytest.mark.parametrize(
+    ("length_penalty", "early_stopping"), [(1.0, False), (1.0, True), (0.6, "never"), (0.0, False), (0.0, "never")]
+)
+def test_beams_are_generates(make_model, source, architecture, beams, length_penalty, early_stopping):
+    """The n-best lists and their scores, with finished sentences that leave and others that go on."""
+    options = {"num_beams": beams, "num_return_sequences": 2, "max_new_tokens": 14, "early_stopping": early_stopping}
+    options |= {"length_penalty": length_penalty, "return_dict_in_generate": True, "output_scores": True}
+    for seed in range(3):
+        model = make_model(seed, vocab_size=30, **ARCHITECTURES[architecture])
+        expected = model.generate(**source, **options)
+        found = model.generate(**source, **options, custom_generate=beam_search)
+        assert until_end(found.sequences) == until_end(expected.sequences)
+        torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=1e-4, rtol=0)
+
+
+def test_alpha_0_gives_the_best_of_generate_without_penalty(make_model, source):
+    for seed in range(5):
+        model = make_model(seed, vocab_size=30)
+        expected = model.generate(**source, num_beams=4, max_new_tokens=14, length_penalty=0.0, early_stopping="never")
+        found = model.generate(**source, num_beams=4, max_new_tokens=14, custom_generate=beam_search, alpha=0.0)
+        assert until_end(found) == until_end(expected)
+
+
+def log_probability(model, source: dict, row: int, tokens: list[int]) -> float:
+    """Of the tokens, the end included where it is there."""
+    target = torch.tensor([[model.config.decoder_start_token_id, *tokens]])
+    one = {name: tensor[row : row + 1] for name, tensor in source.items()}
+    with torch.no_grad():
+        logits = model(**one, decoder_input_ids=target[:, :-1]).logits.log_softmax(-1)
+    return float(logits.gather(-1, target[:, 1:, None]).sum())
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
+def test_a_wide_beam_is_exhaustive_search_under_the_papers_penalty(make_model, source, alpha):
+    """Every hypothesis of up to 3 tokens of a vocabulary of 5, scored by the formula."""
+    small = {"input_ids": source["input_ids"][:2] % 2 + 3, "attention_mask": source["attention_mask"][:2]}
+    ends = [[*body, 2] for n in range(3) for body in itertools.product((0, 1, 3, 4), repeat=n)]
+    cut = [list(body) for body in itertools.product((0, 1, 3, 4), repeat=3)] + [
+        [*body, 2] for body in itertools.product((0, 1, 3, 4), repeat=2)
+    ]
+    for seed in range(3):
+        model = make_model(seed, vocab_size=5)
+        found = model.generate(
+            **small, num_beams=100, max_new_tokens=3, custom_generate=beam_search, alpha=alpha,
+            return_dict_in_generate=True,
+        )  # fmt: skip
+        for row in range(2):
+            every = {tuple(tokens): log_probability(model, small, row, tokens) for tokens in ends + cut}
+            scores = {tokens: value / ((5 + len(tokens)) / 6) ** alpha for tokens, value in every.items()}
+            best = max(scores, key=lambda tokens: scores[tokens])
+            assert tuple(until_end(found.sequences)[row][: len(best)]) == best
+            assert float(found.sequences_scores[row]) == pytest.approx(scores[best], abs=1e-4)
+
+
+def test_translations_are_as_much_longer_than_their_sources(make_model, source):
+    """Each by itself: the limit is not that of the longest source."""
+    model = make_model(vocab_size=30)
+    model.generation_config.eos_token_id = None  # nothing ends before its limit
+    for beams in (1, 3):
+        found = model.generate(**source, num_beams=beams, custom_generate=beam_search, extra_tokens=4, alpha=0.6)
+        tails = [row[1 + n + 4 :] for row, n in zip(found.tolist(), (9, 7, 5, 9, 3), strict=True)]
+        assert found.shape[1] == 1 + 9 + 4
+        assert not any(map(any, tails))
+
+
+def test_an_ensemble_predicts_the_mean(make_model, source):
+    """Greedy: the token whose mean probability is the largest, step by step; with itself: nothing changes."""
+    first, second = make_model(0, vocab_size=30), make_model(1, vocab_size=30)
+    alone = first.generate(**source, num_beams=3, max_new_tokens=9, custom_generate=beam_search)
+    same = first.generate(**source, num_beams=3, max_new_tokens=9, custom_generate=beam_search, ensemble=[first])
+    assert torch.equal(alone, same)
+    found = first.generate(**source, max_new_tokens=9, custom_generate=beam_search, ensemble=[second])
+    for row, tokens in enumerate(until_end(found)):
+        one = {name: tensor[row : row + 1] for name, tensor in source.items()}
+        for n, token in enumerate(tokens):
+            prefix = torch.tensor([[1, *tokens[:n]]])
+            with torch.no_grad():
+                both = [model(**one, decoder_input_ids=prefix).logits[0, -1].softmax(-1) for model in (first, second)]
+            assert int((both[0] + both[1]).argmax()) == token
+
+
+def test_a_forced_beginning_is_kept(make_model, source):
+    model = make_model(vocab_size=30)
+    prefix = torch.tensor([[1, 7, 9]]).expand(5, -1)
+    options = {"decoder_input_ids": prefix, "max_new_tokens": 9}
+    for beams in (1, 3):
+        expected = model.generate(**source, **options, num_beams=beams)
+        found = model.generate(**source, **options, num_beams=beams, custom_generate=beam_search)
+        assert until_end(found) == until_end(expected)
+
+
+def test_bfloat16_runs(make_model, source):
+    model = make_model(vocab_size=30).to(torch.bfloat16)
+    found = model.generate(**source, num_beams=3, max_new_tokens=9, custom_generate=beam_search)
+    assert found.shape[0] == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"do_sample": True}, "do_sample"),
+        ({"no_repeat_ngram_size": 2}, "NoRepeatNGramLogitsProcessor"),
+        ({"max_time": 5.0}, "MaxTimeCriteria"),
+    ],
+)
+def test_what_it_does_not_have_is_refused(make_model, source, options, what):
+    with pytest.raises(ValueError, match=what):
+        make_model(vocab_size=30).generate(**source, max_new_tokens=5, custom_generate=beam_search, **options)
+
+
+def test_other_models_are_refused(source):
+    config = MarianConfig(vocab_size=30, d_model=32, encoder_layers=1, decoder_layers=1, pad_token_id=0)
+    with pytest.raises(ValueError, match="not a marian"):
+        MarianMTModel(config).generate(**source, max_new_tokens=5, custom_generate=beam_search)
+
+
+def test_the_papers_penalty_prefers_longer_translations_as_alpha_grows(make_model, source):
+    model = make_model(4, vocab_size=30)
+    lengths = []
+    for alpha in (0.0, 1.0, 3.0):
+        found = model.generate(**source, num_beams=5, max_new_tokens=20, custom_generate=beam_search, alpha=alpha)
+        lengths.append(sum(map(len, until_end(found))))
+    assert lengths == sorted(lengths)
+    assert lengths[0] < lengths[-1]
