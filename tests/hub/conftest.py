@@ -46,7 +46,14 @@ def run_main(monkeypatch, tmp_path):
 
 
 SMALL = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
-SHORT = {"max_tokens": 1024, "max_steps": 300, "learning_rate": 0.004, "eval_strategy": "no", "precision": "fp32"}
+SHORT = {
+    "processes": 1,
+    "max_tokens": 1024,
+    "max_steps": 300,
+    "learning_rate": 0.004,
+    "eval_strategy": "no",
+    "precision": "fp32",
+}
 
 
 @pytest.fixture(scope="session")
