@@ -7,6 +7,7 @@ What no file tells is said to be unknown.
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ METRICS = {  # in all_results.json -> (the Hub's name, for people)
     "test_per": ("per", "PER, % (lower is better)"),
 }
 PAPERS = "BLEU-4 on normalised, lower-cased, Moses-tokenized text, as papers on Multi30k report it"
+PLACES = ("output_dir", "data_dir", "logging_dir", "tokenizer_path")  # keys of a recipe that name folders
 SHOWN = 10  # sample translations, the first ones
 UNKNOWN = "not known: no file of the checkpoint tells"
 
@@ -71,6 +73,7 @@ def make_card(
     languages = [recipe[name] for name in ("source_lang", "target_lang") if is_language(recipe.get(name))]
     named = datasets or ([recipe["dataset_name"]] if recipe.get("dataset_name") else [])
     base = base_model or recipe.get("base_model")
+    is_public = base is not None and is_repository(base)
     name = repo_id.rpartition("/")[2]
     data = ModelCardData(
         language=languages or None,
@@ -79,7 +82,7 @@ def make_card(
         pipeline_tag="translation",
         tags=["vanilla_transformer", "encoder-decoder", "attention-is-all-you-need"],
         datasets=named or None,
-        base_model=base,
+        base_model=base if is_public else None,
         model_name=name,
         eval_results=evaluations(results, recipe, named) or None,
     )
@@ -89,7 +92,7 @@ def make_card(
         template_path=str(TEMPLATE),
         title=name,
         repo_id=repo_id,
-        summary=summary(recipe, report, base),
+        summary=summary(recipe, report, base, is_public),
         example=json.dumps(samples[0][0] if samples else "A sentence.", ensure_ascii=False),
         tokenizer_trust=", trust_remote_code=True" if (folder / "source_tokenizer.json").exists() else "",
         architecture=architecture(config, results),
@@ -98,7 +101,7 @@ def make_card(
         scores=table_of_scores(results, recipe),
         samples=table_of_samples(samples),
         limits=limits(recipe, results),
-        recipe=without_places(recipe_text),
+        recipe=without_places(recipe_text).rstrip(),
     )
 
 
@@ -137,14 +140,21 @@ def evaluations(results: dict[str, Any], recipe: dict[str, Any], datasets: list[
     return found
 
 
-def summary(recipe: dict[str, Any], report: dict[str, Any], base: str | None) -> str:
+def is_repository(name: str) -> bool:
+    """Whether a base model's name is one of the Hub, and not a folder's, which a recipe writes from the root."""
+    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None
+
+
+def summary(recipe: dict[str, Any], report: dict[str, Any], base: str | None, is_public: bool) -> str:
     what = "The encoder-decoder of [Attention Is All You Need](https://arxiv.org/abs/1706.03762)"
     if report:
         return f"{what}, imported from a checkpoint of the layout `{report['layout']}`."
     languages = [recipe.get("source_lang"), recipe.get("target_lang")]
     if not all(languages):
         return f"{what}. What it was trained for is {UNKNOWN}."
-    start = f"fine-tuned from [{base}](https://huggingface.co/{base})" if base else "trained from scratch"
+    start = f"fine-tuned from [{base}](https://huggingface.co/{base})" if is_public else "trained from scratch"
+    if base and not is_public:
+        start = "fine-tuned from a checkpoint that is not on the Hub"
     return f"{what}, {start}: from {languages[0]} to {languages[1]}."
 
 
@@ -254,8 +264,12 @@ def limits(recipe: dict[str, Any], results: dict[str, Any]) -> list[str]:
 
 def without_places(recipe_text: str) -> str:
     """The recipe without paths of the owner's machine."""
-    places = ("output_dir:", "data_dir:", "logging_dir:", "tokenizer_path:")
-    return "\n".join(line for line in recipe_text.splitlines() if not line.startswith(places))
+    lines = []
+    for line in recipe_text.splitlines(keepends=True):
+        key, _, value = line.partition(":")
+        if key not in PLACES and not (key == "base_model" and not is_repository(value.strip())):
+            lines.append(line)
+    return "".join(lines)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from hub.model_card import add_statements, make_card, statements
+from hub.model_card import add_statements, make_card, statements, without_places
 
 CARRIED = (  # all that a reader needs; optimizer states, pickles and logs stay at home
     *("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json"),
@@ -40,7 +40,6 @@ PRIVATE = {  # what must not be uploaded, in text files
     ),
     "a token": re.compile(r"\bhf_[A-Za-z0-9]{20,}\b"),
 }
-PLACES = ("output_dir:", "data_dir:", "logging_dir:", "tokenizer_path:")  # lines of a recipe
 CHECK = """
 import sys
 sys.modules["vanilla_transformer"] = None  # as if it were not installed
@@ -108,8 +107,7 @@ def stage(checkpoint: Path, folder: Path) -> None:
         raise ValueError(f"{checkpoint} is no checkpoint that can be shared: it has no weights (*.safetensors).")
     recipe = folder / "recipe.yaml"
     if recipe.exists():
-        lines = recipe.read_text(encoding="utf-8").splitlines(keepends=True)
-        recipe.write_text("".join(line for line in lines if not line.startswith(PLACES)), encoding="utf-8")
+        recipe.write_text(without_places(recipe.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def refuse_private(folder: Path) -> None:

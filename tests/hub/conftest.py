@@ -45,7 +45,14 @@ def run_main(monkeypatch, tmp_path):
     return run
 
 
-SMALL = {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+SMALL = {
+    "norm_position": "post",
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+}
 SHORT = {
     "processes": 1,
     "max_tokens": 1024,

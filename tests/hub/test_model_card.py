@@ -67,6 +67,21 @@ def test_metadata_round_trips(folder):
     assert yaml.safe_load(card.content.split("---")[1])["library_name"] == "transformers"
 
 
+@pytest.mark.parametrize(
+    ("base", "said", "told"),
+    [
+        ("somebody/base", "[somebody/base](https://huggingface.co/somebody/base)", True),
+        ("/home/somebody/runs/base", "fine-tuned from a checkpoint that is not on the Hub", False),
+    ],
+)
+def test_a_tuned_model_names_its_base_where_that_is_public(folder, base, said, told):
+    (folder / "recipe.yaml").write_text(f"{RECIPE}base_model: {base}\n")
+    card = make_card(folder, "user/name")
+    assert said in card.content
+    assert card.data.base_model == (base if told else None)
+    assert "/home/somebody" not in card.content
+
+
 def test_what_nobody_tells_is_unknown(tmp_path, make_config):
     make_config().save_pretrained(tmp_path)
     text = make_card(tmp_path, "user/name").content
