@@ -55,6 +55,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self.label_smoother = None  # compute_loss smooths in training; an evaluation that generates would use this
         if isinstance(self.train_dataset, TokenBatchStream):
             self.args.ignore_data_skip = True  # it goes on by itself where its state was taken
         self.stop = StopOnSignal()
@@ -82,6 +83,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def own_model(self) -> PreTrainedModel:
         """The model itself, where peft has put another around it."""
         return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether the model smooths labels itself; it reads the projection's weight, of which FSDP keeps parts."""
+        return self.own_model.config.model_type == "vanilla_transformer" and not self.is_fsdp_enabled
 
     @property
     def average_model(self) -> PreTrainedModel:
@@ -143,24 +149,23 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         """Sum over this batch's target tokens, divided by those of the whole update."""
         if not model.training:
             outputs = model(**inputs)
-            tokens = int((inputs["labels"] != -100).sum())
-            self._nll += float(outputs.loss) * tokens
-            self._nll_tokens += tokens
             return (outputs.loss, outputs) if return_outputs else outputs.loss
-        labels = inputs["labels"]
-        inputs = {name: value for name, value in inputs.items() if name != "labels"}
-        passes = 2 if self.args.rdrop_alpha else 1
-        if passes == 2:
-            inputs = {name: torch.cat([value] * passes) for name, value in inputs.items()}
-        outputs = model(**inputs)
-        logits = outputs.logits[torch.cat([labels] * passes) != -100]  # (passes * tokens, V), without padding
-        targets = labels[labels != -100].repeat(passes)
-        smoothing = self.args.label_smoothing_factor
-        loss = nn.functional.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing) / passes
-        if passes == 2:
-            loss = loss + self.args.rdrop_alpha / 2 * divergence(*logits.chunk(2))
-        items = num_items_in_batch if num_items_in_batch is not None else len(targets) / passes
-        loss = loss * self.args.world_size / items  # DDP takes the mean over processes
+        labels, smoothing = inputs["labels"], self.args.label_smoothing_factor
+        items = num_items_in_batch if num_items_in_batch is not None else (labels != -100).sum()
+        if self.has_own_loss and not self.args.rdrop_alpha:
+            outputs = model(**inputs, smoothing=smoothing, num_items_in_batch=items)
+            loss = outputs.loss
+        else:
+            passes = 2 if self.args.rdrop_alpha else 1
+            inputs = {name: torch.cat([value] * passes) for name, value in inputs.items() if name != "labels"}
+            outputs = model(**inputs)
+            logits = outputs.logits[torch.cat([labels] * passes) != -100]  # (passes * tokens, V), without padding
+            targets = labels[labels != -100].repeat(passes)
+            loss = nn.functional.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing) / passes
+            if passes == 2:
+                loss = loss + self.args.rdrop_alpha / 2 * divergence(*logits.chunk(2))
+            loss = loss / items
+        loss = loss * self.args.world_size  # DDP takes the mean over processes
         if loss.device.type == "cpu" and not math.isfinite(float(loss.detach())):  # a GPU is asked when it logs
             self.refuse_loss(float(loss.detach()))
         return (loss, outputs) if return_outputs else loss
@@ -189,13 +194,18 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             output.metrics[key] = total / tokens
         return output
 
-    def prediction_step(self, *args: Any, **kwargs: Any) -> tuple:
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> tuple:
         """As in transformers, which leaves its defaults (`max_length=20`, ...) in the model's generation config."""
         generation_config = deepcopy(self.own_model.generation_config)
         try:
-            return super().prediction_step(*args, **kwargs)
+            loss, outputs, labels = super().prediction_step(model, inputs, *args, **kwargs)
         finally:
             self.own_model.generation_config = generation_config
+        if loss is not None:
+            tokens = int((inputs["labels"] != -100).sum())
+            self._nll += float(loss) * tokens
+            self._nll_tokens += tokens
+        return loss, outputs, labels
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:

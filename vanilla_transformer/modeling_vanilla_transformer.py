@@ -38,6 +38,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .loss_vanilla_transformer import smoothed_cross_entropy
 
 if TYPE_CHECKING:  # never runs: transformers copies the files named in relative imports into a saved checkpoint
     from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401
@@ -687,6 +688,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        smoothing: float | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Logits of the next token at every target position, and the loss where `labels` are given.
@@ -698,6 +700,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             num_items_in_batch: number of labels in the whole batch, over accumulation steps and processes. The summed
                 loss is divided by it, so that a gradient does not depend on how the batch is split; None: the mean
                 over this call's labels.
+            smoothing: with labels, the loss with that much label smoothing (section 5.4), computed piece by piece: less
+                memory, no work for padding, and no `logits`. None: the plain cross-entropy. (Its name is not
+                `label_smoothing`, since Trainers take every argument with "label" in it for labels.)
 
         Returns:
             `loss` (scalar, nats a token), `logits` (B, T, V), and on request caches, hidden states and attention.
@@ -718,9 +723,13 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.lm_head(outputs.last_hidden_state)  # (B, T, V)
-        loss = None
-        if labels is not None:
+        logits = loss = None
+        if labels is None or smoothing is None:
+            logits = self.lm_head(outputs.last_hidden_state)  # (B, T, V)
+        else:
+            loss = smoothed_cross_entropy(outputs.last_hidden_state, self.lm_head, labels, smoothing)
+            loss = loss / (num_items_in_batch if num_items_in_batch is not None else (labels != -100).sum())
+        if labels is not None and logits is not None:
             loss = self.loss_function(
                 logits, labels, self.config.decoder_vocab_size, num_items_in_batch=num_items_in_batch
             )

@@ -81,8 +81,10 @@ def test_divergence_is_the_mean_of_both_directions():
     assert divergence(first, first) == 0
 
 
-def test_the_evaluated_loss_is_plain_and_a_token(make_trainer):
-    trainer = make_trainer(label_smoothing_factor=0.2, per_device_eval_batch_size=3)  # batches of unequal tokens
+@pytest.mark.parametrize("generate", [False, True])
+def test_the_evaluated_loss_is_plain_and_a_token(make_trainer, generate):
+    options = {"label_smoothing_factor": 0.2, "predict_with_generate": generate}
+    trainer = make_trainer(per_device_eval_batch_size=3, **options)  # batches of unequal tokens
     batch = batch_of(trainer)
     labels = batch["labels"]
     with torch.no_grad():

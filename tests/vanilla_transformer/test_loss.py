@@ -1,0 +1,94 @@
+"""The loss in pieces beside the plain one: values, gradients, autocast, and what it does not keep."""
+
+import pytest
+import torch
+from torch import nn
+
+from vanilla_transformer import loss_vanilla_transformer
+from vanilla_transformer.loss_vanilla_transformer import smoothed_cross_entropy
+
+
+def plain(states, projection, labels, smoothing):
+    logits = projection(states)[labels != -100].float()
+    return nn.functional.cross_entropy(logits, labels[labels != -100], reduction="sum", label_smoothing=smoothing)
+
+
+@pytest.fixture
+def case():
+    """States (4, 9, 16), labels with padding, and a projection to 50 tokens, with a bias or without."""
+
+    def make(bias: bool):
+        states = torch.randn(4, 9, 16, requires_grad=True)
+        labels = torch.randint(0, 50, (4, 9))
+        labels[1, 5:] = labels[3] = -100
+        return states, nn.Linear(16, 50, bias=bias), labels
+
+    return make
+
+
+def gradients(loss, states, projection, labels, smoothing):
+    states.grad = None
+    projection.zero_grad()
+    value = loss(states, projection, labels, smoothing)
+    (0.37 * value).backward()
+    return [value.detach(), states.grad.clone(), *(p.grad.clone() for p in projection.parameters())]
+
+
+@pytest.mark.parametrize("pieces", ["one", "many"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("bias", [True, False])
+def test_value_and_gradients_are_the_plain_ones(case, monkeypatch, bias, smoothing, pieces):
+    if pieces == "many":
+        monkeypatch.setattr(loss_vanilla_transformer, "PIECE", 4 * 50)
+    states, projection, labels = case(bias)
+    expected = gradients(plain, states, projection, labels, smoothing)
+    found = gradients(smoothed_cross_entropy, states, projection, labels, smoothing)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_under_autocast_the_products_are_in_bfloat16_and_gradients_in_float32(case):
+    states, projection, labels = case(True)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = gradients(plain, states, projection, labels, 0.1)
+        found = gradients(smoothed_cross_entropy, states, projection, labels, 0.1)
+    assert projection.weight.grad.dtype == torch.float32
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
+
+
+def test_a_batch_without_labels_costs_nothing(case):
+    states, projection, labels = case(True)
+    found = gradients(smoothed_cross_entropy, states, projection, torch.full_like(labels, -100), 0.1)
+    assert [float(each.abs().sum()) for each in found] == [0.0] * 4
+
+
+@pytest.mark.parametrize("variant", [{}, {"tie_word_embeddings": False, "lm_head_bias": True}])
+def test_the_models_own_smoothing_is_the_plain_one(make_model, batch, variant):
+    """Loss and every gradient, tied or not; a share of a larger batch is a share of its loss."""
+    model = make_model(**variant)
+    labels = batch["decoder_input_ids"].clone()
+    labels[0, 4:] = -100
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    logits = model(**inputs, labels=labels).logits
+    plain_loss = nn.functional.cross_entropy(
+        logits[labels != -100], labels[labels != -100], reduction="sum", label_smoothing=0.1
+    )
+    (plain_loss / 40).backward()
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    outputs = model(**inputs, labels=labels, smoothing=0.1, num_items_in_batch=40)
+    assert outputs.logits is None
+    torch.testing.assert_close(outputs.loss, plain_loss / 40)
+    outputs.loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], atol=1e-5, rtol=1e-4, msg=name)
+    mean = model(**inputs, labels=labels, smoothing=0.1).loss
+    torch.testing.assert_close(mean, plain_loss / (labels != -100).sum())
+
+
+def test_it_can_be_had_without_gradients(case):
+    states, projection, labels = case(False)
+    with torch.no_grad():
+        found = smoothed_cross_entropy(states, projection, labels, 0.1)
+        torch.testing.assert_close(found, plain(states, projection, labels, 0.1))
