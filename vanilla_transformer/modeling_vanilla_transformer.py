@@ -41,6 +41,7 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .loss_vanilla_transformer import smoothed_cross_entropy
 
 if TYPE_CHECKING:  # never runs: transformers copies the files named in relative imports into a saved checkpoint
+    from .generation_vanilla_transformer import beam_search  # noqa: F401
     from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401
 
 
