@@ -2,7 +2,7 @@
 """The paper's decoding (section 6.1): beam search with a length penalty, and its greedy limit, as a callable.
 
     model.generate(**batch, custom_generate=beam_search)                                # what generate() gives, faster
-    model.generate(**batch, custom_generate=beam_search, beam_size=4, alpha=0.6, extra_tokens=50)         # the paper's
+    model.generate(**batch, custom_generate=beam_search, num_beams=4, alpha=0.6, extra_tokens=50)         # the paper's
     model.generate(**batch, custom_generate=beam_search, ensemble=[other, third])       # the mean of several models
 
 Faster, because keys and values of cross-attention are computed once a source and shared by its beams, those of
@@ -158,7 +158,7 @@ def beam_search(
 
     Raises:
         ValueError: something is asked for that this search does not have: sampling, processors of logits, other
-            criteria to stop.
+            criteria to stop; or a model of the ensemble has other vocabularies.
     """
     refuse_what_is_not_here(model, generation_config, logits_processor, stopping_criteria)
     beams, best = generation_config.num_beams, generation_config.num_return_sequences
@@ -167,6 +167,7 @@ def beam_search(
     mask = mask if mask is None else mask[::every]
     decoders = [IncrementalDecoder(model, model_kwargs["encoder_outputs"][0][::every], mask, beams)]
     for other in ensemble:
+        refuse_other_vocabularies(model, other)
         states = other.get_encoder()(inputs_tensor, attention_mask=mask).last_hidden_state
         decoders.append(IncrementalDecoder(other, states, mask, beams))
     limits = torch.full((len(prompt),), generation_config.max_length, device=prompt.device)
@@ -240,6 +241,7 @@ def search(
     scores[:, 0] = 0.0  # one hypothesis to begin with, not K equal ones
     finished = torch.full((len(prompt), beams, longest), fill, device=device)
     finished_scores = torch.full((len(prompt), beams), NEVER, device=device)
+    used = start  # tokens of the longest finished hypothesis
     for length in range(1, start):
         decoder.step(running[:, :, length - 1].flatten())
 
@@ -255,6 +257,7 @@ def search(
 
         among_first = ended & (torch.arange(2 * beams, device=device) < beams)
         if among_first.any():
+            used = length + 1
             padded = nn.functional.pad(grown, (0, longest - length - 1), value=fill)
             candidates = torch.where(among_first, values / penalty(new), NEVER)
             finished_scores, order = torch.cat([finished_scores, candidates], 1).topk(beams)
@@ -274,7 +277,6 @@ def search(
         rows = going.nonzero()[:, 0]
         sentences = None if going.all() else rows
         decoder.keep((rows[:, None] * beams + parents).flatten(), sentences)
-    used = int((result != fill).any(0).any(0).nonzero().max()) + 1 if len(result) else 0
     return result[..., :used].flatten(0, 1), result_scores.flatten()
 
 
@@ -319,6 +321,16 @@ def refuse_what_is_not_here(
     if config.do_sample or others:
         wanted = "do_sample" if config.do_sample else type(others[0]).__name__
         raise ValueError(f"beam_search has no {wanted}: leave custom_generate out, and generate() does it.")
+
+
+def refuse_other_vocabularies(model: Any, other: Any) -> None:
+    for name in ("model_type", "vocab_size", "decoder_vocab_size"):
+        first, second = getattr(model.config, name), getattr(other.config, name, None)
+        if first != second:
+            raise ValueError(
+                f"a model of the ensemble has {name}={second}, and the first one {first}: give models of ours that were "
+                f"trained with the same tokenizer."
+            )
 
 
 __all__ = ["beam_search"]

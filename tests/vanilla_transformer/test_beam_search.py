@@ -154,6 +154,26 @@ def test_what_it_does_not_have_is_refused(make_model, source, options, what):
         make_model(vocab_size=30).generate(**source, max_new_tokens=5, custom_generate=beam_search, **options)
 
 
+def test_an_ensemble_of_other_vocabularies_is_refused(make_model, source):
+    model, other = make_model(vocab_size=30), make_model(vocab_size=31)
+    with pytest.raises(ValueError, match="vocab_size=31, and the first one 30"):
+        model.generate(**source, max_new_tokens=5, custom_generate=beam_search, ensemble=[other])
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_padding_may_be_the_end(make_model, source, length_penalty):
+    """As in checkpoints that name no padding: the end of the longest result is not taken for padding."""
+    for seed in range(3):
+        model = make_model(seed, vocab_size=30)
+        model.generation_config.pad_token_id = model.generation_config.eos_token_id
+        options = {"num_beams": 3, "max_new_tokens": 14, "length_penalty": length_penalty}
+        expected = model.generate(**source, **options)
+        found = model.generate(**source, **options, custom_generate=beam_search)
+        width = expected.shape[1]
+        assert torch.equal(found[:, :width], expected)
+        assert bool((found[:, width:] == 2).all())
+
+
 def test_other_models_are_refused(source):
     config = MarianConfig(vocab_size=30, d_model=32, encoder_layers=1, decoder_layers=1, pad_token_id=0)
     with pytest.raises(ValueError, match="not a marian"):
