@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-PIECE = 2**22  # elements of logits that are there at a time: 16 MB in float32
+PIECE = 2**23  # elements of logits that are there at a time: 32 MB in float32
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
@@ -39,12 +39,9 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
                 piece = slice(start, start + max(1, PIECE // size))
                 rows, ids = states[piece], targets[piece, None]
                 logits = (rows @ matrix.T).float()  # (n, V)
-                if bias is not None:
-                    logits += bias
-                expected = (1 - smoothing) * logits.gather(1, ids).sum() + smoothing * logits.mean(1).sum()
-                normalizer = logits.logsumexp(1, keepdim=True)
-                total += normalizer.sum() - expected
-                error = logits.sub_(normalizer).exp_().sub_(smoothing / size)  # softmax - smoothed one-hot
+                log_p = (logits if bias is None else logits.add_(bias)).log_softmax(1)
+                total -= (1 - smoothing) * log_p.gather(1, ids).sum() + smoothing * log_p.mean(1).sum()
+                error = log_p.exp_().sub_(smoothing / size)  # softmax - smoothed one-hot
                 error.scatter_add_(1, ids, error.new_full(ids.shape, smoothing - 1))
                 if bias_gradient is not None:
                     bias_gradient += error.sum(0)

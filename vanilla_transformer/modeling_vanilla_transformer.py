@@ -72,7 +72,7 @@ def scaled_dot_product_attention(
     if attention_mask is not None:
         scores = scores + attention_mask
     weights = nn.functional.softmax(scores, dim=-1)
-    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    weights = apply_dropout(weights, dropout, module.training)
     return torch.matmul(weights, value).transpose(1, 2), weights
 
 
@@ -169,8 +169,24 @@ class PositionWiseFeedForward(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(B, T, D) -> (B, T, D)."""
         hidden_states = self.activation(self.fc1(hidden_states))  # (B, T, d_ff)
-        hidden_states = nn.functional.dropout(hidden_states, p=self.dropout, training=self.training)
+        hidden_states = apply_dropout(hidden_states, self.dropout, self.training)
         return self.fc2(hidden_states)
+
+
+# --- 5.4 Dropout -----------------------------------------------------------------------------------------------------
+
+
+def apply_dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
+    """`nn.functional.dropout`; on a CPU with four draws of 16 bits in a random number, where torch takes a number each.
+
+    p is rounded to 1/65536, and what stays is divided by the share that stays, so that the expectation is exact.
+    """
+    dropped = round(p * 65536)
+    if not training or not 0 < dropped < 65536 or not is_eager_on_cpu(states):
+        return nn.functional.dropout(states, p, training)
+    draws = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    stays = draws[: states.numel()].view(states.shape) >= dropped - 32768
+    return states * torch.where(stays, states.new_tensor(65536 / (65536 - dropped)), states.new_zeros(()))
 
 
 # --- 3.5 Positional encoding -----------------------------------------------------------------------------------------
@@ -247,7 +263,7 @@ class TransformerLayer(GradientCheckpointingLayer):
         return norm(hidden_states + self.residual_dropout(sublayer(hidden_states)))
 
     def residual_dropout(self, output: torch.Tensor) -> torch.Tensor:
-        return nn.functional.dropout(output, p=self.dropout, training=self.training)
+        return apply_dropout(output, self.dropout, self.training)
 
 
 class EncoderLayer(TransformerLayer):
@@ -409,7 +425,7 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
         hidden_states = inputs_embeds + encoding.to(inputs_embeds.dtype)
         if self.config.embedding_norm:
             hidden_states = self.embedding_layer_norm(hidden_states)
-        return nn.functional.dropout(hidden_states, p=self.config.dropout, training=self.training)
+        return apply_dropout(hidden_states, self.config.dropout, self.training)
 
 
 class Encoder(TransformerStack):

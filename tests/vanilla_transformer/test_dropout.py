@@ -1,0 +1,37 @@
+"""Dropout with cheap masks beside `nn.functional.dropout`."""
+
+import pytest
+import torch
+from torch import nn
+
+from vanilla_transformer.modeling_vanilla_transformer import apply_dropout
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.9])
+def test_its_distribution_is_that_of_torch(p, dtype):
+    states = torch.ones(1001, 999, dtype=dtype, requires_grad=True)  # not a multiple of the draws in a word
+    dropped = apply_dropout(states, p, True)
+    kept = dropped != 0
+    for share in (kept.double().mean(), *(kept[:, i::4].double().mean() for i in range(4))):
+        assert abs(share - (1 - p)) < 0.005
+    assert abs(dropped.double().mean() - 1) < (0.02 if p == 0.9 else 0.005)
+    theirs = nn.functional.dropout(states, p, True)
+    torch.testing.assert_close(dropped[kept].unique(), theirs[theirs != 0].unique(), rtol=1e-4, atol=1e-3)
+
+    neighbours = (kept[:, 1:] & kept[:, :-1]).double().mean(), (kept[1:] & kept[:-1]).double().mean()
+    assert all(abs(both - (1 - p) ** 2) < 0.005 for both in neighbours)  # independent of each other
+
+    dropped.sum().backward()
+    assert torch.equal(states.grad, dropped.detach())
+
+
+def test_seeds_and_other_modes():
+    states = torch.randn(3, 7, 5)
+    torch.manual_seed(1)
+    first, second = apply_dropout(states, 0.5, True), apply_dropout(states, 0.5, True)
+    torch.manual_seed(1)
+    assert torch.equal(apply_dropout(states, 0.5, True), first) and not torch.equal(first, second)
+    assert apply_dropout(states, 0.5, False) is states
+    assert torch.equal(apply_dropout(states, 0.0, True), states)
+    assert torch.equal(apply_dropout(states, 1.0, True), torch.zeros_like(states))
