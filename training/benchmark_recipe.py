@@ -26,9 +26,11 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from training.benchmark import marian_config
+from hub.to_marian import to_marian
 from training.data import read_pair
-from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+
+STOCK = "Seq2SeqTrainer"
 
 
 def main() -> None:
@@ -43,29 +45,38 @@ def main() -> None:
     if arguments.stock:
         print(json.dumps(stock(arguments)))
         return
-    speeds: dict[str, list[float]] = {"ours": [], "stock": []}
-    with tempfile.TemporaryDirectory() as folder:
-        for turn in range(arguments.rounds):
-            run = Path(folder, f"run{turn}")
-            speeds["ours"].append(speed(ours(arguments, run)))
-            command = [sys.executable, "-m", "training.benchmark_recipe", *sys.argv[1:], "--stock", str(run)]
-            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            speeds["stock"].append(speed(json.loads(output.splitlines()[-1])))
-            print({name: round(values[-1]) for name, values in speeds.items()}, flush=True)
+    speeds = compare(arguments.recipe, arguments.data_dir, arguments.updates, arguments.rounds, arguments.sentences)
     medians = {name: statistics.median(values) for name, values in speeds.items()}
     for name, values in speeds.items():
-        print(f"{name:6} {medians[name]:9,.0f} target tokens/s   ({min(values):,.0f} to {max(values):,.0f})")
-    print(f"ratio  {medians['ours'] / medians['stock']:9.2f}")
+        print(f"{name:16} {medians[name]:9,.0f} target tokens/s   ({min(values):,.0f} to {max(values):,.0f})")
+    print(f"{'ratio':16} {medians['ours'] / medians[STOCK]:9.2f}")
+
+
+def compare(
+    recipe: Path, data_dir: Path, updates: int = 120, rounds: int = 3, sentences: int = 64
+) -> dict[str, list[float]]:
+    """Target tokens a second of the recipe and of the stock one, a figure a round. Arguments as the command's."""
+    speeds: dict[str, list[float]] = {"ours": [], STOCK: []}
+    own = [str(recipe), "--data_dir", str(data_dir), "--updates", str(updates), "--sentences", str(sentences)]
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(rounds):
+            run = Path(folder, f"run{turn}")
+            speeds["ours"].append(speed(ours(recipe, data_dir, updates, run)))
+            command = [sys.executable, "-m", "training.benchmark_recipe", *own, "--stock", str(run)]
+            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            speeds[STOCK].append(speed(json.loads(output.splitlines()[-1])))
+            print({name: round(values[-1]) for name, values in speeds.items()}, flush=True)
+    return speeds
 
 
 def speed(results: dict[str, Any]) -> float:
     return results["train_target_tokens"] / results["train_runtime"]
 
 
-def ours(arguments: argparse.Namespace, run: Path) -> dict[str, Any]:
+def ours(recipe: Path, data_dir: Path, updates: int, run: Path) -> dict[str, Any]:
     """The recipe, without evaluation, checkpoints and test set."""
-    keys = yaml.safe_load(arguments.recipe.read_text(encoding="utf-8"))
-    keys |= {"data_dir": str(arguments.data_dir), "output_dir": str(run), "max_steps": arguments.updates}
+    keys = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    keys |= {"data_dir": str(data_dir), "output_dir": str(run), "max_steps": updates}
     keys |= {"test_file": None, "eval_strategy": "no", "save_strategy": "no", "disable_tqdm": True}
     path = run.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(keys), encoding="utf-8")
@@ -81,8 +92,8 @@ def stock(arguments: argparse.Namespace) -> dict[str, Any]:
     source, target = (arguments.data_dir / f"{name}.{language}" for language in languages)
     text = read_pair(source, target, "drop")
     tokenizer = AutoTokenizer.from_pretrained(arguments.stock)
-    config = marian_config(VanillaTransformerConfig.from_pretrained(arguments.stock))
-    model = MarianMTModel(config)
+    config = VanillaTransformerConfig.from_pretrained(arguments.stock)
+    model = MarianMTModel(to_marian(VanillaTransformerForConditionalGeneration(config)).config)  # with new weights
     data = Dataset.from_dict({"source": text.sources, "target": text.targets}).map(
         lambda row: tokenizer(row["source"], text_target=row["target"]),
         batched=True,

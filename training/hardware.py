@@ -57,14 +57,19 @@ def die_with_parent() -> None:
 
 
 def choose_precision_and_attention(
-    model: PreTrainedModel, batch: dict[str, torch.Tensor], precision: str, attention: str, steps: int = 3
+    model: PreTrainedModel, batches: list[dict[str, torch.Tensor]], precision: str, attention: str
 ) -> tuple[str, str, dict[str, float]]:
     """Resolves "auto": on a GPU bf16 where it can and sdpa; on a CPU what takes the least time for a training step.
 
-    bf16 with sdpa is not tried on a CPU: its backward is several times as slow as that of eager attention.
+    Several batches, since oneDNN compiles bf16 matrix products anew for each shape, which can cost more than they save:
+    on one shape alone bf16 would look better than it is. bf16 with sdpa is not tried on a CPU: its backward is several
+    times as slow as that of eager attention.
+
+    Args:
+        batches: of different shapes, as they will come in training; the first is not counted.
 
     Returns:
-        precision, attention, and the median seconds a step of what was tried (empty where nothing was).
+        precision, attention, and the mean seconds a step of what was tried (empty where nothing was).
     """
     if model.device.type != "cpu":
         can = model.device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -81,7 +86,7 @@ def choose_precision_and_attention(
     seconds: dict[tuple[str, str], list[float]] = {candidate: [] for candidate in candidates}
     implementation = model.config._attn_implementation
     model.train()
-    for _ in range(steps + 1):  # interleaved: other work on the machine meets all alike
+    for batch in batches:  # interleaved: other work on the machine meets all alike
         for candidate in candidates:
             model.set_attn_implementation(candidate[1])
             start = time.perf_counter()
@@ -91,8 +96,8 @@ def choose_precision_and_attention(
             model.zero_grad()
             seconds[candidate].append(time.perf_counter() - start)
     model.set_attn_implementation(implementation)
-    medians = {candidate: statistics.median(times[1:]) for candidate, times in seconds.items()}
-    return *min(medians, key=lambda candidate: medians[candidate]), {" ".join(c): medians[c] for c in candidates}
+    means = {candidate: statistics.mean(times[1:] or times) for candidate, times in seconds.items()}
+    return *min(means, key=lambda candidate: means[candidate]), {" ".join(c): means[c] for c in candidates}
 
 
 def describe(device: torch.device) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from transformers import (
     set_seed,
 )
 
+from training.batching import TokenBatchSampler
 from training.checkpoints import last_whole
 from training.data import ParallelText, read_corpus, stream_pairs
 from training.encoding import TokenBatchStream, encode, sequence_lengths
@@ -50,6 +52,7 @@ from vanilla_transformer import (
 
 SAMPLES = 100  # of the test set, in samples.tsv
 SHOWN = 10  # of them on the screen
+TRIED = 12  # batches, where precision and attention are chosen by measurement
 RANK = int(os.environ.get("RANK", "0"))
 FREE = {"output_dir", "data_dir", "processes", "report_to", "logging_steps", "attention_lines", "disable_tqdm"}
 # keys that may differ between the command that began a run and the one that goes on with it
@@ -287,13 +290,12 @@ def settle_precision(recipe: Recipe, model: Any, train_set: Any, collator: Any, 
     else:
         model.to(args.device)
         if isinstance(train_set, TokenBatchStream):
-            rows = next(iter(train_set))
+            picked = islice(train_set, TRIED)
         else:
-            lengths = sequence_lengths(train_set).max(1)
-            middle = np.argsort(lengths)[len(lengths) // 2 :][: max(1, args.max_tokens // int(np.median(lengths)))]
-            rows = [train_set[int(i)] for i in middle]
-        batch = {name: tensor.to(args.device) for name, tensor in collator(rows).items()}
-        found = choose_precision_and_attention(model, batch, args.precision, args.attention)
+            sampler = TokenBatchSampler(sequence_lengths(train_set), args.max_tokens, args.seed)
+            picked = ([train_set[i] for i in batch] for batch in islice(sampler, TRIED))
+        batches = [{name: each.to(args.device) for name, each in collator(rows).items()} for rows in picked]
+        found = choose_precision_and_attention(model, batches, args.precision, args.attention)
         args.precision, args.attention, seconds = gather_object([found])[0]
         if seconds:
             told = ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in seconds.items())

@@ -25,6 +25,7 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, Gene
 from .modeling_vanilla_transformer import MultiHeadAttention, VanillaTransformerForConditionalGeneration
 
 NEVER = -1.0e9  # the score of what is not there
+BLOCK = 100  # tokens whose maximum is looked at first
 ROOM = 32  # steps that a buffer of keys and values grows by
 
 
@@ -51,7 +52,7 @@ class IncrementalDecoder:
             self.mask = torch.zeros(mask.shape, dtype=states.dtype, device=states.device)
             self.mask = self.mask.masked_fill(mask == 0, torch.finfo(states.dtype).min)[:, None, None]  # (B, 1, 1, S)
         self.sources = [self.keys_and_values(layer.cross_attn, states) for layer in self.decoder.layers]
-        self.past: list[list[torch.Tensor]] = []  # of each layer keys and values: (B * K, H, room, K or E)
+        self.past: list[list[torch.Tensor]] = []  # of each layer keys and values: (room, B * K, H * head_dim)
         self.length = 0  # tokens in it
 
     @staticmethod
@@ -75,14 +76,17 @@ class IncrementalDecoder:
         """Self-attention of layer `i` for one new token a hypothesis: (B * K, 1, D)."""
         attention = self.decoder.layers[i].self_attn
         query = attention.split_heads(attention.q_proj(states), attention.key_head_dim)
-        new = self.keys_and_values(attention, states)
+        new = attention.k_proj(states), attention.v_proj(states)
         if i == len(self.past):
-            self.past.append([tensor.new_empty(*tensor.shape[:2], ROOM, tensor.shape[3]) for tensor in new])
-        elif self.length == self.past[i][0].shape[2]:
-            self.past[i] = [nn.functional.pad(buffer, (0, 0, 0, ROOM)) for buffer in self.past[i]]
+            self.past.append([tensor.new_empty(ROOM, len(states), tensor.shape[-1]) for tensor in new])
+        elif self.length == len(self.past[i][0]):
+            self.past[i] = [nn.functional.pad(buffer, (0, 0, 0, 0, 0, ROOM)) for buffer in self.past[i]]
         for buffer, tensor in zip(self.past[i], new, strict=True):
-            buffer[:, :, self.length] = tensor[:, :, 0]
-        key, value = (buffer[:, :, : self.length + 1] for buffer in self.past[i])
+            buffer[self.length] = tensor[:, 0]
+        key, value = (
+            buffer[: self.length + 1].unflatten(-1, (-1, head_dim)).permute(1, 2, 0, 3)  # (B * K, H, T, head_dim)
+            for buffer, head_dim in zip(self.past[i], (attention.key_head_dim, attention.value_head_dim), strict=True)
+        )
         return self.attend(attention, query, key, value, None)
 
     def attend_to_source(self, i: int, states: torch.Tensor) -> torch.Tensor:
@@ -102,8 +106,8 @@ class IncrementalDecoder:
         """Goes on with these hypotheses (indices into B * K) and, where some left, these sentences (indices into B)."""
         for layer in self.past:
             for n, buffer in enumerate(layer):
-                layer[n] = buffer.new_empty(len(hypotheses), *buffer.shape[1:])
-                layer[n][:, :, : self.length] = buffer[:, :, : self.length].index_select(0, hypotheses)
+                layer[n] = buffer.new_empty(len(buffer), len(hypotheses), buffer.shape[-1])
+                torch.index_select(buffer[: self.length], 1, hypotheses, out=layer[n][: self.length])
         if sentences is not None:
             self.sources = [(key[sentences], value[sentences]) for key, value in self.sources]
             self.mask = None if self.mask is None else self.mask[sentences]
@@ -203,7 +207,7 @@ def greedy(
         logits = decoder.step(tokens[active, length - 1])
         if length < prompt.shape[1]:
             continue
-        new = logits.argmax(-1)
+        new = logits.max(-1).indices  # on a CPU faster than argmax
         tokens[active, length] = new
         going = ~torch.isin(new, ends) & (limits[active] > length + 1)
         if going.all():
@@ -248,7 +252,7 @@ def search(
     for length in range(start, longest):  # of the tokens that are there; one is added
         new = length + 1 - start  # tokens behind the prompt
         log_probs = decoder.step(running[:, :, -1].flatten()).log_softmax(-1)
-        values, ids = log_probs.topk(min(2 * beams, log_probs.shape[-1]))  # (B * K, 2 K)
+        values, ids = best_tokens(log_probs, min(2 * beams, log_probs.shape[-1]))  # (B * K, 2 K)
         width = values.shape[-1]
         values, picks = (scores[..., None] + values.view(-1, beams, width)).flatten(1).topk(2 * beams)  # (B, 2 K)
         ids, parents = ids.view(len(active), -1).gather(1, picks), picks // width
@@ -278,6 +282,18 @@ def search(
         sentences = None if going.all() else rows
         decoder.keep((rows[:, None] * beams + parents).flatten(), sentences)
     return result[..., :used].flatten(0, 1), result_scores.flatten()
+
+
+def best_tokens(log_probs: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`log_probs.topk(n)` of (rows, V). Where V is a multiple of BLOCK, the n blocks with the largest maxima are found
+    first, since those hold the n best tokens: on a CPU nearly twice as fast."""
+    rows, size = log_probs.shape
+    if size % BLOCK or size < 4 * n * BLOCK:
+        return log_probs.topk(n)
+    blocks = log_probs.view(rows, -1, BLOCK)
+    chosen = blocks.amax(-1).topk(n).indices  # (rows, n)
+    values, places = blocks.gather(1, chosen[..., None].expand(-1, -1, BLOCK)).flatten(1).topk(n)
+    return values, chosen.gather(1, places // BLOCK) * BLOCK + places % BLOCK
 
 
 def take(tokens: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
