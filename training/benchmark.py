@@ -350,7 +350,8 @@ class Task:
     the ids of every translation, without special tokens."""
 
     def __init__(self, arguments: argparse.Namespace, size: str, device: torch.device):
-        self.device, self.also, self.tokenizer = device, arguments.also, None
+        self.device, self.also = device, arguments.also
+        self.tokenizer: Any = None
         if arguments.model:
             self.ours = VanillaTransformerForConditionalGeneration.from_pretrained(arguments.model)
             self.tokenizer = AutoTokenizer.from_pretrained(arguments.model)

@@ -290,10 +290,10 @@ def settle_precision(recipe: Recipe, model: Any, train_set: Any, collator: Any, 
     else:
         model.to(args.device)
         if isinstance(train_set, TokenBatchStream):
-            picked = islice(train_set, TRIED)
+            picked = list(islice(train_set, TRIED))
         else:
             sampler = TokenBatchSampler(sequence_lengths(train_set), args.max_tokens, args.seed)
-            picked = ([train_set[i] for i in batch] for batch in islice(sampler, TRIED))
+            picked = [[train_set[i] for i in batch] for batch in islice(sampler, TRIED)]
         batches = [{name: each.to(args.device) for name, each in collator(rows).items()} for rows in picked]
         found = choose_precision_and_attention(model, batches, args.precision, args.attention)
         args.precision, args.attention, seconds = gather_object([found])[0]

@@ -344,8 +344,8 @@ def refuse_other_vocabularies(model: Any, other: Any) -> None:
         first, second = getattr(model.config, name), getattr(other.config, name, None)
         if first != second:
             raise ValueError(
-                f"a model of the ensemble has {name}={second}, and the first one {first}: give models of ours that were "
-                f"trained with the same tokenizer."
+                f"a model of the ensemble has {name}={second}, and the first one {first}: give models of ours that "
+                f"were trained with the same tokenizer."
             )
 
 

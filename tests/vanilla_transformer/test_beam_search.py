@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import MarianConfig, MarianMTModel
 
-from vanilla_transformer.generation_vanilla_transformer import beam_search
+from vanilla_transformer.generation_vanilla_transformer import beam_search, best_tokens
 
 
 @pytest.fixture
@@ -188,3 +188,15 @@ def test_the_papers_penalty_prefers_longer_translations_as_alpha_grows(make_mode
         lengths.append(sum(map(len, until_end(found))))
     assert lengths == sorted(lengths)
     assert lengths[0] < lengths[-1]
+
+
+def test_best_tokens_by_blocks():
+    """As `topk`, whether a vocabulary is looked at by blocks or not."""
+    for size in (30, 8000, 8001):
+        log_probs = torch.randn(7, size).log_softmax(-1)
+        values, ids = best_tokens(log_probs, 10)
+        assert torch.equal(values, log_probs.topk(10).values)
+        assert torch.equal(ids, log_probs.topk(10).indices)
+    crowded = torch.zeros(2, 8000)
+    crowded[:, 4000:4010] = torch.arange(10).flip(0) + 1.0  # all in one block
+    assert best_tokens(crowded, 10)[1].tolist() == [list(range(4000, 4010))] * 2

@@ -31,7 +31,8 @@ def test_seeds_and_other_modes():
     torch.manual_seed(1)
     first, second = apply_dropout(states, 0.5, True), apply_dropout(states, 0.5, True)
     torch.manual_seed(1)
-    assert torch.equal(apply_dropout(states, 0.5, True), first) and not torch.equal(first, second)
+    assert torch.equal(apply_dropout(states, 0.5, True), first)
+    assert not torch.equal(first, second)
     assert apply_dropout(states, 0.5, False) is states
     assert torch.equal(apply_dropout(states, 0.0, True), states)
     assert torch.equal(apply_dropout(states, 1.0, True), torch.zeros_like(states))
