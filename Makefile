@@ -27,7 +27,7 @@ lint: $(VENV)/dev.installed  ## style, format, types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-bench: $(VENV)/dev.installed  ## a training step and greedy decoding beside MarianMTModel of equal size
+bench: $(VENV)/dev.installed  ## speed beside stock models of equal size and weights: table, JSON, chart in runs/benchmark
 	$(RUN) -m training.benchmark
 
 clean:

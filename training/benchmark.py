@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -200,7 +200,7 @@ class Benchmark:
 
     # --- Taking turns, and telling ---
 
-    def take_turns(self, turns: dict[str, Callable], count: int, sum_of: dict[str, int] | None = None) -> Rates:
+    def take_turns(self, turns: Mapping[str, Callable], count: int, sum_of: dict[str, int] | None = None) -> Rates:
         """Tokens a second of each, `count` (or its own number) a turn."""
         rates: Rates = {name: [] for name in turns}
         for turn in tqdm(range(self.arguments.rounds + 1), leave=False, desc="turns"):

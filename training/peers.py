@@ -24,12 +24,13 @@ class Peer(nn.Module):
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
-        config = model.config
+        config: Any = model.config  # its special ids are set
         self.d_model, self.start, self.pad = config.d_model, config.decoder_start_token_id, config.pad_token_id
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.embedding.load_state_dict(model.get_input_embeddings().state_dict())
         self.dropout = nn.Dropout(config.dropout)
         positions = sinusoidal_encoding(torch.arange(config.max_position_embeddings), config.d_model)
+        self.positions: torch.Tensor
         self.register_buffer("positions", positions)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,12 @@ self-attention lie in one buffer, and a sentence that is done leaves the batch.
 Shapes: B sentences still being translated, K beams, T tokens so far, S source length, V target vocabulary.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,7 +24,8 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 
-from .modeling_vanilla_transformer import MultiHeadAttention, VanillaTransformerForConditionalGeneration
+if TYPE_CHECKING:
+    from .modeling_vanilla_transformer import MultiHeadAttention, VanillaTransformerForConditionalGeneration
 
 NEVER = -1.0e9  # the score of what is not there
 BLOCK = 100  # tokens whose maximum is looked at first

@@ -13,6 +13,7 @@ Shapes: B batch, S source length, T target length, D model width, H heads, K and
 values, V target vocabulary. In attention, T is the length of the queries and S that of the keys.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -181,9 +182,11 @@ def apply_dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tenso
 
     p is rounded to 1/65536, and what stays is divided by the share that stays, so that the expectation is exact.
     """
+    if not training:
+        return states
     dropped = round(p * 65536)
-    if not training or not 0 < dropped < 65536 or not is_eager_on_cpu(states):
-        return nn.functional.dropout(states, p, training)
+    if not 0 < dropped < 65536 or not is_eager_on_cpu(states):
+        return nn.functional.dropout(states, p)
     draws = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
     stays = draws[: states.numel()].view(states.shape) >= dropped - 32768
     return states * torch.where(stays, states.new_tensor(65536 / (65536 - dropped)), states.new_zeros(()))
@@ -790,6 +793,12 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         self.lm_head = self._get_resized_lm_head(self.lm_head, new_num_tokens)
         self.tie_weights()
         return embeddings
+
+
+# generate() asks for the signature of remote code at every step; this one is not worked out anew each time
+VanillaTransformerForConditionalGeneration.forward.__signature__ = inspect.signature(
+    VanillaTransformerForConditionalGeneration.forward
+)
 
 
 # --- Checks that look at the data: on the CPU alone, since a GPU would have to wait for them -------------------------
