@@ -1,7 +1,9 @@
 """Turns one of our checkpoints into a model that others run without our code.
 
-python -m hub.export runs/mine OUT --to marian                             # transformers' MarianMTModel
-python -m hub.export runs/mine OUT --to ctranslate2 --quantization int8    # for CTranslate2, an engine for serving
+    python -m hub.export runs/mine OUT --to marian                             # transformers' MarianMTModel
+    python -m hub.export runs/mine OUT --to ctranslate2 --quantization int8    # for CTranslate2, an engine for serving
+
+The folder that it writes is whole, or not there at all.
 """
 
 import argparse
@@ -12,8 +14,8 @@ from pathlib import Path
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hub.folders import write_whole
-from hub.to_marian import to_marian
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.to_marian import to_marian
 
 QUANTIZATIONS = ("int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
 

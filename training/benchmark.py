@@ -35,13 +35,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, set_seed
 
-from hub.to_marian import to_marian
 from training import benchmark_recipe
 from training.hardware import describe, keep_memory
 from training.peers import TorchPeer, TutorialPeer, bart
 from training.pictures import plot_benchmark
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.generation_vanilla_transformer import beam_search
+from vanilla_transformer.to_marian import to_marian
 
 REAL: dict[str, Any] = {"initialization": "normal"}  # logits as small as a trained model's: huge ones cost exp() time
 SIZES = {

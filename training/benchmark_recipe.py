@@ -26,9 +26,9 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from hub.to_marian import to_marian
 from training.data import read_pair
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.to_marian import to_marian
 
 STOCK = "Seq2SeqTrainer"
 

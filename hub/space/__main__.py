@@ -1,7 +1,9 @@
 """Shows a checkpoint on a page of its own: translations as they are generated, and the attention.
 
-python -m hub.space runs/demo                              # on this machine
-python -m hub.space user/model --push user/space           # publishes the page as a Space on the Hub
+    python -m hub.space runs/demo                              # on this machine
+    python -m hub.space user/model --push user/space           # publishes the page as a Space on the Hub
+
+The files of the page stand alone: a Space has nothing else of this repository.
 """
 
 import argparse

@@ -125,7 +125,9 @@ class Translator:
     @torch.no_grad()
     def attention(self, batch: dict[str, torch.Tensor], ids: torch.Tensor) -> dict[str, Any]:
         """Of a finished translation: for each of `KINDS` the weights (layers, heads, T, S), and the axes' tokens."""
-        end = [i for i, token in enumerate(ids.tolist()) if i and token == self.model.config.eos_token_id]
+        ends = self.model.config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
+        end = [i for i, token in enumerate(ids.tolist()) if i and token in ends]
         ids = ids[: end[0] + 1] if end else ids
         outputs = self.model(**batch, decoder_input_ids=ids[None, :-1], output_attentions=True, use_cache=False)
         source = self.tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel
 
 from hub.export import main
-from hub.to_marian import to_marian
+from vanilla_transformer.to_marian import to_marian
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import sys
 import pytest
 import torch
 
-from hub.to_marian import to_marian
 from training.benchmark import check_same_loss, loss_of, make_batch, matrix_speed
 from training.peers import TorchPeer, TutorialPeer, bart
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.to_marian import to_marian
 
 
 @pytest.fixture

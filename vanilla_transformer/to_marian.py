@@ -7,7 +7,8 @@ stream is permuted through every weight, and the logits are equal.
 import torch
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 MARIAN_EPS = 1e-5  # fixed in its code
 SAME_FIELDS = (
