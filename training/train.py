@@ -290,7 +290,9 @@ def settle_precision(recipe: Recipe, model: Any, train_set: Any, collator: Any, 
     else:
         model.to(args.device)
         if isinstance(train_set, TokenBatchStream):
+            begin = train_set.state_at(0)
             picked = list(islice(train_set, TRIED))
+            train_set.load_state(begin)
         else:
             sampler = TokenBatchSampler(sequence_lengths(train_set), args.max_tokens, args.seed)
             picked = [[train_set[i] for i in batch] for batch in islice(sampler, TRIED)]
