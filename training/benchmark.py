@@ -99,6 +99,15 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.source and not arguments.model:
         parser.error("--source needs --model, which translates it")
+    if arguments.also and not arguments.model:
+        parser.error("--also needs --model, the checkpoint that was exported")
+    if arguments.reference and not arguments.source:
+        parser.error("--reference needs --source, which it translates")
+    for path in (arguments.source, arguments.reference, arguments.recipe, arguments.data_dir, *arguments.also):
+        if path and not path.exists():
+            parser.error(f"{path} does not exist")
+    if (arguments.output_dir / "benchmark.json").exists() and not arguments.measure_memory:
+        parser.error(f"{arguments.output_dir} holds an earlier benchmark: remove it, or give another --output_dir")
     if "recipe" in arguments.lines and not (arguments.recipe and arguments.data_dir):
         parser.error("the line `recipe` needs --recipe and --data_dir")
     return arguments
@@ -158,6 +167,7 @@ class Benchmark:
         for name in ("ours", "Marian"):
             command = [sys.executable, "-m", "training.benchmark", "--measure_memory", name]
             command += ["--device", str(self.device), "--threads", str(self.arguments.threads)]
+            command += ["--default_malloc"] if self.arguments.default_malloc else []
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             peaks[name] = [float(output.split()[-1])]
         self.add("base", "peak memory of a step, 8,192 tokens, vocabulary 37,000", peaks, "Marian", "MiB")

@@ -96,6 +96,9 @@ def test_the_command(tmp_path):
     ("arguments", "told"),
     [
         (["--source", "x"], "--source needs --model"),
+        (["--also", "x"], "--also needs --model"),
+        (["--reference", "x"], "--reference needs --source"),
+        (["--model", "x", "--source", "missing.txt"], "missing.txt does not exist"),
         (["--lines", "recipe"], "needs --recipe and --data_dir"),
         (["--sizes", "huge"], "invalid choice: 'huge'"),
     ],
@@ -104,3 +107,12 @@ def test_wrong_arguments(arguments, told):
     done = subprocess.run([sys.executable, "-m", "training.benchmark", *arguments], capture_output=True, text=True)
     assert done.returncode == 2
     assert told in done.stderr
+
+
+def test_an_earlier_benchmark_is_not_overwritten(tmp_path):
+    (tmp_path / "benchmark.json").write_text("{}")
+    command = [sys.executable, "-m", "training.benchmark", "--output_dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "holds an earlier benchmark" in done.stderr
+    assert (tmp_path / "benchmark.json").read_text() == "{}"
