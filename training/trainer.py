@@ -160,10 +160,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             inputs = {name: torch.cat([value] * passes) for name, value in inputs.items() if name != "labels"}
             outputs = model(**inputs)
             logits = outputs.logits[torch.cat([labels] * passes) != -100]  # (passes * tokens, V), without padding
+            log_p = logits.float().log_softmax(-1)
             targets = labels[labels != -100].repeat(passes)
-            loss = nn.functional.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing) / passes
+            loss = cross_entropy(log_p, targets, smoothing) / passes
             if passes == 2:
-                loss = loss + self.args.rdrop_alpha / 2 * divergence(*logits.chunk(2))
+                loss = loss + self.args.rdrop_alpha / 2 * divergence(*log_p.chunk(2))
             loss = loss / items
         loss = loss * self.args.world_size  # DDP takes the mean over processes
         if loss.device.type == "cpu" and not math.isfinite(float(loss.detach())):  # a GPU is asked when it logs
@@ -326,10 +327,15 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.accelerator.wait_for_everyone()
 
 
-def divergence(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """R-Drop (Wu et al. 2021), equation 2: mean of KL(p, q) and KL(q, p), summed over tokens; logits (tokens, V)."""
-    p, q = first.log_softmax(-1), second.log_softmax(-1)
-    return ((p.exp() - q.exp()) * (p - q)).sum() / 2
+def cross_entropy(log_p: torch.Tensor, targets: torch.Tensor, smoothing: float) -> torch.Tensor:
+    """Section 5.4: label-smoothed, summed over tokens, of log-probabilities (tokens, V) and token ids (tokens)."""
+    likelihood = log_p.gather(1, targets[:, None]).sum()
+    return -((1 - smoothing) * likelihood + smoothing * log_p.mean(1).sum())
+
+
+def divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+    """R-Drop (Wu et al. 2021), equation 2: mean of KL(p, q) and KL(q, p), summed over tokens; both (tokens, V)."""
+    return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum() / 2
 
 
 # --- What happens between steps --------------------------------------------------------------------------------------
