@@ -175,6 +175,9 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     per_device_eval_batch_size: int = option(64, "Sentences in a batch of evaluation.")
     save_total_limit: int | None = option(2, "Newest checkpoints that are kept, besides those to be averaged.")
     dataloader_pin_memory: bool = option(False, "Copy batches through page-locked memory, for GPUs.")
+    fsdp: bool = option(  # type: ignore[assignment]  # there also a string of old, which "true" would be taken for
+        False, "Share weights, gradients and optimizer state out over the GPUs (FSDP), for models too large for one."
+    )
     ddp_find_unused_parameters: bool | None = option(False, "Look for parameters without gradient: the model has none.")
     optim: str = option("adamw_torch_fused", "Optimizer, one of transformers; Adam with weight_decay 0 by default.")
     logging_nan_inf_filter: bool = option(False, "Hide losses that are not finite; off: the run ends with a message.")
@@ -234,7 +237,7 @@ def make_parser() -> Parser:
     shown = set(TrainingArguments.__annotations__) | {
         *("output_dir", "max_steps", "num_train_epochs", "gradient_accumulation_steps", "max_grad_norm", "seed"),
         *("weight_decay", "lr_scheduler_kwargs", "eval_strategy", "eval_steps", "save_strategy", "save_steps"),
-        *("logging_steps", "report_to", "metric_for_best_model", "use_cpu", "torch_compile", "fsdp", "adam_beta1"),
+        *("logging_steps", "report_to", "metric_for_best_model", "use_cpu", "torch_compile", "adam_beta1"),
     }
     theirs = {f.name for f in dataclasses.fields(Seq2SeqTrainingArguments)}
     for action in parser._actions:

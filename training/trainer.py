@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 from transformers import (
@@ -29,6 +31,8 @@ from transformers import (
     TrainerControl,
     TrainerState,
 )
+from transformers.trainer import FSDP_MODEL_NAME
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from training.batching import TokenBatchSampler
 from training.checkpoints import AVERAGED, average, choose, keep_only, seal
@@ -62,6 +66,10 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.add_callback(self.stop)
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(TokenProgress())
+        if self.args.fsdp and not self.is_fsdp_enabled:
+            raise ValueError("fsdp: Accelerate splits a model over several GPUs alone, one process each; leave it out.")
+        if self.is_fsdp_enabled:
+            self.model.__module__ = type(self.model).__module__  # whose code goes along; it will get another class
         self.average: AveragedModel | None = None
         if self.args.ema_decay:
             if self.is_fsdp_enabled:
@@ -262,7 +270,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                     "updates": self.state.global_step,
                 }
                 (folder / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
-                (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle; recipe.yaml says the same
+                for pickle in ("training_args.bin", f"{FSDP_MODEL_NAME}.bin"):  # recipe.yaml, model.safetensors say it
+                    (folder / pickle).unlink(missing_ok=True)
                 seal(folder)
         except (OSError, RuntimeError, SafetensorError) as error:  # torch.save and safetensors have their own types
             shutil.rmtree(folder, ignore_errors=True)
@@ -275,6 +284,13 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.args.save_total_limit = limit
         if self.args.should_save:
             keep_only(run, self._kept(run))
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        """As in transformers; what FSDP gathers holds a tied weight several times."""
+        if state_dict is not None:
+            tied = self.own_model.all_tied_weights_keys
+            state_dict = {name: tensor for name, tensor in state_dict.items() if name not in tied}
+        super()._save(output_dir, state_dict)
 
     def _kept(self, run: Path) -> list[Path]:
         """The newest checkpoints, and those that the final model is to be averaged from."""
@@ -289,8 +305,13 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             return kept
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
         folder = Path(resume_from_checkpoint)
+        if self.is_fsdp_enabled:  # transformers would read a pickle in which it does not find tied weights
+            whole = load_file(folder / SAFE_WEIGHTS_NAME) if self.args.process_index == 0 else {}
+            options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+            set_model_state_dict(self.model, dict[str, Any](whole), options=options)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
         progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
         self.target_tokens = self._tokens_at_last_log = progress["target_tokens"]
         self.seconds_before = progress["seconds"]

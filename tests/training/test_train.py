@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -277,6 +278,58 @@ def test_two_processes_resume_bit_for_bit(recipe, tmp_path):
     assert not (tmp_path / "out" / "all_results.json").exists()
     launched(recipe, *arguments)
     assert same(tmp_path / "whole", tmp_path / "out")
+
+
+FSDP_ON_CPUS = """
+from accelerate import state
+from accelerate.utils import DistributedType
+from training.train import main
+
+original = state.AcceleratorState.__init__
+
+def begin(self, *args, fsdp_plugin=None, **kwargs):     # Accelerate has FSDP on accelerators alone; torch on CPUs, too
+    original(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+    self.fsdp_plugin = fsdp_plugin or getattr(self, "fsdp_plugin", None)
+    self.distributed_type = DistributedType.FSDP
+
+state.AcceleratorState.__init__ = begin
+main()
+"""
+
+
+@pytest.mark.slow
+def test_fsdp(programs, recipe, tmp_path):
+    """Two real processes that each keep half of the weights: those of one process, whole in the checkpoints, from which
+    a run goes on bit for bit."""
+    script = tmp_path / "fsdp.py"
+    script.write_text(FSDP_ON_CPUS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(Path(__file__).parents[2])}
+
+    def train(out: Path, *arguments: str) -> None:
+        process = subprocess.run(
+            [*command, str(recipe), "--fsdp", "true", "--output_dir", str(out), *arguments],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-6000:]
+
+    train(tmp_path / "split", *SGD)
+    programs.run("training.train", recipe, *SGD, "--gradient_accumulation_steps", "2", "--output_dir", tmp_path / "one")
+    first, second = weights(tmp_path / "split"), weights(tmp_path / "one")
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, second[name], atol=1e-6, rtol=0)
+    AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "split")
+    assert (tmp_path / "split" / "modeling_vanilla_transformer.py").exists()
+
+    train(tmp_path / "whole", "--max_steps", "12", "--save_steps", "6")
+    again = tmp_path / "again"
+    shutil.copytree(tmp_path / "whole", again)
+    shutil.rmtree(again / "checkpoint-12")
+    for name in ("all_results.json", "model.safetensors"):
+        (again / name).unlink()
+    train(again, "--max_steps", "12", "--save_steps", "6")
+    assert same(tmp_path / "whole", again)
 
 
 # --- Real corpora ---
