@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import MarianConfig, MarianMTModel
 
-from vanilla_transformer.generation_vanilla_transformer import beam_search, best_tokens
+from vanilla_transformer.generation_vanilla_transformer import beam_search, best_token, best_tokens
 
 
 @pytest.fixture
@@ -200,3 +200,11 @@ def test_best_tokens_by_blocks():
     crowded = torch.zeros(2, 8000)
     crowded[:, 4000:4010] = torch.arange(10).flip(0) + 1.0  # all in one block
     assert best_tokens(crowded, 10)[1].tolist() == [list(range(4000, 4010))] * 2
+
+
+def test_best_token_by_blocks():
+    """As `argmax`, the first of equals, whether a vocabulary is looked at by blocks or not."""
+    for size in (30, 8000, 8009):
+        logits = torch.randn(7, size).bfloat16().float()  # with equals
+        logits[3] = 1.0
+        assert torch.equal(best_token(logits), logits.argmax(-1))
