@@ -9,6 +9,7 @@ It is never put into a model's repository: there, transformers would call it in 
 
 import argparse
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -52,15 +53,21 @@ def main() -> None:
         write(arguments.folder, arguments.push or arguments.folder.name)
         print(f"{arguments.folder}: model.generate(custom_generate={str(arguments.folder)!r}, trust_remote_code=True)")
         if arguments.push:
-            api = HfApi()
-            api.create_repo(arguments.push, private=arguments.private or None, exist_ok=True)
-            commit = api.upload_folder(
-                repo_id=arguments.push, folder_path=arguments.folder, commit_message="The paper's decoding"
-            )
-            print(commit.commit_url)
+            print(push(arguments.folder, arguments.push, arguments.private))
     except (ValueError, OSError, TransportError) as error:
         print(f"hub.decoding: {in_words(error, arguments.push or str(arguments.folder))}", file=sys.stderr)
         sys.exit(2)
+
+
+def push(folder: Path, name: str, private: bool) -> str:
+    """Uploads what `write` has written; the address of the commit. Where that fails the folder goes again."""
+    try:
+        api = HfApi()
+        api.create_repo(name, private=private or None, exist_ok=True)
+        return api.upload_folder(repo_id=name, folder_path=folder, commit_message="The paper's decoding").commit_url
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
 
 
 def write(folder: Path, name: str) -> None:

@@ -106,6 +106,10 @@ def parse() -> argparse.Namespace:
     for path in (arguments.source, arguments.reference, arguments.recipe, arguments.data_dir, *arguments.also):
         if path and not path.exists():
             parser.error(f"{path} does not exist")
+    if arguments.reference:
+        lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in (arguments.source, arguments.reference)]
+        if lines[0] != lines[1]:
+            parser.error(f"{arguments.source} has {lines[0]} lines, {arguments.reference} {lines[1]}: give a pair")
     if (arguments.output_dir / "benchmark.json").exists() and not arguments.measure_memory:
         parser.error(f"{arguments.output_dir} holds an earlier benchmark: remove it, or give another --output_dir")
     if "recipe" in arguments.lines and not (arguments.recipe and arguments.data_dir):
@@ -156,7 +160,7 @@ class Benchmark:
             turns = {name: partial(step, name, model, batch, precision) for name, model in models.items()}
             with FlopCounterMode(display=False) as counter:
                 turns["ours eager"]()
-            rates = self.take_turns(turns, count)
+            rates, _ = self.take_turns(turns, lambda _: count)
             floor = counter.get_total_flops() / self.speeds[precision]
             title = f"training step of {tokens} tokens, {precision}"
             self.add(size, title, rates, "Marian", "target tokens/s", limit=count / floor)
@@ -181,7 +185,7 @@ class Benchmark:
             model.save_pretrained(paths["ours"])
             to_marian(model).save_pretrained(paths["Marian"])
             turns = {name: partial(AutoModelForSeq2SeqLM.from_pretrained, path) for name, path in paths.items()}
-            rates = self.take_turns(turns, 1)
+            rates, _ = self.take_turns(turns, lambda _: 1)
         self.add(size, "from_pretrained", rates, "Marian", "loads/s")
 
     def decode(self, size: str, line: str) -> None:
@@ -189,9 +193,8 @@ class Benchmark:
         task = Task(self.arguments, size, self.device)
         options: dict[str, Any] = {"num_beams": BEAMS if line == "beam" else 1, "do_sample": line == "sample"}
         decoders = task.decoders(options)
-        first = {name: run() for name, run in decoders.items()}  # not timed
+        rates, first = self.take_turns(decoders, lambda translations: sum(map(len, translations)))
         reference = first["Marian sdpa"]
-        count = sum(map(len, reference))
         same = {name: sum(map(list.__eq__, ids, reference)) / len(ids) for name, ids in first.items()}
         wrong = [
             name for name, share in same.items() if share < SAME and name.endswith(("eager", "sdpa", "beam_search"))
@@ -200,27 +203,28 @@ class Benchmark:
             raise AssertionError(f"not the same translations as Marian's, of the share of {SAME}: {same}")
         with FlopCounterMode(display=False) as counter:
             decoders["ours beam_search" if line != "sample" else "ours sdpa"]()
-        rates = self.take_turns(decoders, count, sum_of={name: sum(map(len, ids)) for name, ids in first.items()})
         told = {name: f"{100 * share:.1f} % the same" for name, share in same.items()}
         if self.arguments.reference:
             told = {name: f"{text}, BLEU {task.bleu(first[name]):.1f}" for name, text in told.items()}
         title = {"greedy": "greedy", "beam": f"{BEAMS} beams", "sample": "sampling"}[line]
-        limit = count * self.speeds["fp32"] / counter.get_total_flops()
+        limit = sum(map(len, reference)) * self.speeds["fp32"] / counter.get_total_flops()
         self.add(size, f"{title}, {len(reference)} sentences", rates, "Marian", "tokens/s", limit, told)
 
     # --- Taking turns, and telling ---
 
-    def take_turns(self, turns: Mapping[str, Callable], count: int, sum_of: dict[str, int] | None = None) -> Rates:
-        """Tokens a second of each, `count` (or its own number) a turn."""
+    def take_turns(
+        self, turns: Mapping[str, Callable[[], Any]], count: Callable[[Any], int]
+    ) -> tuple[Rates, dict[str, Any]]:
+        """How much each does a second, `count` of what it returns; and what it returned in a turn that is not timed."""
         rates: Rates = {name: [] for name in turns}
-        for turn in tqdm(range(self.arguments.rounds + 1), leave=False, desc="turns"):
+        first = {name: run() for name, run in turns.items()}
+        for _ in tqdm(range(self.arguments.rounds), leave=False, desc="turns"):
             for name, run in turns.items():
                 start = self.clock()
-                run()
+                found = run()
                 seconds = self.clock() - start
-                if turn:
-                    rates[name].append((sum_of or {}).get(name, count) / seconds)
-        return rates
+                rates[name].append(count(found) / seconds)
+        return rates, first
 
     def clock(self) -> float:
         if self.device.type == "cuda":

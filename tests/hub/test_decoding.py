@@ -59,3 +59,13 @@ def test_it_is_pushed(tmp_path, hub, start_programs):
     files = hub.repositories["user/search"].files("main")
     assert "custom_generate/generate.py" in files
     assert "README.md" in files
+
+
+@pytest.mark.slow
+def test_what_could_not_be_pushed_is_made_anew(tmp_path, hub, start_programs):
+    """Without the right to write: told in words, and the next call is not in the way of itself."""
+    with start_programs("hub.decoding", **hub.environment | {"HF_TOKEN": "wrong"}) as programs:
+        told = programs.run("hub.decoding", tmp_path / "search", "--push", "user/refused", status=2)
+    assert "Traceback" not in told.stderr
+    assert not (tmp_path / "search").exists()
+    assert "user/refused" not in hub.repositories

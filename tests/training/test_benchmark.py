@@ -109,6 +109,16 @@ def test_wrong_arguments(arguments, told):
     assert told in done.stderr
 
 
+def test_a_reference_of_another_length(tmp_path):
+    for name, lines in (("source", 3), ("reference", 2)):
+        (tmp_path / name).write_text("A dog runs.\n" * lines)
+    paths = ["--source", str(tmp_path / "source"), "--reference", str(tmp_path / "reference")]
+    command = [sys.executable, "-m", "training.benchmark", "--model", "x", *paths]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "3 lines" in done.stderr
+
+
 def test_an_earlier_benchmark_is_not_overwritten(tmp_path):
     (tmp_path / "benchmark.json").write_text("{}")
     command = [sys.executable, "-m", "training.benchmark", "--output_dir", str(tmp_path)]
