@@ -70,6 +70,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             raise ValueError("fsdp: Accelerate splits a model over several GPUs alone, one process each; leave it out.")
         if self.is_fsdp_enabled:
             self.model.__module__ = type(self.model).__module__  # whose code goes along; it will get another class
+            self.model.set_input_embeddings(self.model.get_input_embeddings())  # one module where two share a weight
         self.average: AveragedModel | None = None
         if self.args.ema_decay:
             if self.is_fsdp_enabled:

@@ -575,8 +575,6 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         config.validate_architecture()  # a field may have been set since the configuration was made
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
-        if config.share_encoder_decoder_embeddings:  # one module, as FSDP wants it, not two with the same weight
-            self.decoder.embed_tokens = self.encoder.embed_tokens
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
