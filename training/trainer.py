@@ -69,12 +69,12 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.args.fsdp and not self.is_fsdp_enabled:
             raise ValueError("fsdp: Accelerate splits a model over several GPUs alone, one process each; leave it out.")
         if self.is_fsdp_enabled:
+            if self.args.ema_decay or isinstance(self.model, PeftModel):
+                raise ValueError("ema_decay and lora_rank need whole weights in each process: leave them or FSDP out.")
             self.model.__module__ = type(self.model).__module__  # whose code goes along; it will get another class
             self.model.set_input_embeddings(self.model.get_input_embeddings())  # one module where two share a weight
         self.average: AveragedModel | None = None
         if self.args.ema_decay:
-            if self.is_fsdp_enabled:
-                raise ValueError("ema_decay needs whole weights in each process: not with FSDP.")
             self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(self.args.ema_decay))
             self.add_callback(UpdateAverage(self.average))
         self.target_tokens = 0  # trained on, over all processes, without padding; a resumed run goes on counting

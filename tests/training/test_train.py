@@ -306,13 +306,15 @@ def test_fsdp(programs, recipe, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(Path(__file__).parents[2])}
 
-    def train(out: Path, *arguments: str) -> None:
+    def train(out: Path, *arguments: str, status: int = 0) -> str:
         process = subprocess.run(
             [*command, str(recipe), "--fsdp", "true", "--output_dir", str(out), *arguments],
             env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-6000:]
+        assert process.returncode == status, process.stdout[-2000:] + process.stderr[-6000:]
+        return process.stderr
 
+    assert "ema_decay and lora_rank need whole weights" in train(tmp_path / "none", "--ema_decay", "0.9", status=1)
     train(tmp_path / "split", *SGD)
     programs.run("training.train", recipe, *SGD, "--gradient_accumulation_steps", "2", "--output_dir", tmp_path / "one")
     first, second = weights(tmp_path / "split"), weights(tmp_path / "one")
