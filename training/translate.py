@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("checkpoint", help="folder of a model with its tokenizer, or a repository on the Hub")
     parser.add_argument("--input", type=Path, help="text file; default: stdin")
     parser.add_argument("--output", type=Path, help="file to be made; default: stdout")
-    parser.add_argument("--batch_size", type=int, default=32, help="sentences a batch (default: %(default)s)")
+    parser.add_argument("--batch_size", type=int, default=64, help="sentences a batch (default: %(default)s)")
     parser.add_argument("--num_beams", type=int, help="beam size; default: the checkpoint's")
     parser.add_argument("--length_penalty", type=float, help="default: the checkpoint's")
     parser.add_argument("--max_new_tokens", type=int, help="longest translation; default: the checkpoint's")

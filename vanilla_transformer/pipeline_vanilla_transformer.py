@@ -34,7 +34,7 @@ class TranslationPipeline(Pipeline):
         translator("A dog.", num_beams=4, num_return_sequences=3, return_scores=True)   # 3 dictionaries
 
     Keyword arguments, of the constructor or of a call:
-        batch_size: sentences a batch, default 32.
+        batch_size: sentences a batch, default 64.
         return_scores: add `"score"`: the sum of the tokens' log-probabilities / length ** length_penalty.
         progress: show a progress bar on stderr.
         any other: passed to `model.generate()`, over the model's `generation_config`. Where nothing sets a length, a
@@ -52,7 +52,7 @@ class TranslationPipeline(Pipeline):
 
     def __call__(self, inputs: str | Iterable[str], **kwargs: Any) -> list | Iterator:
         """Translates; see the class. A string or list gives a list, any other iterable an iterator."""
-        batch_size = kwargs.pop("batch_size", None) or self._batch_size or 32
+        batch_size = kwargs.pop("batch_size", None) or self._batch_size or 64
         kwargs.pop("num_workers", None)  # transformers' loaders; tokenizing is not worth a process here
         _, generate_kwargs, own = self._sanitize_parameters(**kwargs)
         generate_kwargs = self._forward_params | generate_kwargs
