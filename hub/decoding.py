@@ -51,9 +51,9 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         write(arguments.folder, arguments.push or arguments.folder.name)
-        print(f"{arguments.folder}: model.generate(custom_generate={str(arguments.folder)!r}, trust_remote_code=True)")
         if arguments.push:
             print(push(arguments.folder, arguments.push, arguments.private))
+        print(f"{arguments.folder}: model.generate(custom_generate={str(arguments.folder)!r}, trust_remote_code=True)")
     except (ValueError, OSError, TransportError) as error:
         print(f"hub.decoding: {in_words(error, arguments.push or str(arguments.folder))}", file=sys.stderr)
         sys.exit(2)
