@@ -354,7 +354,7 @@ def check_start(recipe: Recipe) -> None:
             raise ValueError(f"{wrong[0]} is settled by base_model={training.base_model}: leave it out.")
         if training.learning_rate is None:
             raise ValueError("base_model needs a learning_rate: the paper's is for fresh weights.")
-        if Path(training.base_model).exists():
+        if training.base_model.startswith(".") or Path(training.base_model).exists():  # a folder, no repository
             training.base_model = str(Path(training.base_model).resolve())
     if training.lora_rank < 0:
         raise ValueError(f"lora_rank={training.lora_rank}: give 0 or more.")

@@ -18,6 +18,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from training.recipe import read_recipe
+
 OTHERS = {"vocab_size": 259, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64}
 OTHERS |= {"decoder_ffn_dim": 64, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
 
@@ -146,3 +148,12 @@ def test_the_papers_learning_rate_is_for_fresh_weights(programs, tmp_path):
         recipe = tmp_path / f"{name}.yaml"
         recipe.write_text(f"output_dir: {tmp_path / 'out'}\n{line}\n")
         assert message in programs.run("training.train", recipe, status=2).stderr
+
+
+def test_a_folder_is_the_same_base_before_and_after_it_is_there(tmp_path, monkeypatch):
+    """Otherwise a run that was started too early could not be started again."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "next.yaml").write_text("base_model: ./first\noutput_dir: out\nlearning_rate: 0.001\n")
+    before = read_recipe(["next.yaml"]).training.base_model
+    (tmp_path / "first").mkdir()
+    assert before == read_recipe(["next.yaml"]).training.base_model == str(tmp_path / "first")
