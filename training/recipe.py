@@ -163,7 +163,9 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         0.0, "R-Drop (Wu et al. 2021): weight of the divergence between two passes with different dropout."
     )
     ema_decay: float = option(
-        0.0, "Decay a step of an exponential moving average of the weights, which is then what is evaluated and kept."
+        0.0,
+        "Decay a step of an exponential moving average of the weights, which is then what is evaluated and kept; after "
+        "n updates (1 + n) / (10 + n) at most.",
     )
     average_checkpoints: int = option(1, "Checkpoints whose mean is the final model (section 6.1); 1: no averaging.")
     average_by: Literal["last", "best"] = option("last", "The last ones, or those with the best metric_for_best_model.")

@@ -21,7 +21,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 from transformers import (
     PreTrainedModel,
@@ -73,10 +72,10 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                 raise ValueError("ema_decay and lora_rank need whole weights in each process: leave them or FSDP out.")
             self.model.__module__ = type(self.model).__module__  # whose code goes along; it will get another class
             self.model.set_input_embeddings(self.model.get_input_embeddings())  # one module where two share a weight
-        self.average: AveragedModel | None = None
+        self.average_model: PreTrainedModel | None = None
         if self.args.ema_decay:
-            self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(self.args.ema_decay))
-            self.add_callback(UpdateAverage(self.average))
+            self.average_model = deepcopy(self.model)
+            self.add_callback(UpdateAverage(self.average_model, self.args.ema_decay))
         self.target_tokens = 0  # trained on, over all processes, without padding; a resumed run goes on counting
         self._was_over = False  # the checkpoint that is resumed was the last of its run
         self.seconds_before = 0.0  # of training, in the runs that this one resumes
@@ -97,10 +96,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def has_own_loss(self) -> bool:
         """Whether the model smooths labels itself; it reads the projection's weight, of which FSDP keeps parts."""
         return self.own_model.config.model_type == "vanilla_transformer" and not self.is_fsdp_enabled
-
-    @property
-    def average_model(self) -> PreTrainedModel:
-        return self.average.module  # type: ignore[union-attr, return-value]
 
     @property
     def seconds(self) -> float:
@@ -220,7 +215,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
         """Within it the model's weights are the moving average, where there is one."""
-        if self.average is None:
+        if self.average_model is None:
             yield
             return
         averaged: list[torch.Tensor] = list(self.average_model.parameters())
@@ -257,7 +252,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         limit, self.args.save_total_limit = self.args.save_total_limit, None  # older ones go when this one is whole
         try:
             super()._save_checkpoint(model, trial)
-            if self.average is not None and self.args.should_save:
+            if self.average_model is not None and self.args.should_save:
                 self.average_model.save_pretrained(folder / AVERAGED)
             if isinstance(self.train_dataset, TokenBatchStream):
                 steps = self.state.global_step * self.args.gradient_accumulation_steps
@@ -316,10 +311,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
         self.target_tokens = self._tokens_at_last_log = progress["target_tokens"]
         self.seconds_before = progress["seconds"]
-        if self.average is not None:
-            saved = type(self.model).from_pretrained(folder / AVERAGED)
-            self.average_model.load_state_dict(saved.state_dict())
-            self.average.n_averaged.fill_(1)  # not the first one, which would be copied
+        if self.average_model is not None:
+            self.average_model.load_state_dict(type(self.model).from_pretrained(folder / AVERAGED).state_dict())
         if isinstance(self.train_dataset, TokenBatchStream):
             path = folder / STREAM.format(self.args.process_index)
             self.train_dataset.load_state(json.loads(path.read_text(encoding="utf-8")))
@@ -332,13 +325,13 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                 self.model.save_pretrained(run / ADAPTER)
                 deepcopy(self.model).merge_and_unload().save_pretrained(run)
                 self.processing_class.save_pretrained(run)
-        elif args.average_checkpoints == 1 and args.average_by == "last" and self.average is None:
+        elif args.average_checkpoints == 1 and args.average_by == "last" and self.average_model is None:
             self.save_model(_internal_call=True)  # else it would be uploaded here, by push_to_hub
             if args.should_save:
                 (run / "training_args.bin").unlink()  # a pickle; recipe.yaml says the same for everybody to read
         elif args.should_save:
             if args.average_checkpoints == 1 and args.average_by == "last":
-                model = self.average_model
+                model: PreTrainedModel = self.average_model  # type: ignore[assignment]
             else:
                 better = bool(args.greater_is_better)
                 chosen = choose(run, args.average_checkpoints, args.average_by, args.metric_for_best_model, better)
@@ -374,13 +367,20 @@ class TellEpoch(TrainerCallback):
 
 
 class UpdateAverage(TrainerCallback):
-    """Draws the moving average after the weights at every update."""
+    """Draws the moving average after the weights at every update.
 
-    def __init__(self, average: AveragedModel):
-        self.average = average
+    After n updates its decay is (1 + n) / (10 + n) at most: a short run has an average of its last tenth or so, not one
+    in which the weights that it began with still count.
+    """
 
+    def __init__(self, average: PreTrainedModel, decay: float):
+        self.average, self.decay = average, decay
+
+    @torch.no_grad()
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.average.update_parameters(kwargs["model"])
+        decay = min(self.decay, (1 + state.global_step) / (10 + state.global_step))
+        averaged: list[torch.Tensor] = list(self.average.parameters())
+        torch._foreach_lerp_(averaged, list(kwargs["model"].parameters()), 1 - decay)
 
 
 class StopOnSignal(TrainerCallback):

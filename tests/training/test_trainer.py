@@ -94,9 +94,10 @@ def test_the_evaluated_loss_is_plain_and_a_token(make_trainer, generate):
 
 
 def test_the_moving_average_is_kept_evaluated_and_saved(make_trainer, tmp_path):
-    trainer = make_trainer(ema_decay=0.7)
+    trainer = make_trainer(ema_decay=0.25)
     name, weights = "model.encoder.layers.0.feed_forward.fc1.weight", []
     parameter = dict(trainer.model.named_parameters())[name]
+    expected = parameter.detach().clone()
     original = trainer.callback_handler.on_step_end
 
     def note(*args):
@@ -105,10 +106,9 @@ def test_the_moving_average_is_kept_evaluated_and_saved(make_trainer, tmp_path):
 
     trainer.callback_handler.on_step_end = note
     trainer.train()
-    expected = weights[0]
-    for later in weights[1:]:
-        expected = 0.7 * expected + 0.3 * later
-    averages = dict(trainer.average.module.named_parameters())
+    for later, decay in zip(weights, (2 / 11, 0.25, 0.25), strict=True):  # at most (1 + n) / (10 + n)
+        expected = decay * expected + (1 - decay) * later
+    averages = dict(trainer.average_model.named_parameters())
     torch.testing.assert_close(averages[name], expected)
     with trainer.averaged_weights():
         torch.testing.assert_close(parameter, averages[name])
