@@ -5,5 +5,6 @@ import pytest
 
 @pytest.fixture(scope="session")
 def programs(start_programs):
-    with start_programs("training.train", "training.average", "training.score", "training.translate") as server:
+    verbs = ("train", "average", "score", "translate", "diversify")
+    with start_programs(*(f"training.{verb}" for verb in verbs)) as server:
         yield server

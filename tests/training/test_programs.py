@@ -1,4 +1,4 @@
-"""`translate`, `score` and `average` as a user runs them, and what each program says to bad input."""
+"""`translate`, `score`, `average` and `diversify` as a user runs them, and what each program says to bad input."""
 
 import json
 import math
@@ -115,6 +115,27 @@ def test_average_is_the_plain_mean(programs, finished, tmp_path):
     programs.run(*listed)
     assert (tmp_path / "same" / "model.safetensors").read_bytes() == (folders[0] / "model.safetensors").read_bytes()
     assert "checkpoint-" in programs.run("training.average", tmp_path / "best", finished, "--best", "2").stdout
+
+
+# --- diversify ---
+
+
+def test_diversify_adds_what_both_models_translate(programs, finished, test_files, tmp_path):
+    output = tmp_path / "new" / "diverse.tsv"
+    arguments = ("--source", test_files[0], "--target", test_files[1], "--output", output)
+    programs.run("training.diversify", finished, finished / "checkpoint-4", *arguments)
+    pairs = [tuple(line.split("\t")) for line in output.read_text().splitlines()]
+    expected = []
+    originals = list(zip(*(path.read_text().splitlines() for path in test_files), strict=True))
+    for pair in originals:
+        expected += [pair, pair]
+    for side, folder, count in ((0, finished, "2"), (1, finished / "checkpoint-4", "3")):
+        process = programs.run("training.translate", folder, "--input", test_files[side], "--nbest", count)
+        for number, _, text in (line.split("\t") for line in process.stdout.splitlines()):
+            pair = (originals[int(number) - 1][side], text)
+            expected += [pair if side == 0 else pair[::-1]] if text else []
+    assert pairs == expected
+    assert list(output.parent.iterdir()) == [output]
 
 
 # --- Bad input: one clear message, status 2, nothing lost ---
@@ -245,11 +266,27 @@ def test_a_folder_that_holds_something_else_is_left_alone(programs, recipe, tmp_
         ("average", ["NEW", "RUN", "--last", "9"], "has 3 whole checkpoints"),
         ("average", ["NEW", "DATA"], "is no checkpoint"),
         ("average", ["NEW", "DATA", "--last", "1"], "has no checkpoint-N folders"),
+        (
+            "diversify",
+            ["RUN", "RUN", "--source", "SOURCE", "--target", "LONGER", "--output", "NEW.tsv"],
+            "line i of one",
+        ),
+        (
+            "diversify",
+            ["RUN", "RUN", "--source", "SOURCE", "--target", "REFERENCE", "--output", "SOURCE"],
+            "does not exist",
+        ),
+        (
+            "diversify",
+            ["RUN", "DATA", "--source", "SOURCE", "--target", "REFERENCE", "--output", "NEW.tsv"],
+            "no config",
+        ),
     ],
 )
 def test_bad_arguments(programs, finished, test_files, tmp_path, program, arguments, message):
     (tmp_path / "longer").write_text("x\n" * 12)
     places = {"RUN": finished, "DATA": tmp_path, "NEW": tmp_path / "new", "LONGER": tmp_path / "longer"}
+    places["NEW.tsv"] = tmp_path / "new" / "diverse.tsv"
     places |= dict(zip(("SOURCE", "REFERENCE"), test_files, strict=True))
     before = test_files[0].read_bytes()
     process = programs.run(f"training.{program}", *(places.get(word, word) for word in arguments), status=2)
