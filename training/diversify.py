@@ -77,7 +77,7 @@ def best(translator: TranslationPipeline, sentences: list[str], n: int) -> Itera
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split())
+    return text.replace("\t", " ").replace("\n", " ")
 
 
 if __name__ == "__main__":
