@@ -69,7 +69,7 @@ def choose_precision_and_attention(
         batches: of different shapes, as they will come in training; the first is not counted.
 
     Returns:
-        precision, attention, and the mean seconds a step of what was tried (empty where nothing was).
+        precision, attention, and the median seconds a step of what was tried (empty where nothing was).
     """
     if model.device.type != "cpu":
         can = model.device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -96,8 +96,8 @@ def choose_precision_and_attention(
             model.zero_grad()
             seconds[candidate].append(time.perf_counter() - start)
     model.set_attn_implementation(implementation)
-    means = {candidate: statistics.mean(times[1:] or times) for candidate, times in seconds.items()}
-    return *min(means, key=lambda candidate: means[candidate]), {" ".join(c): means[c] for c in candidates}
+    medians = {candidate: statistics.median(times[1:] or times) for candidate, times in seconds.items()}
+    return *min(medians, key=lambda candidate: medians[candidate]), {" ".join(c): medians[c] for c in candidates}
 
 
 def describe(device: torch.device) -> dict[str, Any]:
