@@ -9,7 +9,8 @@
 All that is compared takes turns in one run, since machines are noisy: each line tells the median of tokens a second,
 its ratio to the best of Marian, and the range. Before a comparison it is checked that the work is the same:
 weights, loss, translations. The floor is the time that the matrix products of the work would take alone at the speed
-that this machine has for a large one; "of limit" is its share of the time that was measured.
+that this machine has for a large one; "of limit" is its share of the time that was measured. In decoding it is that of
+float32, which bfloat16 and int8 weights may pass.
 
 On a CPU with one thread times are those of the processor, else of the wall.
 """
