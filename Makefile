@@ -4,9 +4,13 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+OLDEST := .venv-oldest
 CONFORMANCE := .conformance
 
-.PHONY: demo test test-slow conformance lint bench clean
+.PHONY: help demo test test-slow test-oldest fuzz conformance lint bench docs clean
+
+help:  ## this list
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/training.installed  ## train on the embedded corpus, score, translate, draw: some 5 minutes on a laptop
 	$(RUN) -m training.train training/recipes/demo.yaml
@@ -16,6 +20,13 @@ test: $(VENV)/dev.installed  ## the fast tests
 
 test-slow: $(VENV)/dev.installed  ## real processes, compilers and trainings
 	$(RUN) -m pytest -m slow --ignore tests/conformance
+
+fuzz: $(VENV)/dev.installed  ## broken inputs for every command, VT_FUZZ_SECONDS=20 a family
+	$(RUN) -m pytest -s -m slow tests/fuzz
+
+# Where uv should not take PyPI's CUDA build of torch (3 GB): UV_TORCH_BACKEND=cpu make test-oldest
+test-oldest: $(OLDEST)/package.installed  ## the package's fast tests with the oldest versions that pyproject.toml allows
+	CUDA_VISIBLE_DEVICES= $(OLDEST)/bin/python -m pytest -m "not slow" -n 2 tests/vanilla_transformer
 
 conformance: $(VENV)/dev.installed  ## Hugging Face's own model tests, from the sources of transformers on PyPI
 	$(RUN) tests/conformance/fetch.py $(CONFORMANCE)
@@ -30,11 +41,24 @@ lint: $(VENV)/dev.installed  ## style, format, types
 bench: $(VENV)/dev.installed  ## speed beside stock models of equal size and weights: table, JSON, chart in runs/benchmark
 	$(RUN) -m training.benchmark
 
-clean:
-	rm -rf $(VENV) $(CONFORMANCE) build *.egg-info
+docs: $(VENV)/training.installed $(VENV)/docs.installed  ## the pages of docs/ and a reference of the code, in build/site
+	$(RUN) docs/recipe_keys.py
+	$(RUN) -m mkdocs build --strict
+
+clean:  ## remove what the other targets installed and built, but no run
+	rm -rf $(VENV) $(OLDEST) $(CONFORMANCE) build *.egg-info
 
 # .venv/training.installed, .venv/dev.installed: the package with that extra
 $(VENV)/%.installed: pyproject.toml constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[$*]"
+	touch $@
+
+# The package without extras, each requirement at its lower bound, and what its tests are run with
+# (setuptools: torch needs it to compile FlexAttention)
+$(OLDEST)/package.installed: pyproject.toml
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet uv
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct --editable . \
+		"accelerate>=1.15" "hypothesis>=6.150" "pytest>=9.2" "pytest-timeout>=2.4" "pytest-xdist>=3.8" "setuptools>=77"
 	touch $@

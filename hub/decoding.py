@@ -7,24 +7,33 @@ Then, without this package: `model.generate(**batch, custom_generate="user/name"
 It is never put into a model's repository: there, transformers would call it in place of `generate` without being asked.
 """
 
-import argparse
-import re
 import shutil
-import sys
+from functools import partial
 from pathlib import Path
 
 from httpx2 import TransportError  # of huggingface_hub
-from huggingface_hub import HfApi, ModelCard, ModelCardData
+from huggingface_hub import ModelCard, ModelCardData
 
 import vanilla_transformer
+from hub.errors import explain
 from hub.folders import write_whole
-from hub.push import in_words
+from hub.repository import commit_files, full_name
+from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 
-CODE = Path(vanilla_transformer.__file__).parent / "generation_vanilla_transformer.py"
-GENERATE = '''
+PACKAGE = Path(vanilla_transformer.__file__).parent
+CODE = [PACKAGE / f"{name}_vanilla_transformer.py" for name in ("generation", "incremental")]
+GENERATE = f'''"""What transformers calls for `generate(custom_generate=REPOSITORY)`: `beam_search`."""
+
+from typing import Any
+
+from transformers import GenerationMixin
+
+from .{CODE[0].stem} import beam_search, refuse_streamer
+from .{CODE[1].stem} import IncrementalDecoder  # noqa: F401  # transformers copies what is named in this very file
+
 
 def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """What transformers calls for `generate(custom_generate=REPOSITORY)`: `beam_search`, with its arguments."""
+    refuse_streamer(kwargs.get("streamer"))
     return GenerationMixin.generate(model, *args, custom_generate=beam_search, **kwargs)
 '''
 CARD = """
@@ -44,34 +53,37 @@ The first gives what `generate()` gives; the second is the paper's (section 6.1)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="hub.decoding", description=__doc__.splitlines()[0])
+    parser = CommandLine("hub.decoding", __doc__)
     parser.add_argument("folder", type=Path, help="written anew; must not exist")
     parser.add_argument("--push", metavar="USER/NAME", help="upload it as this repository")
-    parser.add_argument("--private", action="store_true", help="make the repository private, if it is new")
+    parser.add_argument("--private", action="store_true", help="for a private repository, made if need be")
+    parser.add_argument(
+        "--replace", action="store_true", help="overwrite what somebody else has written or changed in the repository"
+    )
     arguments = parser.parse_args()
-    try:
-        write(arguments.folder, arguments.push or arguments.folder.name)
+    named = arguments.push or str(arguments.folder)
+    with one_line_errors(parser.prog, TransportError, in_words=partial(explain, repo_id=named)):
+        name = full_name(arguments.push) if arguments.push else arguments.folder.name
+        write(arguments.folder, name)
         if arguments.push:
-            print(push(arguments.folder, arguments.push, arguments.private))
+            print(push(arguments.folder, name, arguments.private, arguments.replace))
         print(f"{arguments.folder}: model.generate(custom_generate={str(arguments.folder)!r}, trust_remote_code=True)")
-    except (ValueError, OSError, TransportError) as error:
-        print(f"hub.decoding: {in_words(error, arguments.push or str(arguments.folder))}", file=sys.stderr)
-        sys.exit(2)
 
 
-def push(folder: Path, name: str, private: bool) -> str:
+def push(folder: Path, name: str, private: bool = False, replace: bool = False) -> str:
     """Uploads what `write` has written; the address of the commit. Where that fails the folder goes again."""
     try:
-        api = HfApi()
-        api.create_repo(name, private=private or None, exist_ok=True)
-        return api.upload_folder(repo_id=name, folder_path=folder, commit_message="The paper's decoding").commit_url
+        files: dict[str, Path | bytes] = {
+            path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()
+        }
+        return commit_files(name, files, "The paper's decoding", private=private, replace=replace)
     except BaseException:
         shutil.rmtree(folder)
         raise
 
 
 def write(folder: Path, name: str) -> None:
-    """The repository: custom_generate/generate.py and a card.
+    """The repository: custom_generate/ with the package's own modules and generate.py beside them, and a card.
 
     Args:
         folder: does not exist yet.
@@ -84,19 +96,16 @@ def write(folder: Path, name: str) -> None:
         raise ValueError(f"{folder} exists: remove it, or give another folder.")
 
     def fill(unfinished: Path) -> None:
-        (unfinished / "custom_generate").mkdir()
-        (unfinished / "custom_generate" / "generate.py").write_text(standalone(), encoding="utf-8")
+        code = unfinished / "custom_generate"
+        code.mkdir()
+        for path in CODE:
+            shutil.copy(path, code)
+        (code / "generate.py").write_text(GENERATE, encoding="utf-8")
         data = ModelCardData(license="apache-2.0", library_name="transformers", tags=["custom_generate"])
         card = f"---\n{data.to_yaml()}\n---\n{CARD.format(name=name)}"
         ModelCard(card).save(unfinished / "README.md")
 
     write_whole(folder, fill)
-
-
-def standalone() -> str:
-    """The module of the package without what it imports from there, which it needs for its annotations alone."""
-    text = re.sub(r"if TYPE_CHECKING:\n    from \..*\n", "", CODE.read_text(encoding="utf-8"))
-    return text.replace("import GenerationConfig,", "import GenerationConfig, GenerationMixin,") + GENERATE
 
 
 if __name__ == "__main__":

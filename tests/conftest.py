@@ -8,6 +8,8 @@ import sys
 import time
 from dataclasses import dataclass
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # several workers with several threads each mostly wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the Hub's client is imported: no test reaches for the network
 
 from pathlib import Path
@@ -23,7 +25,9 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 
-torch.set_num_threads(2)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, whose programs ignore Ctrl-C, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 SENTENCES = {
@@ -167,7 +171,7 @@ disable_tqdm: true
 @pytest.fixture(scope="session")
 def make_recipe():
     """Writes 120 training pairs, 10 each to validate and test, and a recipe of a second; its output folder is "out"."""
-    from training.demo_corpus import generate
+    from training.demo.corpus import generate
 
     def make(folder: Path) -> Path:
         data = folder / "data"

@@ -1,8 +1,7 @@
-"""The project's shape: which way imports point, what the wheel holds, and whether the README tells the truth."""
+"""The project's shape: which way imports point, and what the wheel holds."""
 
 import ast
-import os
-import re
+import itertools
 import subprocess
 import sys
 import zipfile
@@ -17,16 +16,95 @@ PACKAGES = {
 }
 
 
+SUBPROCESSES = {("training", "hub.push")}  # `python -m` of another package: a finished run is pushed, if asked for
+LONGEST = 420  # lines of a file; the modeling file is the whole architecture, and may have more
+LONGEST_MODELING = 760
+MOST = 12  # modules of a folder, __init__.py not counted
+
+
+def modules(repository: Path, package: str) -> list[Path]:
+    return sorted((repository / package).rglob("*.py"))
+
+
+def dotted(repository: Path, path: Path) -> str:
+    return ".".join(path.relative_to(repository).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(repository: Path, path: Path, tree: ast.AST | None = None) -> set[str]:
+    """Dotted names that a file (or a tree made of it) imports: of modules, and of what is taken out of them."""
+    here = dotted(repository, path).split(".")
+    folder = here if path.name == "__init__.py" else here[:-1]
+    found = set()
+    for node in ast.walk(tree or ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parts = [*folder[: len(folder) - node.level + 1], node.module or ""] if node.level else [node.module]
+            name = ".".join(part for part in parts if part)
+            found |= {f"{name}.{alias.name}" for alias in node.names}
+    return found
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_imports_point_one_way(repository, package):
     """The model knows nothing of training and hub, and these nothing of each other."""
-    for path in (repository / package).rglob("*.py"):
+    for path in modules(repository, package):
+        tops = {name.split(".")[0] for name in imported(repository, path)} & set(PACKAGES)
+        assert tops <= PACKAGES[package], f"{path} imports {tops - PACKAGES[package]}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_commands_run_others_one_way(repository, package):
+    """What a file names as `python -m MODULE` in a subprocess is an arrow, too: only known ones leave the package."""
+    for path in modules(repository, package):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.level == 0:
-                names = [node.module]
-            tops = {name.split(".")[0] for name in names} & set(PACKAGES)
-            assert tops <= PACKAGES[package], f"{path} imports {tops - PACKAGES[package]}"
+            if not isinstance(node, ast.List | ast.Tuple | ast.Call):
+                continue
+            texts = [
+                each.value if isinstance(each, ast.Constant) else None
+                for each in (node.args if isinstance(node, ast.Call) else node.elts)
+            ]
+            for flag, module in itertools.pairwise(texts):
+                if flag == "-m" and isinstance(module, str) and module.split(".")[0] in PACKAGES:
+                    own = module.split(".")[0] in PACKAGES[package]
+                    assert own or (package, module) in SUBPROCESSES, f"{path} runs {module}"
+
+
+def test_a_finished_run_is_pushed_by_the_one_known_subprocess(repository):
+    texts = [path.read_text(encoding="utf-8") for path in modules(repository, "training")]
+    assert sum('"-m", "hub.push"' in text for text in texts) == 1
+
+
+def test_no_imports_in_a_circle(repository):
+    """Annotations' imports under TYPE_CHECKING never run, and do not count."""
+    paths = [path for package in PACKAGES for path in modules(repository, package)]
+    names = {dotted(repository, path) for path in paths}
+    arrows = {}
+    for path in paths:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in list(ast.walk(tree)):
+            if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+                node.body = [ast.Pass()]
+        prefixes = (itertools.accumulate(name.split("."), "{}.{}".format) for name in imported(repository, path, tree))
+        found = {([each for each in parts if each in names] or [""])[-1] for parts in prefixes}
+        arrows[dotted(repository, path)] = found - {dotted(repository, path)}
+    while leaves := {name for name, to in arrows.items() if not to & arrows.keys()}:
+        arrows = {name: to for name, to in arrows.items() if name not in leaves}
+    assert not arrows, f"these import each other in a circle, or what does: {sorted(arrows)}"
+
+
+def test_rooms_are_small(repository):
+    for package in PACKAGES:
+        folders = {path.parent for path in modules(repository, package)}
+        for folder in folders:
+            held = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+            assert len(held) <= MOST, f"{folder} holds {len(held)} modules"
+        for path in modules(repository, package):
+            text = path.read_text(encoding="utf-8")
+            is_modeling = path.name == "modeling_vanilla_transformer.py"
+            limit = LONGEST_MODELING if is_modeling else LONGEST
+            assert len(text.splitlines()) <= limit, f"{path} has more than {limit} lines"
+            assert is_modeling or "# ---" not in text, f"{path}: its sections are files of their own"
 
 
 def test_shipped_files_import_only_siblings_and_what_every_reader_has(repository):
@@ -47,41 +125,6 @@ def test_init_registers_and_exports_alone(repository):
     assert not [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
 
 
-def readme_tree(text: str) -> set[str]:
-    """Paths of the annotated tree, which indents by two and may name several files a line."""
-    block = re.search(r"The tree:\n\n(.*?)\n\n", text, re.DOTALL)[1]
-    paths, folder = set(), ""
-    for line in block.splitlines():
-        entries = re.split(r"\s{2,}", line.strip())[0]
-        depth = len(line) - len(line.lstrip())
-        for entry in entries.split():
-            if depth == 4 and entry.endswith("/"):
-                folder = entry
-            paths.add(entry if depth == 4 else folder + entry)
-    return paths
-
-
-def test_the_readmes_tree_is_the_tree(repository):
-    paths = readme_tree((repository / "README.md").read_text(encoding="utf-8"))
-    for path in paths:
-        assert (repository / path).exists(), path
-    for package in ("vanilla_transformer", "training"):
-        for path in (repository / package).glob("*.py"):
-            name = f"{package}/{path.name}"
-            assert name in paths or path.name == "__init__.py", f"{name} is missing in the README's tree"
-
-
-def test_the_readmes_links_and_names_exist(repository):
-    text = (repository / "README.md").read_text(encoding="utf-8")
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
-        assert (repository / target).exists(), target
-    files = [path for folder in ("vanilla_transformer", "training") for path in (repository / folder).rglob("*.*")]
-    code = "".join(path.read_text(encoding="utf-8") for path in files if path.suffix in (".py", ".yaml"))
-    section = text[text.index("The paper, section by section") : text.index("The tree:")]
-    for name in re.findall(r"`([A-Za-z_]+(?:\.[a-z_]+)?)`", section):
-        assert name.split(".")[-1] in code, name
-
-
 def test_every_recipe_can_be_read(repository):
     from training.recipe import read_recipe
 
@@ -100,34 +143,7 @@ def test_the_wheel_holds_the_package_alone(repository, tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"vanilla_transformer"}
-    modules = {Path(name).name for name in names if name.startswith("vanilla_transformer/")}
-    assert modules == {path.name for path in (repository / "vanilla_transformer").glob("*.py")}
+    files = {name for name in names if name.startswith("vanilla_transformer/")}
+    own = {path.relative_to(repository).as_posix() for path in modules(repository, "vanilla_transformer")}
+    assert files == own | {"vanilla_transformer/py.typed"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
-
-
-def snippets(repository: Path) -> list[str]:
-    text = (repository / "README.md").read_text(encoding="utf-8")
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-
-
-@pytest.mark.slow
-def test_the_readmes_snippets_run_as_written(repository, tmp_path):
-    """In order, each in a process of its own, in a folder where `runs/demo` is a small checkpoint of that recipe."""
-    command = [sys.executable, "-m", "training.train", "training/recipes/demo.yaml", "--max_steps", "4"]
-    command += ["--d_model", "32", "--encoder_layers", "1", "--decoder_layers", "1", "--eval_strategy", "no"]
-    command += ["--num_beams", "2", "--max_new_tokens", "8", "--output_dir", str(tmp_path / "runs" / "demo")]
-    subprocess.run(command, cwd=repository, check=True, capture_output=True)
-    found = snippets(repository)
-    assert len(found) >= 5
-    environment = os.environ | {
-        "PYTHONPATH": str(repository),
-        "HF_HOME": str(tmp_path / "home"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    for snippet in found:
-        process = subprocess.run(
-            [sys.executable, "-c", snippet],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert process.returncode == 0, f"{snippet}\n{process.stderr[-3000:]}"
-    assert (tmp_path / "runs" / "fine_tuned" / "model.safetensors").exists()

@@ -6,28 +6,25 @@ python -m training.average OUT RUN --best 5        # by the metric that the run 
 """
 
 import argparse
-import sys
 from pathlib import Path
 
-import yaml
-from transformers import AutoTokenizer
-
-from training.checkpoints import all_checkpoints, average, choose, why_not_whole
+from training.loading import read_settings
+from training.outputs import whole
+from training.run.checkpoints import all_checkpoints, average, choose, why_not_whole
+from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
+from vanilla_transformer.shared.loading import load_tokenizer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="training.average", description=__doc__.splitlines()[0])
+    parser = CommandLine("training.average", __doc__)
     parser.add_argument("out", type=Path, help="folder to be made, with the averaged model and its tokenizer")
     parser.add_argument("checkpoints", type=Path, nargs="+", help="folders of models, or one run with --last or --best")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--last", type=int, metavar="N", help="the run's last N checkpoints")
     which.add_argument("--best", type=int, metavar="N", help="those N that were evaluated best")
     arguments = parser.parse_args()
-    try:
+    with one_line_errors(parser.prog):
         run(arguments)
-    except (ValueError, OSError) as error:
-        print(f"training.average: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -46,10 +43,11 @@ def run(arguments: argparse.Namespace) -> None:
         if reason:
             raise ValueError(f"{folder} is not whole: {reason}. Leave it out.")
     model = average(folders)
-    model.save_pretrained(out)
-    tokenizers = [folder for folder in (*folders, folders[-1].parent) if (folder / "tokenizer_config.json").exists()]
-    if tokenizers:
-        AutoTokenizer.from_pretrained(tokenizers[-1]).save_pretrained(out)
+    homes = [folder for folder in (*folders, folders[-1].parent) if (folder / "tokenizer_config.json").exists()]
+    tokenizers = [load_tokenizer(folder) for folder in homes[-1:]]
+    with whole(out) as folder:
+        for each in (model, *tokenizers):
+            each.save_pretrained(folder)
     print(f"{out}: the mean of {', '.join(map(str, folders))}")
 
 
@@ -59,10 +57,9 @@ def of_run(run_folder: Path, count: int, by: str) -> list[Path]:
         raise ValueError(f"{run_folder} has no checkpoint-N folders.")
     metric, better = None, True
     if by == "best":
-        recipe = run_folder / "recipe.yaml"
-        settings = yaml.safe_load(recipe.read_text(encoding="utf-8")) if recipe.exists() else {}
+        settings = read_settings(run_folder)
         metric = settings.get("metric_for_best_model") or "bleu"
-        better = settings.get("greater_is_better", True)
+        better = settings.get("greater_is_better") is not False
     folders = choose(run_folder, count, by, metric, better)
     if len(folders) < count:
         raise ValueError(f"{run_folder} has {len(folders)} whole checkpoints that could be taken, not {count}.")

@@ -16,59 +16,51 @@ On a CPU with one thread times are those of the processor, else of the wall.
 """
 
 import argparse
-import copy
 import json
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import sacrebleu
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, set_seed
+from transformers import AutoModelForSeq2SeqLM, set_seed
 
-from training import benchmark_recipe
-from training.hardware import describe, keep_memory
-from training.peers import TorchPeer, TutorialPeer, bart
-from training.pictures import plot_benchmark
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.generation_vanilla_transformer import beam_search
+from training.benchmarks.chart import plot_benchmark
+from training.benchmarks.decoding import Task
+from training.benchmarks.recipe import compare
+from training.benchmarks.sizes import LENGTH, SIZES
+from training.benchmarks.step import DTYPES, check_same_loss, make_batch, matrix_speed, peak_memory, step, step_models
+from training.run.hardware import describe, keep_memory, usable_device
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
+from vanilla_transformer.shared.lines import read_lines
 from vanilla_transformer.to_marian import to_marian
 
-REAL: dict[str, Any] = {"initialization": "normal"}  # logits as small as a trained model's: huge ones cost exp() time
-SIZES = {
-    "t128": VanillaTransformerConfig.from_size("tiny", **REAL),
-    "d256": VanillaTransformerConfig.from_size(
-        "tiny", d_model=256, encoder_layers=3, decoder_layers=3, encoder_ffn_dim=512, decoder_ffn_dim=512, **REAL
-    ),
-    "base": VanillaTransformerConfig.from_size("base", vocab_size=10_000, **REAL),
-    "big": VanillaTransformerConfig.from_size("big", vocab_size=37_000, **REAL),
-}
 LINES = ("step", "greedy", "beam", "sample", "memory", "load", "recipe")
-LENGTH = 16  # tokens of a sentence of random text, about Multi30k's mean
-PADDED = 2  # tokens of padding on every second sentence
-NEW = 30  # tokens of each translation of random text
 BEAMS = 5
 SAME = 0.995  # share of translations that have to be equal; the others are ties
 Rates = dict[str, list[float]]
 
 
 def main() -> None:
-    arguments = parse()
+    with one_line_errors("training.benchmark"):
+        run(parse())
+
+
+def run(arguments: argparse.Namespace) -> None:
     if not arguments.default_malloc:
         keep_memory()
     torch.set_num_threads(arguments.threads)
     if arguments.measure_memory:
-        print(peak_memory(arguments))
+        print(peak_memory(arguments.measure_memory, torch.device(arguments.device)))
         return
     set_seed(0)
     benchmark = Benchmark(arguments)
@@ -78,7 +70,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="training.benchmark", description=__doc__.splitlines()[0])
+    parser = CommandLine("training.benchmark", __doc__)
     parser.add_argument("--lines", nargs="+", choices=LINES, default=LINES[:-1], help="what is measured")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["t128", "d256", "base"], help="of random models")
     parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"], help="of a step")
@@ -86,7 +78,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7, help="timed turns of each, after one that is not counted")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch on a CPU")
     parser.add_argument("--default_malloc", action="store_true", help="leave the C library's allocator as it is")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
+    parser.add_argument(
+        "--device", type=usable_device, default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda"
+    )
     parser.add_argument("--model", help="decode with this checkpoint, a folder or a name on the Hub")
     parser.add_argument("--source", type=Path, help="with --model: a text file to translate")
     parser.add_argument("--reference", type=Path, help="with --source: its translations, for BLEU")
@@ -108,11 +102,14 @@ def parse() -> argparse.Namespace:
         if path and not path.exists():
             parser.error(f"{path} does not exist")
     if arguments.reference:
-        lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in (arguments.source, arguments.reference)]
+        lines = [len(read_lines(path)) for path in (arguments.source, arguments.reference)]
         if lines[0] != lines[1]:
             parser.error(f"{arguments.source} has {lines[0]} lines, {arguments.reference} {lines[1]}: give a pair")
     if (arguments.output_dir / "benchmark.json").exists() and not arguments.measure_memory:
         parser.error(f"{arguments.output_dir} holds an earlier benchmark: remove it, or give another --output_dir")
+    decodes = {"greedy", "beam"} & set(arguments.lines)
+    if decodes and torch.device(arguments.device).type == "cpu" and find_spec("torchao") is None:
+        parser.error("the lines greedy and beam need torchao for int8: pip install '.[dev]', or choose other --lines")
     if "recipe" in arguments.lines and not (arguments.recipe and arguments.data_dir):
         parser.error("the line `recipe` needs --recipe and --data_dir")
     return arguments
@@ -125,7 +122,7 @@ class Benchmark:
         self.arguments = arguments
         self.device = torch.device(arguments.device)
         self.rows: list[dict[str, Any]] = []
-        self.speeds = {name: matrix_speed(self.device, kind, self.clock) for name, kind in KINDS.items()}
+        self.speeds = {name: matrix_speed(self.device, dtype, self.clock) for name, dtype in DTYPES.items()}
         self.machine = describe(self.device) | {"threads": arguments.threads, "torch": torch.__version__}
         self.machine["GFLOP/s"] = {name: round(speed / 1e9) for name, speed in self.speeds.items()}
         self.machine["malloc"] = "default" if arguments.default_malloc else "keeps its memory"
@@ -134,7 +131,7 @@ class Benchmark:
     def measure(self, line: str) -> None:
         arguments = self.arguments
         if line == "recipe":
-            rates = benchmark_recipe.compare(arguments.recipe, arguments.data_dir)
+            rates = compare(arguments.recipe, arguments.data_dir)
             self.add("", "whole recipe beside the stock Trainer", rates, "Seq2SeqTrainer", "target tokens/s")
         elif line == "step":
             for size in arguments.sizes:
@@ -148,8 +145,6 @@ class Benchmark:
         else:
             for size in [arguments.model] if arguments.model else arguments.sizes:
                 self.decode(size, line)
-
-    # --- Training ---
 
     def step(self, size: str, tokens: int) -> None:
         """Forward and backward pass, the plain cross-entropy."""
@@ -176,8 +171,6 @@ class Benchmark:
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             peaks[name] = [float(output.split()[-1])]
         self.add("base", "peak memory of a step, 8,192 tokens, vocabulary 37,000", peaks, "Marian", "MiB")
-
-    # --- Loading and decoding ---
 
     def load(self, size: str) -> None:
         model = VanillaTransformerForConditionalGeneration(SIZES[size])
@@ -210,8 +203,6 @@ class Benchmark:
         title = {"greedy": "greedy", "beam": f"{BEAMS} beams", "sample": "sampling"}[line]
         limit = sum(map(len, reference)) * self.speeds["fp32"] / counter.get_total_flops()
         self.add(size, f"{title}, {len(reference)} sentences", rates, "Marian", "tokens/s", limit, told)
-
-    # --- Taking turns, and telling ---
 
     def take_turns(
         self, turns: Mapping[str, Callable[[], Any]], count: Callable[[Any], int]
@@ -258,208 +249,6 @@ class Benchmark:
         (folder / "benchmark.json").write_text(text, encoding="utf-8")
         plot_benchmark(self.rows, folder / "benchmark.png")
         print(f"\n{folder}/benchmark.json and benchmark.png hold all of this")
-
-
-# --- The training step -----------------------------------------------------------------------------------------------
-
-
-KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def matrix_speed(device: torch.device, kind: torch.dtype, clock: Callable[[], float]) -> float:
-    """Floating-point operations a second of a large matrix product: the best of many."""
-    size = 1024 if device.type == "cpu" else 8192
-    left, right = (torch.randn(size, size, dtype=kind, device=device) for _ in range(2))
-    seconds = []
-    for _ in range(30):
-        start = clock()
-        left @ right
-        seconds.append(clock() - start)
-    return 2 * size**3 / min(seconds)
-
-
-def step_models(config: VanillaTransformerConfig, device: torch.device) -> dict[str, Any]:
-    """What takes a batch and gives a loss, by name; on a GPU compiled, too."""
-    models: dict[str, Any] = {}
-    ours = VanillaTransformerForConditionalGeneration(copy.deepcopy(config))
-    for name, model in (("ours", ours), ("Marian", to_marian(ours)), ("Bart", bart(config))):
-        for attention in ("eager", "sdpa"):
-            own = copy.deepcopy(model).to(device).train()
-            own.set_attn_implementation(attention)
-            models[f"{name} {attention}"] = own
-    models |= {"torch.nn.Transformer": TorchPeer(ours), "tutorial": TutorialPeer(ours)}
-    if device.type == "cuda":
-        models |= {
-            f"{name} compiled": torch.compile(copy.deepcopy(models[name])) for name in ("ours sdpa", "Marian sdpa")
-        }
-    return {name: model.to(device).train() for name, model in models.items()}
-
-
-def loss_of(name: str, model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The plain cross-entropy; ours without logits."""
-    return model(**batch, **({"smoothing": 0.0} if name.startswith("ours") else {}))["loss"]
-
-
-def step(name: str, model: Any, batch: dict[str, torch.Tensor], precision: str) -> None:
-    with torch.autocast(batch["labels"].device.type, torch.bfloat16, enabled=precision == "bf16"):
-        loss = loss_of(name, model, batch)
-    loss.backward()
-    model.zero_grad()
-
-
-def make_batch(sentences: int, vocab_size: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Random tokens, LENGTH on either side, with padding at the end of every second sentence."""
-    source, labels = torch.randint(4, vocab_size, (2, sentences, LENGTH), device=device)
-    mask = torch.ones_like(source)
-    mask[::2, -PADDED:] = 0
-    labels[::2, -PADDED:] = -100
-    return {"input_ids": source * mask, "attention_mask": mask, "labels": labels}
-
-
-@torch.no_grad()
-def check_same_loss(models: dict[str, Any], batch: dict[str, torch.Tensor]) -> None:
-    """Raises AssertionError unless all have as many weights, and but for Bart the same loss."""
-    losses, sizes = {}, {}
-    for name, model in models.items():
-        sizes[name] = sum(
-            p.numel() for n, p in model.named_parameters() if "position" not in n and "embedding" not in n
-        )
-        if not name.startswith("Bart"):
-            losses[name] = float(loss_of(name, model.eval(), batch))
-            model.train()
-    spread = max(losses.values()) - min(losses.values())
-    if spread > 1e-4 * max(losses.values()):
-        raise AssertionError(f"not the same work: losses {losses}")
-    sizes = {name: size for name, size in sizes.items() if name.split()[0] in ("ours", "Marian", "Bart")}
-    if max(sizes.values()) > 1.01 * min(sizes.values()):
-        raise AssertionError(f"not the same work: weights {sizes}")
-
-
-def peak_memory(arguments: argparse.Namespace) -> float:
-    """MiB that a step needs beyond the model and what was there before."""
-    device = torch.device(arguments.device)
-    config = VanillaTransformerConfig.from_size("base", vocab_size=37_000)
-    ours, name = VanillaTransformerForConditionalGeneration(config), arguments.measure_memory
-    model = (ours if name == "ours" else to_marian(ours)).to(device).train()
-    batch = make_batch(8192 // LENGTH, config.vocab_size, device)
-    step(name, model, {key: each[:4] for key, each in batch.items()}, "bf16")  # what is needed once
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step(name, model, batch, "bf16")
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step(name, model, batch, "bf16")
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
-
-
-# --- Decoding --------------------------------------------------------------------------------------------------------
-
-
-class Task:
-    """Sources in batches of like length, and everything that translates them: functions without arguments that return
-    the ids of every translation, without special tokens."""
-
-    def __init__(self, arguments: argparse.Namespace, size: str, device: torch.device):
-        self.device, self.also = device, arguments.also
-        self.tokenizer: Any = None
-        if arguments.model:
-            self.ours = VanillaTransformerForConditionalGeneration.from_pretrained(arguments.model)
-            self.tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-        else:
-            self.ours = VanillaTransformerForConditionalGeneration(copy.deepcopy(SIZES[size]))
-        if arguments.source:
-            lines = arguments.source.read_text(encoding="utf-8").splitlines()[: arguments.sentences]
-            sources = self.tokenizer(lines)["input_ids"]
-            self.limits = {"max_new_tokens": 80}
-        else:
-            sources = torch.randint(4, self.ours.config.vocab_size, (arguments.sentences, LENGTH)).tolist()
-            self.ours.generation_config.eos_token_id = None  # else nobody knows when a random model ends
-            self.limits = {"max_new_tokens": NEW}
-        self.references = None
-        if arguments.reference:
-            self.references = arguments.reference.read_text(encoding="utf-8").splitlines()[: arguments.sentences]
-        self.order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-        pad = self.ours.config.pad_token_id
-        self.batches = []
-        for start in range(0, len(sources), arguments.batch_size):
-            rows = [torch.tensor(sources[i]) for i in self.order[start : start + arguments.batch_size]]
-            ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
-            mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-            self.batches.append({"input_ids": ids.to(device), "attention_mask": mask.to(device)})
-        self.special = {self.ours.config.eos_token_id, pad, self.ours.config.decoder_start_token_id}
-
-    def decoders(self, options: dict[str, Any]) -> dict[str, Callable[[], list[list[int]]]]:
-        models: dict[str, tuple[PreTrainedModel, dict[str, Any]]] = {}
-        for name, model in (("ours", self.ours), ("Marian", to_marian(self.ours))):
-            for attention in ("eager", "sdpa"):
-                own = copy.deepcopy(model).to(self.device).eval()
-                own.set_attn_implementation(attention)
-                models[f"{name} {attention}"] = own, {}
-        if not options["do_sample"]:
-            own, search = models["ours sdpa"][0], {"custom_generate": beam_search}
-            models["ours beam_search"] = own, search
-            models["ours beam_search, bf16"] = copy.deepcopy(own).to(torch.bfloat16), search
-            if self.device.type == "cpu":
-                int8 = torch.ao.quantization.quantize_dynamic(copy.deepcopy(own), {nn.Linear}, torch.qint8)
-                models["ours beam_search, int8"] = int8, search
-        if self.device.type == "cuda":
-            for name in ("ours sdpa", "Marian sdpa"):
-                models[f"{name} static"] = models[name][0], {"cache_implementation": "static"}
-        runs: dict[str, Callable] = {
-            name: partial(self.generate, model, options | own) for name, (model, own) in models.items()
-        }
-        for folder in self.also:
-            if (folder / "model.bin").exists():
-                for kind in ("float32", "int8"):
-                    runs[f"CTranslate2 {kind}"] = self.ctranslate2(folder, kind, options["num_beams"])
-            else:
-                exported = AutoModelForSeq2SeqLM.from_pretrained(folder).to(self.device).eval()
-                runs[f"Marian from {folder.name}"] = partial(self.generate, exported, options)
-        return runs
-
-    @torch.no_grad()
-    def generate(self, model: PreTrainedModel, options: dict[str, Any]) -> list[list[int]]:
-        set_seed(0)
-        rows = []
-        for batch in self.batches:
-            rows += model.generate(**batch, **self.limits, **options).tolist()
-        return [self.plain(row) for row in rows]
-
-    def ctranslate2(self, folder: Path, kind: str, beams: int) -> Callable:
-        import ctranslate2  # an extra of hub
-
-        threads = torch.get_num_threads()
-        translator = ctranslate2.Translator(str(folder), compute_type=kind, intra_threads=threads, inter_threads=1)
-        names = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
-        to_id = {name: i for i, name in enumerate(names)}
-        batches = [
-            [[names[i] for i in row[mask.bool()].tolist()] for row, mask in zip(*batch.values(), strict=True)]
-            for batch in self.batches
-        ]
-
-        def run() -> list[list[int]]:
-            rows = []
-            for batch in batches:
-                found = translator.translate_batch(
-                    batch, beam_size=beams, max_decoding_length=self.limits["max_new_tokens"], length_penalty=1.0
-                )
-                rows += [[to_id[token] for token in each.hypotheses[0]] for each in found]
-            return [self.plain(row) for row in rows]
-
-        return run
-
-    def plain(self, row: Sequence[int]) -> list[int]:
-        """Without the start, and up to the end."""
-        row = list(row[1:] if row[0] == self.ours.config.decoder_start_token_id else row)
-        end = self.ours.generation_config.eos_token_id
-        return row[: row.index(end)] if end in row else row
-
-    def bleu(self, rows: list[list[int]]) -> float:
-        texts = [""] * len(rows)
-        for i, row in zip(self.order, rows, strict=True):
-            texts[i] = self.tokenizer.decode(row, skip_special_tokens=True)
-        return sacrebleu.corpus_bleu(texts, [self.references]).score
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 
-from training.data import ParallelText
+from training.data.pairs import ParallelText
 
 ONE = {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
 SEVERAL = ONE | {"references": datasets.Sequence(datasets.Value("string"))}
@@ -117,7 +117,7 @@ def likelihood(model: PreTrainedModel, tokenizer: Any, text: ParallelText, batch
     pairs = [{"input_ids": s, "labels": t} for s, t in zip(encoded["input_ids"], encoded["labels"], strict=True)]
     order = sorted(range(len(pairs)), key=lambda i: (len(pairs[i]["labels"]), len(pairs[i]["input_ids"])))
     nats = [0.0] * len(pairs)
-    for start in tqdm(range(0, len(order), batch_size), unit=" batches", desc="likelihood"):
+    for start in tqdm(range(0, len(order), batch_size), unit=" batches", desc="likelihood", disable=None):
         indices = order[start : start + batch_size]
         batch = collate([pairs[i] for i in indices]).to(model.device)
         labels = batch.pop("labels")

@@ -6,184 +6,22 @@ one is refused.
 """
 
 import dataclasses
-import inspect
 import json
-import re
 import sys
 from argparse import SUPPRESS
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import torch
 import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
-from vanilla_transformer import VanillaTransformerConfig
+from training.keys import DataArguments, DecodingArguments, ModelArguments, TokenizerArguments, TrainingArguments
+from training.rehearsal import WRONG, check_attention, check_metric, check_model, check_values, rehearse
+from vanilla_transformer.shared.command_line import LARGEST_EXPONENT, CommandLine, nearest
 
-
-def option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
-
-
-@dataclass
-class DataArguments:
-    source_lang: str = option("en", "Language of the sources: the ending of text files, the column of tables.")
-    target_lang: str = option("de", "Language of the targets, likewise.")
-    corpus: Literal["files", "demo", "random"] = option(
-        "files", "files: what the keys below name. demo: the embedded English-German corpus. random: 64 random pairs."
-    )
-    data_dir: str = option("data", "Folder of the files.")
-    train_file: str = option(
-        "train",
-        "Training data: NAME for two text files NAME.<language> with a sentence a line; NAME.tsv, .jsonl or .parquet.",
-    )
-    validation_file: str | None = option("val", "Validation data, likewise; None: see validation_size.")
-    test_file: str | None = option(None, "Test data, likewise; a .tsv may have several references. None: no scores.")
-    test_references: str | None = option(
-        None,
-        "Table (.tsv) of which line i lists, behind its first column, every accepted target of test pair i; None: the "
-        "test data's own.",
-    )
-    dataset_name: str | None = option(
-        None, "Dataset on the Hub, or a local folder of one, for those who give no data_dir; columns or 'translation'."
-    )
-    dataset_config: str | None = option(None, "Configuration of that dataset, such as de-en.")
-    validation_size: int = option(0, "Pairs taken out of the training data where there is no validation data.")
-    bad_lines: Literal["refuse", "drop"] = option("refuse", "What to do with pairs that are blank or not UTF-8.")
-    overlap: Literal["keep", "drop", "refuse"] = option(
-        "keep", "What to do with training pairs whose source is also in the validation or test data."
-    )
-    max_length: int = option(256, "Longest training sentence, in tokens, either side; longer pairs are left out.")
-    max_length_ratio: float | None = option(
-        None, "Pairs are left out of which one side has more than this many times the tokens of the other."
-    )
-    streaming: bool = option(
-        False, "Read the training data as it is needed, for corpora larger than the memory; needs max_steps."
-    )
-    buffer_size: int = option(100_000, "Streaming: pairs that are sorted by length and shuffled at a time.")
-
-
-@dataclass
-class TokenizerArguments:
-    tokenizer_type: Literal["bpe", "unigram", "word", "char"] = option(
-        "bpe",
-        "What is trained on the training data; word: what stands between spaces. (The library does not train the same "
-        "unigram tokenizer twice.)",
-    )
-    tokenizer_size: int = option(8000, "Tokens in a vocabulary at most, special ones included.")
-    shared_vocabulary: bool = option(True, "One vocabulary for both languages (section 5.1), or one each.")
-    tokenizer_path: str | None = option(
-        None, "Folder or Hub repository of a tokenizer to be used instead; its special tokens need not be ours."
-    )
-    tokenizer_pairs: int = option(1_000_000, "Streaming: the first so many pairs train the tokenizer.")
-    vocabulary_multiple: int = option(1, "The model's vocabulary is rounded up to a multiple of this (8: faster GPUs).")
-    bpe_dropout: float = option(
-        0.0,
-        "Probability that a merge is left out while a training sentence is split (Provilkov et al. 2020). The text is "
-        "then split anew each time, and a run can be resumed, but not bit for bit: the library cannot be seeded.",
-    )
-
-
-@dataclass
-class DecodingArguments:
-    metric: Literal["translation", "sequence"] = option(
-        "translation", "translation: BLEU, chrF, TER. sequence: exact match, PER and WER of tokens between spaces."
-    )
-    num_beams: int = option(4, "Beam size of the final outputs; 1: greedy.")
-    length_penalty: float = option(1.0, "Scores are divided by length ** this.")
-    max_new_tokens: int = option(128, "Longest output, in tokens.")
-    attention_lines: list[int] = field(
-        default_factory=lambda: [1],
-        metadata={"help": "Test sentences, from 1, whose cross-attention is drawn into attention_<line>.png."},
-    )
-
-
-def _model_fields() -> list[tuple[str, Any, Any]]:
-    """The architecture's fields of the configuration; vocabularies and special ids come from the tokenizer."""
-    own = VanillaTransformerConfig.__annotations__
-    left_out = {"vocab_size", "decoder_vocab_size", "share_encoder_decoder_embeddings", "use_cache"}
-    left_out |= {"is_encoder_decoder", "eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id"}
-    chosen = [f for f in dataclasses.fields(VanillaTransformerConfig) if f.name in own and f.name not in left_out]
-    types: dict[Any, Any] = {float | int: float}  # argparse reads one type
-    comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(VanillaTransformerConfig), re.MULTILINE))
-    return [
-        (f.name, types.get(f.type, f.type), option(f.default, f"Model: {comments.get(f.name, f.name)}."))
-        for f in chosen
-    ]
-
-
-ModelArguments = dataclasses.make_dataclass("ModelArguments", _model_fields())
-
-
-@dataclass
-class TrainingArguments(Seq2SeqTrainingArguments):
-    """Those of transformers, with the paper's optimizer (section 5.3) as default, and what it has no name for."""
-
-    base_model: str | None = option(
-        None,
-        "Checkpoint to go on from, a folder or a repository on the Hub, such as one of ours or a MarianMTModel: its "
-        "architecture, weights and tokenizer are taken, and of their keys the dropouts alone may be given. None: fresh "
-        "weights.",
-    )
-    lora_rank: int = option(
-        0,
-        "With base_model: rank of the low-rank updates of every linear map (LoRA, Hu et al. 2021), which alone are "
-        "trained; the checkpoint holds them merged into the weights, its folder 'adapter' them alone. 0: all weights.",
-    )
-    hub_strategy: str = option("end", "With push_to_hub, when to upload: end, when the run is done and scored.")
-    learning_rate: float | None = option(
-        None, "Peak learning rate. None: the paper's, d_model**-0.5 * warmup_steps**-0.5 (section 5.3)."
-    )
-    lr_scheduler_type: str = option(
-        "inverse_sqrt", "inverse_sqrt (the paper's), linear, cosine, reduce_lr_on_plateau, or another of transformers."
-    )
-    warmup_steps: float = option(4000, "Updates of linear warm-up; below 1: share of all updates.")
-    adam_beta2: float = option(0.98, "Adam's beta2 (section 5.3).")
-    adam_epsilon: float = option(1e-9, "Adam's epsilon (section 5.3).")
-    label_smoothing_factor: float = option(0.1, "Label smoothing (section 5.4), spread over the whole vocabulary.")
-    max_tokens: int = option(
-        2048,
-        "Tokens a batch in each process, padding included, of the side that has more. An update sees "
-        "gradient_accumulation_steps * processes of them.",
-    )
-    precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto", "auto: on a CPU what is faster for this model, by measurement; on a GPU bf16 where it can."
-    )
-    attention: str = option(
-        "auto", "eager, sdpa, flash_attention_2, flex_attention; auto: on a CPU the faster by measurement, else sdpa."
-    )
-    processes: int = option(
-        1,
-        "Processes that this program starts for itself, where no launcher has started it: on a CPU, several with one "
-        "thread each train a small model faster than one with several threads.",
-    )
-    rdrop_alpha: float = option(
-        0.0, "R-Drop (Wu et al. 2021): weight of the divergence between two passes with different dropout."
-    )
-    ema_decay: float = option(
-        0.0,
-        "Decay a step of an exponential moving average of the weights, which is then what is evaluated and kept; after "
-        "n updates (1 + n) / (10 + n) at most.",
-    )
-    average_checkpoints: int = option(1, "Checkpoints whose mean is the final model (section 6.1); 1: no averaging.")
-    average_by: Literal["last", "best"] = option("last", "The last ones, or those with the best metric_for_best_model.")
-    early_stopping_patience: int | None = option(
-        None, "Evaluations without a better metric_for_best_model after which training ends; None: never."
-    )
-    predict_with_generate: bool = option(True, "Evaluate by decoding, too, not by the loss alone.")
-    generation_num_beams: int | None = option(1, "Beam size in evaluation; 1: greedy.")
-    per_device_eval_batch_size: int = option(64, "Sentences in a batch of evaluation.")
-    save_total_limit: int | None = option(2, "Newest checkpoints that are kept, besides those to be averaged.")
-    dataloader_pin_memory: bool = option(False, "Copy batches through page-locked memory, for GPUs.")
-    fsdp: bool = option(  # type: ignore[assignment]  # there also a string of old, which "true" would be taken for
-        False, "Share weights, gradients and optimizer state out over the GPUs (FSDP), for models too large for one."
-    )
-    ddp_find_unused_parameters: bool | None = option(False, "Look for parameters without gradient: the model has none.")
-    optim: str = option("adamw_torch_fused", "Optimizer, one of transformers; Adam with weight_decay 0 by default.")
-    logging_nan_inf_filter: bool = option(False, "Hide losses that are not finite; off: the run ends with a message.")
-    restore_callback_states_from_checkpoint: bool = option(True, "A resumed run goes on counting where it stopped.")
+DEEPEST = 8  # collections within each other, in the options of a schedule
 
 
 @dataclass
@@ -194,7 +32,7 @@ class Recipe:
     model: Any
     training: TrainingArguments
     decoding: DecodingArguments
-    given: frozenset[str] = frozenset()  # the keys that recipe or command line name
+    given: frozenset[str] = frozenset()  # the keys that recipe or command line give a value
 
     def values(self) -> dict[str, Any]:
         """Every setting by its key; of the Trainer's many those that differ from their defaults."""
@@ -206,7 +44,7 @@ class Recipe:
         machine = {"logging_dir", "run_name", "hub_token", "local_rank", "use_cpu", "accelerator_config"}  # not what
         for name, value in self.training.to_dict().items():
             if (name in own or value not in (defaults.get(name), [], None)) and name not in machine:
-                values[name] = value
+                values[name] = str(value) if isinstance(value, Path) else value
         return values | vars(self.decoding)
 
     def to_yaml(self) -> str:
@@ -214,26 +52,16 @@ class Recipe:
         return yaml.safe_dump(self.values(), sort_keys=False, allow_unicode=True)
 
 
-class Parser(HfArgumentParser):
-    """Tells the nearest right name of an unknown argument."""
-
-    def error(self, message: str) -> Any:
-        names = [action.dest for action in self._actions]
-        for word in (name.replace("-", "_") for name in re.findall(r"--([\w-]+)", message)):
-            close = get_close_matches(word, names, n=1)
-            if close and word not in names:
-                message += f"; did you mean --{close[0]}?"
-                break
-        self.exit(2, f"{self.prog}: {message}\n")
+class RecipeCommandLine(CommandLine, HfArgumentParser):
+    """Options out of the fields of dataclasses."""
 
 
-def make_parser() -> Parser:
-    parser = Parser(
-        (DataArguments, TokenizerArguments, ModelArguments, TrainingArguments, DecodingArguments),
-        description="Trains a Transformer as a recipe says. Any key of the recipe can be given as --key value.",
+def make_parser() -> RecipeCommandLine:
+    parser = RecipeCommandLine(
+        "training.train",
+        "Trains a Transformer as a recipe says. Any key of the recipe can be given as --key value.",
+        dataclass_types=(DataArguments, TokenizerArguments, ModelArguments, TrainingArguments, DecodingArguments),
         epilog="Besides these, every other field of transformers.Seq2SeqTrainingArguments is a key.",
-        allow_abbrev=False,
-        prog="training.train",
     )
     parser.add_argument("recipe", help="path of the recipe, such as training/recipes/demo.yaml")
     shown = set(TrainingArguments.__annotations__) | {
@@ -258,16 +86,25 @@ def read_recipe(arguments: list[str] | None = None) -> Recipe:
     parser = make_parser()
     nulls: list[str] = []
     given = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")}
+    if arguments and arguments[0].startswith("-") and not {"-h", "--help"} & set(arguments):
+        parser.error(f"give the path of a recipe first, and {arguments[0].partition('=')[0]} behind it.")
     if arguments and not arguments[0].startswith("-"):
-        values = _read_yaml(arguments[0], parser)
+        try:
+            values = _read_yaml(arguments[0], parser)
+        except ValueError as error:
+            parser.error(str(error))
         nulls = [name for name, value in values.items() if value is None and name not in given]
-        given |= values.keys()
+        given |= {name for name, value in values.items() if value is not None}
         device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]  # else processes do not meet
         arguments = [arguments[0], *device, *_as_arguments(values), *arguments[1:]]  # the last of two wins
     try:
-        *parts, positional = parser.parse_args_into_dataclasses(arguments, look_for_args_file=False)
-    except (ValueError, ImportError) as error:
+        *parts, positional, unknown = parser.parse_args_into_dataclasses(
+            arguments, return_remaining_strings=True, look_for_args_file=False
+        )
+    except (OSError, *WRONG) as error:  # of transformers' own checks
         parser.error(str(error))
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     data, tokenizer, model, training, decoding = parts
     recipe = Recipe(Path(positional.recipe).stem, data, tokenizer, model, training, decoding, frozenset(given))
     for part in parts:
@@ -286,29 +123,17 @@ def read_recipe(arguments: list[str] | None = None) -> Recipe:
 def check(recipe: Recipe) -> None:
     """Resolves what depends on other keys. Raises ValueError for values that cannot be or contradict each other."""
     data, tokenizer, training, decoding = recipe.data, recipe.tokenizer, recipe.training, recipe.decoding
-    positive = {
-        "max_tokens": training.max_tokens,
-        "max_length": data.max_length,
-        "buffer_size": data.buffer_size,
-        "tokenizer_pairs": tokenizer.tokenizer_pairs,
-        "vocabulary_multiple": tokenizer.vocabulary_multiple,
-        "processes": training.processes,
-        "average_checkpoints": training.average_checkpoints,
-        "gradient_accumulation_steps": training.gradient_accumulation_steps,
-        "num_beams": decoding.num_beams,
-        "max_new_tokens": decoding.max_new_tokens,
-    }
-    for name, value in positive.items():
-        if value < 1:
-            raise ValueError(f"{name}={value}: give a number of at least 1.")
+    check_values([data, tokenizer, recipe.model, training, decoding])
     shares = {"bpe_dropout": tokenizer.bpe_dropout, "ema_decay": training.ema_decay}
     shares |= {"label_smoothing_factor": training.label_smoothing_factor}
     shares |= {name: value for name, value in vars(recipe.model).items() if name.endswith("dropout")}
     for name, value in shares.items():
         if not 0 <= value < 1:
             raise ValueError(f"{name}={value}: give a number from 0 up to, not including, 1.")
-    if training.rdrop_alpha < 0:
-        raise ValueError(f"rdrop_alpha={training.rdrop_alpha}: give 0 or more.")
+    if abs(decoding.length_penalty) > LARGEST_EXPONENT:
+        raise ValueError(f"length_penalty={decoding.length_penalty}: give a number such as 1.0.")
+    if training.base_model is None:
+        check_model(vars(recipe.model))
     if tokenizer.tokenizer_size < 5 and tokenizer.tokenizer_path is None:
         raise ValueError(f"tokenizer_size={tokenizer.tokenizer_size}: four are special tokens, so give more.")
     if tokenizer.bpe_dropout and (tokenizer.tokenizer_type != "bpe" or data.streaming):
@@ -331,13 +156,15 @@ def check(recipe: Recipe) -> None:
     if by_metric and training.metric_for_best_model is None:
         name = {"translation": "bleu", "sequence": "exact_match"}[decoding.metric]
         training.metric_for_best_model = name if training.predict_with_generate else "loss"
-    if training.metric_for_best_model is not None:
+    if training.metric_for_best_model is not None and "greater_is_better" not in recipe.given:
         training.greater_is_better = training.metric_for_best_model.removeprefix("eval_") not in (
             "loss",
             "per",
             "wer",
             "ter",
         )
+    check_metric(training, decoding.metric)
+    check_attention(training)
     check_start(recipe)
     if training.learning_rate is None:
         if training.lr_scheduler_type != "inverse_sqrt" or training.warmup_steps < 1:
@@ -345,6 +172,7 @@ def check(recipe: Recipe) -> None:
         training.learning_rate = (recipe.model.d_model * training.warmup_steps) ** -0.5
     if training.bf16 and training.precision == "auto":
         training.precision = "bf16"
+    rehearse(training)
 
 
 def check_start(recipe: Recipe) -> None:
@@ -358,8 +186,6 @@ def check_start(recipe: Recipe) -> None:
             raise ValueError("base_model needs a learning_rate: the paper's is for fresh weights.")
         if training.base_model.startswith(".") or Path(training.base_model).exists():  # a folder, no repository
             training.base_model = str(Path(training.base_model).resolve())
-    if training.lora_rank < 0:
-        raise ValueError(f"lora_rank={training.lora_rank}: give 0 or more.")
     if training.lora_rank and training.base_model is None:
         raise ValueError("lora_rank needs a base_model: fresh weights have to be trained as a whole.")
     averaged = training.ema_decay or training.average_checkpoints > 1 or training.average_by == "best"
@@ -371,29 +197,64 @@ def check_start(recipe: Recipe) -> None:
         raise ValueError(f"hub_strategy={training.hub_strategy}: this program uploads at the end; leave it out.")
 
 
+def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:
+    """The keys of a recipe with their values as they are written, as `_as_arguments` wants them: a text, a list of
+    texts, a dict, or None. (YAML itself would take the language `no` for False, and the folder 1.10 for 1.1.)
+
+    Raises:
+        ValueError: it is no recipe; says where and why.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        nested = 0
+        for event in yaml.parse(text, yaml.SafeLoader):
+            nested += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or nested > DEEPEST:
+                line = event.start_mark.line + 1 if event.start_mark else 0
+                raise ValueError(f"{path}, line {line}: a recipe has keys and values, no more.")
+        root = yaml.compose(text, yaml.SafeLoader)
+    except OSError as error:
+        raise ValueError(f"cannot read the recipe {path}: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{path}{place} is not YAML: {getattr(error, 'problem', None) or error}.") from error
+    if not isinstance(root, yaml.MappingNode) or not root.value:
+        raise ValueError(f"{path} holds no keys: a recipe has lines such as 'max_steps: 500'.")
+    kinds = {action.dest: action for action in parser._actions}
+    known = [name for part in parser.dataclass_types for name in (f.name for f in dataclasses.fields(part))]
+    values: dict[str, Any] = {}
+    for key, node in root.value:
+        name, place = str(key.value), f"{path}, line {key.start_mark.line + 1}"
+        if name not in known:
+            close = nearest(name, known)
+            raise ValueError(f"{path}: unknown key {name[:100]!r}" + (f"; did you mean {close!r}?" if close else "."))
+        if name in values:
+            raise ValueError(f"{place}: {name} stands there a second time; which one counts?")
+        values[name] = _value(node, name, place, kinds[name].nargs == "+" or name == "report_to")
+    return values
+
+
+def _value(node: yaml.Node, name: str, place: str, is_list: bool) -> Any:
+    if isinstance(node, yaml.ScalarNode):
+        return None if node.tag.endswith(":null") else node.value
+    values = [getattr(each, "value", None) for each in node.value]
+    if is_list and all(isinstance(value, str) and not value.startswith("--") for value in values):
+        return values
+    if isinstance(node, yaml.MappingNode) and name in TrainingArguments._VALID_DICT_FIELDS:
+        try:
+            return json.dumps(yaml.safe_load(yaml.serialize(node)), allow_nan=False)
+        except (TypeError, ValueError, yaml.YAMLError) as error:  # a date, a set
+            raise ValueError(f"{place}: the value of {name} cannot be used ({error}).") from error
+    raise ValueError(f"{place}: {name} needs {'a list of values' if is_list else 'one value'}.")
+
+
 def _as_arguments(values: dict[str, Any]) -> list[str]:
     """Keys of a recipe as they would stand on the command line, so that both are checked alike."""
     arguments = []
     for name, value in values.items():
         if isinstance(value, list):
-            arguments += [f"--{name}", *map(str, value)]
+            arguments += [f"--{name}", *value]
         elif value is not None:
-            arguments.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+            arguments.append(f"--{name}={value}")
     return arguments
-
-
-def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        parser.error(f"cannot read the recipe {path}: {error.strerror}.")
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        parser.error(f"{path} is not YAML: {error}")
-    if not isinstance(values, dict):
-        parser.error(f"{path} holds no keys: a recipe has lines such as 'max_steps: 500'.")
-    known = [name for part in parser.dataclass_types for name in (f.name for f in dataclasses.fields(part))]
-    for name in values:
-        if name not in known:
-            close = get_close_matches(str(name), known, n=1)
-            parser.error(f"{path}: unknown key {name!r}" + (f"; did you mean {close[0]!r}?" if close else "."))
-    return values

@@ -13,19 +13,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
-from training.data import ParallelText, clean, read_lines, read_table
-from training.hardware import keep_memory
+from training.data.files import read_lines, read_table
+from training.data.pairs import ParallelText, clean
+from training.loading import load_translator, read_settings
 from training.metrics import SequenceMetric, TranslationMetric, by_reference, likelihood
-from training.translate import load
+from training.outputs import whole
+from training.run.hardware import keep_memory, usable_device
 from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.shared.command_line import CommandLine, exponent, one_line_errors
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="training.score", description=__doc__.splitlines()[0])
+    parser = CommandLine("training.score", __doc__)
     parser.add_argument("checkpoint", help="folder of a model with its tokenizer, or a repository on the Hub")
     parser.add_argument("--source", type=Path, required=True, help="text file, or .tsv with references beside it")
     parser.add_argument("--reference", type=Path, nargs="+", default=[], help="one text file or several")
@@ -38,17 +40,14 @@ def main() -> None:
     parser.add_argument("--nll", action="store_true", help="score the given pairs by the model; no translation")
     parser.add_argument("--per_line", type=Path, help="with --nll: file to be made with each line's nats and tokens")
     parser.add_argument("--num_beams", type=int, help="beam size; default: the checkpoint's")
-    parser.add_argument("--length_penalty", type=float, help="default: the checkpoint's")
+    parser.add_argument("--length_penalty", type=exponent, help="default: the checkpoint's")
     parser.add_argument("--batch_size", type=int, default=64, help="sentences a batch (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="JSON file to be made, with everything that is printed")
-    parser.add_argument("--device", help="cpu, cuda, ...; default: a GPU where there is one")
+    parser.add_argument("--device", type=usable_device, help="cpu, cuda, ...; default: a GPU where there is one")
     arguments = parser.parse_args()
     keep_memory()
-    try:
+    with one_line_errors(parser.prog):
         run(arguments)
-    except (ValueError, OSError) as error:
-        print(f"training.score: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -60,14 +59,17 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.compare == arguments.checkpoint:
         raise ValueError("--compare names the same checkpoint: give another one.")
     text = read_test_set(arguments.source, arguments.reference)
-    print(f"{len(text)} sentences", file=sys.stderr)
+    if not len(text):
+        raise ValueError(f"{arguments.source} holds no sentences: give a test set with at least one.")
     if arguments.nll:
-        results = nll(load(arguments.checkpoint, arguments.device), text, arguments)
+        results = nll(load_translator(arguments.checkpoint, arguments.device), text, arguments)
     else:
         results = scores(arguments, text)
+    print(f"{len(text)} sentences", file=sys.stderr)
     print(json.dumps(results, indent=2, ensure_ascii=False))
     if arguments.output:
-        arguments.output.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        with whole(arguments.output) as path:
+            path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_test_set(source: Path, references: list[Path]) -> ParallelText:
@@ -92,8 +94,8 @@ def scores(arguments: argparse.Namespace, text: ParallelText) -> dict[str, Any]:
     systems: list[tuple[str, list[str]]] = []
     recipe: dict[str, Any] = {}
     for name in reversed(names):
-        recipe = read_recipe_of(name)
-        translator = load(name, arguments.device)
+        recipe = read_settings(Path(name))
+        translator = load_translator(name, arguments.device)
         systems.insert(0, (name, translate(translator, text.sources, arguments)))
     metric = arguments.metric or recipe.get("metric", "translation")
     references: list = text.references or text.targets
@@ -126,12 +128,6 @@ def significance(systems: list, metrics: dict[str, Any], columns: list, samples:
     return results
 
 
-def read_recipe_of(checkpoint: str) -> dict[str, Any]:
-    """The settings of a run that was trained here; of others none."""
-    path = Path(checkpoint) / "recipe.yaml"
-    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
 def translate(translator: TranslationPipeline, sources: list[str], arguments: argparse.Namespace) -> list[str]:
     options = {
         name: getattr(arguments, name)
@@ -140,7 +136,7 @@ def translate(translator: TranslationPipeline, sources: list[str], arguments: ar
     }
     if options.get("num_beams") == 1:
         options["length_penalty"] = None
-    outputs = translator(sources, batch_size=arguments.batch_size, progress=True, **options)
+    outputs = translator(sources, batch_size=arguments.batch_size, progress=sys.stderr.isatty(), **options)
     return [output["translation_text"] for output in outputs]
 
 
@@ -149,7 +145,8 @@ def nll(translator: TranslationPipeline, text: ParallelText, arguments: argparse
     scored = likelihood(translator.model, translator.tokenizer, text, arguments.batch_size)
     if arguments.per_line:
         rows = (f"{nats:.4f}\t{tokens}\t{nats / tokens:.4f}\n" for nats, tokens in scored)
-        arguments.per_line.write_text("nats\ttokens\tnats_per_token\n" + "".join(rows), encoding="utf-8")
+        with whole(arguments.per_line) as path:
+            path.write_text("nats\ttokens\tnats_per_token\n" + "".join(rows), encoding="utf-8")
     total, tokens = (sum(column) for column in zip(*scored, strict=True))
     mean = total / tokens
     return {"nll_per_token": mean, "perplexity": math.exp(mean), "target_tokens": tokens, "pairs": len(scored)}

@@ -11,7 +11,7 @@ from .modeling_vanilla_transformer import VanillaTransformerForConditionalGenera
 from .pipeline_vanilla_transformer import TranslationPipeline
 from .tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = [
     "TranslationPipeline",
     "VanillaTransformerConfig",

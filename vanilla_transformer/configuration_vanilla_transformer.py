@@ -1,7 +1,7 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
 """Configuration of the encoder-decoder of "Attention Is All You Need" (Vaswani et al. 2017, arXiv:1706.03762)."""
 
-from dataclasses import fields
+from dataclasses import field, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -32,6 +32,11 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+def about(default: Any, text: str) -> Any:
+    """A field with its meaning in words, which `--help` and the documentation show."""
+    return field(default=default, metadata={"help": text})
+
+
 @strict
 class VanillaTransformerConfig(PretrainedConfig):
     """Every choice that shapes the model; the defaults are the paper's base model (table 3, first row).
@@ -58,52 +63,62 @@ class VanillaTransformerConfig(PretrainedConfig):
         "num_hidden_layers": "encoder_layers",
     }
 
-    # Vocabulary (section 5.1: about 37,000 shared byte-pair tokens)
-    vocab_size: int = 37000  # source tokens
-    decoder_vocab_size: int | None = None  # target tokens; None: as many as source tokens
-    share_encoder_decoder_embeddings: bool = True  # section 3.4: source and target share one matrix,
-    tie_word_embeddings: bool = True  # and so do the target embedding and the projection before the softmax
-    pad_token_id: int | None = 0
-    bos_token_id: int | None = 1
-    eos_token_id: int | list[int] | None = 2
-    decoder_start_token_id: int | None = 1
+    # Vocabulary
+    vocab_size: int = about(37000, "Source tokens (section 5.1: about 37,000 shared byte-pair tokens).")
+    decoder_vocab_size: int | None = about(None, "Target tokens. None: as many as source tokens.")
+    share_encoder_decoder_embeddings: bool = about(True, "Source and target share one embedding matrix (section 3.4).")
+    tie_word_embeddings: bool = about(
+        True, "The target embedding and the projection before the softmax share one matrix (section 3.4)."
+    )
+    pad_token_id: int | None = about(0, "Id of the token that fills a batch up.")
+    bos_token_id: int | None = about(1, "Id of the token that begins a sequence.")
+    eos_token_id: int | list[int] | None = about(2, "Id of the token that ends a sequence.")
+    decoder_start_token_id: int | None = about(1, "Id that the decoder begins with.")
 
     # Size (section 3, table 3)
-    d_model: int = 512  # D, width of every layer's input and output
-    encoder_layers: int = 6  # N of the encoder
-    decoder_layers: int = 6  # N of the decoder
-    encoder_attention_heads: int = 8  # h of the encoder
-    decoder_attention_heads: int = 8  # h of the decoder, in self- and cross-attention
-    encoder_ffn_dim: int = 2048  # d_ff of the encoder
-    decoder_ffn_dim: int = 2048  # d_ff of the decoder
-    key_head_dim: int | None = None  # d_k; None: d_model / heads
-    value_head_dim: int | None = None  # d_v; None: d_model / heads
-    activation_function: str = "relu"  # between the two maps of the feed-forward network (section 3.3)
+    d_model: int = about(512, "Width of every layer's input and output.")
+    encoder_layers: int = about(6, "Layers of the encoder (N in the paper).")
+    decoder_layers: int = about(6, "Layers of the decoder (N in the paper).")
+    encoder_attention_heads: int = about(8, "Attention heads of the encoder (h in the paper).")
+    decoder_attention_heads: int = about(8, "Attention heads of the decoder, in self- and cross-attention.")
+    encoder_ffn_dim: int = about(2048, "Inner width of the encoder's feed-forward networks (d_ff in the paper).")
+    decoder_ffn_dim: int = about(2048, "Inner width of the decoder's feed-forward networks.")
+    key_head_dim: int | None = about(None, "Width of a head's queries and keys (d_k). None: d_model / heads.")
+    value_head_dim: int | None = about(None, "Width of a head's values (d_v). None: d_model / heads.")
+    activation_function: str = about(
+        "relu",
+        "What stands between the two linear maps of the feed-forward network (section 3.3): relu, gelu, silu, ...",
+    )
 
     # Normalization (section 3.1)
-    norm_position: Literal["post", "pre"] = "post"  # LayerNorm(x + Sublayer(x)), or x + Sublayer(LayerNorm(x))
-    final_norm: bool | None = None  # LayerNorm after the last layer of each stack; None: with pre-norm only
-    embedding_norm: bool = False  # LayerNorm on the sum of embeddings and positions
-    layer_norm_eps: float = 1e-5  # the paper names none; torch's default
+    norm_position: Literal["post", "pre"] = about("post", "post: LayerNorm(x + f(x)). pre: x + f(LayerNorm(x)).")
+    final_norm: bool | None = about(None, "LayerNorm after the last layer of each stack. None: with pre-norm only.")
+    embedding_norm: bool = about(False, "LayerNorm on the sum of embeddings and positions.")
+    layer_norm_eps: float = about(1e-5, "What LayerNorm adds to the variance. The paper names none; this is torch's.")
 
     # Embeddings and positions (sections 3.4 and 3.5)
-    scale_embedding: bool = True  # multiply embeddings by sqrt(d_model)
-    position_embedding_type: Literal["sinusoidal", "learned"] = "sinusoidal"
-    max_position_embeddings: int = 1024  # hard limit of learned positions; sinusoids go on beyond it
-    lm_head_bias: bool = False  # the projection before the softmax has a bias
+    scale_embedding: bool = about(True, "Multiply embeddings by the square root of d_model (section 3.4).")
+    position_embedding_type: Literal["sinusoidal", "learned"] = about(
+        "sinusoidal", "How positions are told apart (section 3.5)."
+    )
+    max_position_embeddings: int = about(1024, "Hard limit of learned positions; sinusoids go on beyond it.")
+    lm_head_bias: bool = about(False, "The projection before the softmax has a bias.")
 
     # Regularization (section 5.4), as probabilities
-    dropout: float | int = 0.1  # on every sublayer's output and on the sum of embeddings and positions
-    attention_dropout: float | int = 0.0  # on attention weights
-    activation_dropout: float | int = 0.0  # inside the feed-forward network
+    dropout: float | int = about(0.1, "Dropout on every sublayer's output and on the sum of embeddings and positions.")
+    attention_dropout: float | int = about(0.0, "Dropout on attention weights.")
+    activation_dropout: float | int = about(0.0, "Dropout inside the feed-forward network.")
 
-    # Initialization: xavier = uniform Glorot for every matrix, zero biases; torch = PyTorch's own defaults;
-    # normal = N(0, init_std^2), zero biases
-    initialization: Literal["xavier", "torch", "normal"] = "xavier"
-    init_std: float = 0.02
+    # Initialization
+    initialization: Literal["xavier", "torch", "normal"] = about(
+        "xavier",
+        "xavier: uniform Glorot for every matrix, zero biases. torch: PyTorch's own defaults. normal: N(0, "
+        "init_std^2), zero biases.",
+    )
+    init_std: float = about(0.02, "Standard deviation of the initial weights, with initialization: normal.")
 
-    use_cache: bool = True
-    is_encoder_decoder: bool = True
+    use_cache: bool = about(True, "Keep keys and values of earlier tokens while decoding.")
+    is_encoder_decoder: bool = about(True, "What other tools read; it is one.")
 
     def __post_init__(self, **kwargs):
         unknown = self._unknown_names(kwargs)
@@ -146,6 +161,7 @@ class VanillaTransformerConfig(PretrainedConfig):
 
     def validate_architecture(self) -> None:
         """Checks that the fields fit together; called by the constructor and by `save_pretrained`."""
+        self._validate_ranges()
         for side in ("encoder", "decoder"):
             heads = getattr(self, f"{side}_attention_heads")
             if (self.key_head_dim is None or self.value_head_dim is None) and self.d_model % heads:
@@ -163,7 +179,6 @@ class VanillaTransformerConfig(PretrainedConfig):
                 f"vocab_size={self.vocab_size} and decoder_vocab_size={self.decoder_vocab_size} cannot share one "
                 f"embedding: make them equal, or set share_encoder_decoder_embeddings=False."
             )
-        self._validate_ranges()
 
     def _validate_ranges(self) -> None:
         target_size = self.decoder_vocab_size or self.vocab_size
@@ -194,7 +209,7 @@ class VanillaTransformerConfig(PretrainedConfig):
     @classmethod
     def _unknown_names(cls, names) -> list[str]:
         """Those of `names` that are neither a field here nor a key that transformers itself reads or writes."""
-        known = {field.name for field in fields(cls)} | set(cls.attribute_map)
+        known = {each.name for each in fields(cls)} | set(cls.attribute_map)
         known |= {"model_type", "dtype", "torch_dtype", "num_labels", "name_or_path", "_name_or_path", "_commit_hash"}
         known |= {"output_attentions", "attn_implementation", "_attn_implementation", "experts_implementation"}
         known |= {"auto_map", "custom_pipelines", "quantization_config", "per_layer_config", "distributed_config"}
@@ -204,7 +219,7 @@ class VanillaTransformerConfig(PretrainedConfig):
     def _explain_unknown(cls, name: str) -> str:
         if name in GenerationConfig().to_dict():
             return f"{name!r} is a parameter of decoding: set it in model.generation_config or pass it to generate()."
-        close = get_close_matches(name, [field.name for field in fields(cls)] + list(cls.attribute_map), n=1)
+        close = get_close_matches(name, [each.name for each in fields(cls)] + list(cls.attribute_map), n=1)
         hint = f"did you mean {close[0]!r}?" if close else "see the fields of VanillaTransformerConfig."
         return f"{name!r} is not a field of VanillaTransformerConfig: {hint}"
 

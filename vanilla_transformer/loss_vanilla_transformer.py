@@ -15,7 +15,10 @@ PIECE = 2**23  # elements of logits that are there at a time: 32 MB in float32
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
-    """Gradients are computed with the loss, while the logits are there; the backward pass scales them."""
+    """Gradients are computed with the loss, while the logits are there; the backward pass scales them.
+
+    Those that nobody asks for are left out: the head's where it is frozen, all of them under `no_grad`.
+    """
 
     @staticmethod
     def forward(
@@ -25,36 +28,41 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         smoothing: float,
+        wanted: tuple[bool, bool, bool],
     ) -> torch.Tensor:
         size = len(weight)
         total = states.new_zeros((), dtype=torch.float32)
-        kind = torch.get_autocast_dtype(states.device.type) if torch.is_autocast_enabled(states.device.type) else None
-        kind = kind or states.dtype
-        states, matrix = states.to(kind), weight.to(kind)
-        state_gradient = torch.empty_like(states)
-        gradient = torch.zeros_like(weight, dtype=torch.float32)
-        bias_gradient = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        with torch.autocast(states.device.type, enabled=False):
+        device = states.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+        states, matrix = states.to(dtype), weight.to(dtype)
+        state_gradient = torch.empty_like(states) if wanted[0] else None
+        gradient = torch.zeros_like(weight, dtype=torch.float32) if wanted[1] else None
+        bias_gradient = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wanted[2] else None
+        with torch.autocast(device, enabled=False):
             for start in range(0, len(states), max(1, PIECE // size)):
                 piece = slice(start, start + max(1, PIECE // size))
                 rows, ids = states[piece], targets[piece, None]
                 logits = (rows @ matrix.T).float()  # (n, V)
                 log_p = (logits if bias is None else logits.add_(bias)).log_softmax(1)
                 total -= (1 - smoothing) * log_p.gather(1, ids).sum() + smoothing * log_p.mean(1).sum()
+                if not any(wanted):
+                    continue
                 error = log_p.exp_().sub_(smoothing / size)  # softmax - smoothed one-hot
                 error.scatter_add_(1, ids, error.new_full(ids.shape, smoothing - 1))
                 if bias_gradient is not None:
                     bias_gradient += error.sum(0)
-                error = error.to(kind)
-                torch.mm(error, matrix, out=state_gradient[piece])
-                gradient += error.T @ rows
+                error = error.to(dtype)
+                if state_gradient is not None:
+                    torch.mm(error, matrix, out=state_gradient[piece])
+                if gradient is not None:
+                    gradient += error.T @ rows
         ctx.save_for_backward(state_gradient, gradient, bias_gradient)
         return total
 
     @staticmethod
     def backward(ctx: Any, scale: torch.Tensor) -> tuple:
-        states, weight, bias = ctx.saved_tensors
-        return states * scale.to(states.dtype), weight * scale, None if bias is None else bias * scale, None, None
+        gradients = [each if each is None else each * scale.to(each.dtype) for each in ctx.saved_tensors]
+        return *gradients, None, None, None
 
 
 def smoothed_cross_entropy(
@@ -74,4 +82,6 @@ def smoothed_cross_entropy(
     """
     wanted = labels != -100
     states, targets = states[wanted], labels[wanted]
-    return _SmoothedCrossEntropy.apply(states, projection.weight, projection.bias, targets, smoothing)
+    inputs = states, projection.weight, projection.bias
+    needed = tuple(torch.is_grad_enabled() and each is not None and each.requires_grad for each in inputs)
+    return _SmoothedCrossEntropy.apply(*inputs, targets, smoothing, needed)

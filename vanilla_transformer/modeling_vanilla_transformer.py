@@ -4,10 +4,10 @@
     3.2.1  scaled dot-product attention   scaled_dot_product_attention
     3.2.2  multi-head attention           MultiHeadAttention
     3.3    feed-forward network           PositionWiseFeedForward
-    3.4    embeddings and softmax         TransformerStack.embed, lm_head
+    3.4    embeddings and softmax         look_up, TransformerStack.embed, lm_head
     3.5    positional encoding            sinusoidal_encoding, LearnedPositionalEmbedding
     3.1    encoder and decoder stacks     EncoderLayer, DecoderLayer, Encoder, Decoder
-    5.4    residual dropout               TransformerLayer.residual
+    5.4    residual dropout               TransformerLayer.residual, apply_dropout in its own file
 
 Shapes: B batch, S source length, T target length, D model width, H heads, K and E width of a head's keys and of its
 values, V target vocabulary. In attention, T is the length of the queries and S that of the keys.
@@ -23,7 +23,6 @@ from torch import nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -38,11 +37,13 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .checks_vanilla_transformer import refuse_empty_sources, refuse_long_sequences, refuse_unknown_ids
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .dropout_vanilla_transformer import apply_dropout
+from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from .loss_vanilla_transformer import smoothed_cross_entropy
 
 if TYPE_CHECKING:  # never runs: transformers copies the files named in relative imports into a saved checkpoint
-    from .generation_vanilla_transformer import beam_search  # noqa: F401
     from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401
 
 
@@ -174,22 +175,32 @@ class PositionWiseFeedForward(nn.Module):
         return self.fc2(hidden_states)
 
 
-# --- 5.4 Dropout -----------------------------------------------------------------------------------------------------
+# --- 3.4 Embeddings and softmax --------------------------------------------------------------------------------------
 
 
-def apply_dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
-    """`nn.functional.dropout`; on a CPU with four draws of 16 bits in a random number, where torch takes a number each.
+def look_up(
+    embed_tokens: nn.Embedding,
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None = None,
+    side: str = "",
+) -> torch.Tensor:
+    """Section 3.4: token embeddings (B, T, D) of ids (B, T), or `inputs_embeds` as they are where those were given.
 
-    p is rounded to 1/65536, and what stays is divided by the share that stays, so that the expectation is exact.
+    They are multiplied by sqrt(d_model) where positions are added (`TransformerStack.embed`); the projection before
+    the softmax, which may share their matrix, is `lm_head` of `VanillaTransformerForConditionalGeneration`.
+
+    Args:
+        side: "decoder_" in the decoder, for the names in messages.
+
+    Raises:
+        ValueError: not exactly one of the two was given; or an id outside the vocabulary, where that can be seen.
     """
-    if not training:
-        return states
-    dropped = round(p * 65536)
-    if not 0 < dropped < 65536 or not is_eager_on_cpu(states):
-        return nn.functional.dropout(states, p)
-    draws = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
-    stays = draws[: states.numel()].view(states.shape) >= dropped - 32768
-    return states * torch.where(stays, states.new_tensor(65536 / (65536 - dropped)), states.new_zeros(()))
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError(f"Give exactly one of {side}input_ids and {side}inputs_embeds.")
+    if input_ids is None:
+        return inputs_embeds  # type: ignore[return-value]
+    refuse_unknown_ids(input_ids, embed_tokens.num_embeddings, side)
+    return embed_tokens(input_ids)
 
 
 # --- 3.5 Positional encoding -----------------------------------------------------------------------------------------
@@ -217,26 +228,26 @@ class LearnedPositionalEmbedding(nn.Embedding):
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         """(B, T) -> (B, T, D). Raises ValueError for positions beyond the table, where that can be seen on the CPU."""
-        if is_eager_on_cpu(positions) and positions.numel() and (length := int(positions.max()) + 1) > len(self.weight):
-            raise ValueError(
-                f"A sequence of {length} tokens is longer than the {len(self.weight)} learned positions "
-                f"(max_position_embeddings={len(self.weight)}): shorten it, or train with sinusoidal positions."
-            )
+        refuse_long_sequences(positions, self.num_embeddings)
         return super().forward(positions)
 
 
-def count_positions(attention_mask: torch.Tensor | None, length: int, past_length: int = 0) -> torch.Tensor | None:
-    """Positions of the last `length` tokens, counting real tokens alone, so that padding on either side is the same.
+def count_positions(attention_mask: torch.Tensor | None, states: torch.Tensor, past_length: int = 0) -> torch.Tensor:
+    """Positions of the tokens of `states`, counting real tokens alone, so that padding on either side is the same.
 
     Args:
         attention_mask: (B, past and new tokens), non-zero for real tokens; or a causal 4D mask (B, 1, T, S), boolean or
-            additive, in which a token sees itself and the real tokens before it.
+            additive, in which a token sees itself and the real tokens before it. One that tells nothing (None, or
+            FlexAttention's BlockMask) counts every token.
+        states: (B, T, D).
+        past_length: tokens before them, where the mask does not tell.
 
     Returns:
-        (B, length), or None where the mask tells nothing (no mask, or FlexAttention's BlockMask).
+        (B, T) or (1, T).
     """
+    length = states.shape[1]
     if not isinstance(attention_mask, torch.Tensor):
-        return None
+        return (torch.arange(length, device=states.device) + past_length)[None]
     if attention_mask.ndim == 2:
         counts = attention_mask.long().cumsum(-1)
     else:
@@ -262,11 +273,8 @@ class TransformerLayer(GradientCheckpointingLayer):
         Pre-norm departs from the paper: x + Sublayer(LayerNorm(x)).
         """
         if self.norm_position == "pre":
-            return hidden_states + self.residual_dropout(sublayer(norm(hidden_states)))
-        return norm(hidden_states + self.residual_dropout(sublayer(hidden_states)))
-
-    def residual_dropout(self, output: torch.Tensor) -> torch.Tensor:
-        return apply_dropout(output, self.dropout, self.training)
+            return hidden_states + apply_dropout(sublayer(norm(hidden_states)), self.dropout, self.training)
+        return norm(hidden_states + apply_dropout(sublayer(hidden_states), self.dropout, self.training))
 
 
 class EncoderLayer(TransformerLayer):
@@ -375,13 +383,8 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
             "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
         }
-        self.config.custom_pipelines = {
-            "translation": {
-                "impl": "pipeline_vanilla_transformer.TranslationPipeline",
-                "pt": ["AutoModelForSeq2SeqLM"],
-                "type": "text",
-            }
-        }
+        translation = {"impl": "pipeline_vanilla_transformer.TranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}
+        self.config.custom_pipelines = {"translation": translation | {"type": "text"}}
         super().save_pretrained(save_directory, **kwargs)
 
 
@@ -401,22 +404,6 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def look_up(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, name: str) -> torch.Tensor:
-        """Token embeddings (B, T, D) before scaling. Raises ValueError for ids outside the vocabulary, on the CPU."""
-        if input_ids is None and inputs_embeds is not None:
-            return inputs_embeds
-        if input_ids is None or inputs_embeds is not None:
-            raise ValueError(f"Give exactly one of {name}input_ids and {name}inputs_embeds.")
-        try:
-            return self.embed_tokens(input_ids)
-        except IndexError as error:  # a GPU would not tell
-            size = self.embed_tokens.num_embeddings
-            bad = int(input_ids[(input_ids < 0) | (input_ids >= size)][0])
-            raise ValueError(
-                f"{name}input_ids holds the id {bad}, outside the vocabulary of {size} tokens (0 to {size - 1}): was "
-                f"the text encoded with this model's tokenizer?"
-            ) from error
-
     def embed(self, inputs_embeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Sections 3.4 and 3.5: embeddings * sqrt(d_model) + positions, then the dropout of section 5.4. (B, T, D)"""
         if self.config.scale_embedding:
@@ -431,18 +418,19 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
         return apply_dropout(hidden_states, self.config.dropout, self.training)
 
 
+def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
+    """Tensor parallelism of a layer: the maps into heads and hidden units by columns, those out of them by rows."""
+    columns = [f"{attention}.{name}_proj" for attention in attentions for name in "qkv"] + ["feed_forward.fc1"]
+    rows = [f"{attention}.out_proj" for attention in attentions] + ["feed_forward.fc2"]
+    plan = dict.fromkeys(columns, "colwise") | dict.fromkeys(rows, "rowwise")
+    return {f"layers.*.{name}": style for name, style in plan.items()}
+
+
 class Encoder(TransformerStack):
     """Section 3.1: a stack of N identical layers that turns source tokens (B, S) into states (B, S, D)."""
 
     _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}
-    _tp_plan = {
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.k_proj": "colwise",
-        "layers.*.self_attn.v_proj": "colwise",
-        "layers.*.self_attn.out_proj": "rowwise",
-        "layers.*.feed_forward.fc1": "colwise",
-        "layers.*.feed_forward.fc2": "rowwise",
-    }
+    _tp_plan = tensor_parallel_plan("self_attn")
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config, config.vocab_size, [EncoderLayer(config, i) for i in range(config.encoder_layers)])
@@ -463,13 +451,10 @@ class Encoder(TransformerStack):
             attention_mask: (B, S); None: no padding.
             inputs_embeds: (B, S, D), instead of `input_ids`; scaled here as embeddings are.
         """
-        inputs_embeds = self.look_up(input_ids, inputs_embeds, "")
+        inputs_embeds = look_up(self.embed_tokens, input_ids, inputs_embeds)
         refuse_empty_sources(inputs_embeds, attention_mask)
-        positions = None
-        if attention_mask is not None and attention_mask.ndim == 2:
-            positions = count_positions(attention_mask, inputs_embeds.shape[1])
-        if positions is None:
-            positions = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
+        is_padding_mask = attention_mask is not None and attention_mask.ndim == 2
+        positions = count_positions(attention_mask if is_padding_mask else None, inputs_embeds)
         hidden_states = self.embed(inputs_embeds, positions)
         attention_mask = create_bidirectional_mask(
             config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
@@ -487,12 +472,7 @@ class Decoder(TransformerStack):
         "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="cross_attn"),
     }
-    _tp_plan = Encoder._tp_plan | {
-        "layers.*.cross_attn.q_proj": "colwise",
-        "layers.*.cross_attn.k_proj": "colwise",
-        "layers.*.cross_attn.v_proj": "colwise",
-        "layers.*.cross_attn.out_proj": "rowwise",
-    }
+    _tp_plan = tensor_parallel_plan("self_attn", "cross_attn")
 
     def __init__(self, config: VanillaTransformerConfig):
         layers = [DecoderLayer(config, i) for i in range(config.decoder_layers)]
@@ -522,18 +502,15 @@ class Decoder(TransformerStack):
             inputs_embeds: (B, T, D), instead of `input_ids`; scaled here as embeddings are.
             use_cache: return `past_key_values` for the next step.
         """
-        inputs_embeds = self.look_up(input_ids, inputs_embeds, "decoder_")
+        inputs_embeds = look_up(self.embed_tokens, input_ids, inputs_embeds, "decoder_")
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
             past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
         self_attention_cache = past_key_values.self_attention_cache if past_key_values is not None else None
 
-        length = inputs_embeds.shape[1]
-        positions = count_positions(attention_mask, length)
-        if positions is None:
-            past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
-            positions = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
+        past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
+        positions = count_positions(attention_mask, inputs_embeds, past_length)
         hidden_states = self.embed(inputs_embeds, positions)
 
         causal_mask = create_causal_mask(
@@ -659,7 +636,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         )
 
 
-class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, GenerationMixin):
+class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, VanillaTransformerGenerationMixin):
     """Figure 1 whole: the model, and the linear projection to the vocabulary whose softmax predicts the next token."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -671,28 +648,15 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         target_size: int = config.decoder_vocab_size  # type: ignore[assignment]  # filled in by the config
         self.lm_head = nn.Linear(config.d_model, target_size, bias=config.lm_head_bias)
         self.loss_type = "ForMaskedLM"  # labels stand beside the logits that predict them: nothing is shifted here
+        if not config.share_encoder_decoder_embeddings:
+            self._tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Which parameter is a copy of which: the projection's of the target embedding's (section 3.4)."""
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
-        if not self.config.tie_word_embeddings:
-            return {}
-        source = "encoder" if self.config.share_encoder_decoder_embeddings else "decoder"
-        return {"lm_head.weight": f"model.{source}.embed_tokens.weight"}
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.model.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.model.set_input_embeddings(value)
-
-    def get_output_embeddings(self) -> nn.Linear:
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.lm_head = new_embeddings
+        return dict(self._tied_weights_keys) if self.config.tie_word_embeddings else {}
 
     @can_return_tuple
     def forward(
@@ -744,26 +708,16 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             **kwargs,
         )
         logits = loss = None
-        if labels is None or smoothing is None:
-            logits = self.lm_head(outputs.last_hidden_state)  # (B, T, V)
-        else:
+        if labels is not None and smoothing is not None:
             loss = smoothed_cross_entropy(outputs.last_hidden_state, self.lm_head, labels, smoothing)
             loss = loss / (num_items_in_batch if num_items_in_batch is not None else (labels != -100).sum())
+        else:
+            logits = self.lm_head(outputs.last_hidden_state)  # (B, T, V)
         if labels is not None and logits is not None:
-            loss = self.loss_function(
-                logits, labels, self.config.decoder_vocab_size, num_items_in_batch=num_items_in_batch
-            )
-        return Seq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-        )
+            size = self.config.decoder_vocab_size
+            loss = self.loss_function(logits, labels, size, num_items_in_batch=num_items_in_batch)
+        others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
 
     @staticmethod
     def _reorder_cache(past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor) -> EncoderDecoderCache:
@@ -800,28 +754,4 @@ VanillaTransformerForConditionalGeneration.forward.__signature__ = inspect.signa
     VanillaTransformerForConditionalGeneration.forward
 )
 
-
-# --- Checks that look at the data: on the CPU alone, since a GPU would have to wait for them -------------------------
-
-
-def is_eager_on_cpu(tensor: torch.Tensor) -> bool:
-    """Whether values of `tensor` may be looked at: on the CPU, and not while a compiler traces."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def refuse_empty_sources(inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None) -> None:
-    """Raises ValueError where a source has no token that may be seen: there is nothing to attend to."""
-    if inputs_embeds.shape[1] == 0:
-        raise ValueError("The sources are empty (length 0): every source needs at least one token, such as </s>.")
-    if attention_mask is not None and attention_mask.ndim == 2 and is_eager_on_cpu(attention_mask):
-        empty = (attention_mask == 0).all(-1)
-        if empty.any():
-            row = int(empty.int().argmax())
-            raise ValueError(f"Source {row} of the batch is empty: its attention_mask has no 1. Leave it out.")
-
-
-__all__ = [
-    "VanillaTransformerForConditionalGeneration",
-    "VanillaTransformerModel",
-    "VanillaTransformerPreTrainedModel",
-]
+__all__ = ["VanillaTransformerForConditionalGeneration", "VanillaTransformerModel", "VanillaTransformerPreTrainedModel"]

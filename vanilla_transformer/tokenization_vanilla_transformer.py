@@ -2,10 +2,14 @@
 """The tokenizer for models with two vocabularies. A shared one (section 5.1) needs no class of ours."""
 
 import os
+from contextvars import ContextVar
 from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
+
+_READS_TARGETS: ContextVar[frozenset[int]] = ContextVar("reads_targets", default=frozenset())
+# id() of the tokenizers that read targets at the moment; each thread and each asyncio task has its own
 
 
 class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
@@ -13,7 +17,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
 
     `decode` and `batch_decode` read targets, which is what a model generates; `use_source_tokenizer=True` reads
     sources. Special tokens have the same ids on both sides. Everything else (`len`, `get_vocab`,
-    `convert_tokens_to_ids`, ...) speaks of the source; the target's own tokenizer is `target_tokenizer`.
+    `convert_tokens_to_ids`, ...) speaks of the source; `stock("target")` is the target's own.
 
     The files are `source_tokenizer.json` and `target_tokenizer.json`: a loader that does not know this class finds no
     `tokenizer.json`, and fails, instead of encoding targets with the source's vocabulary.
@@ -32,7 +36,8 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         "target_tokenizer_file": "target_tokenizer.json",
     }
     model_input_names = ["input_ids", "attention_mask"]
-    _tokenizer: Tokenizer  # the one in use
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
 
     def __init__(
         self,
@@ -46,7 +51,6 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         self.target_tokenizer = _load(target_tokenizer_file, target_tokenizer_object, "target")
         kwargs.pop("tokenizer_file", None)  # transformers looks for a tokenizer.json of its own accord
         super().__init__(tokenizer_object=source, **kwargs)
-        self.source_tokenizer: Tokenizer = self._tokenizer  # transformers' copy
         self._add_tokens(self.all_special_tokens, special_tokens=True)
 
     @classmethod
@@ -55,11 +59,25 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         kwargs.pop("trust_remote_code", None)
         return kwargs
 
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        """The one in use, as transformers calls it."""
+        return self.target_tokenizer if id(self) in _READS_TARGETS.get() else self.source_tokenizer
+
+    @_tokenizer.setter
+    def _tokenizer(self, value: Tokenizer) -> None:
+        self.source_tokenizer = value
+
     def _switch_to_input_mode(self) -> None:
-        self._tokenizer = self.source_tokenizer
+        _READS_TARGETS.set(_READS_TARGETS.get() - {id(self)})
 
     def _switch_to_target_mode(self) -> None:
-        self._tokenizer = self.target_tokenizer
+        _READS_TARGETS.set(_READS_TARGETS.get() | {id(self)})
+
+    def stock(self, side: str) -> PreTrainedTokenizerFast:
+        """One side, "source" or "target", as transformers' own class, with the same special tokens."""
+        special = {name: token for name, token in self.special_tokens_map.items() if isinstance(token, str)}
+        return PreTrainedTokenizerFast(tokenizer_object=getattr(self, f"{side}_tokenizer"), **special)
 
     def _decode(
         self, token_ids, skip_special_tokens: bool = False, use_source_tokenizer: bool = False, **kwargs
@@ -74,16 +92,10 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
 
     def _add_tokens(self, new_tokens, special_tokens: bool = False) -> int:
         """Adds to the source's vocabulary; special tokens to both, where their ids must come out equal."""
-        added = super()._add_tokens(new_tokens, special_tokens)
         special = [token for token in new_tokens if special_tokens or getattr(token, "special", False)]
+        refuse_unequal_ids(self.source_tokenizer, self.target_tokenizer, list(map(str, special)))
+        added = super()._add_tokens(new_tokens, special_tokens)
         self.target_tokenizer.add_special_tokens(special)
-        for token in map(str, special):
-            source_id, target_id = (side.token_to_id(token) for side in (self._tokenizer, self.target_tokenizer))
-            if source_id != target_id:
-                raise ValueError(
-                    f"The special token {token!r} has the id {source_id} in the source's vocabulary and {target_id} in "
-                    f"the target's: give it the same id in both, as by training both with the same special tokens."
-                )
         return added
 
     def update_post_processor(self) -> None:
@@ -99,6 +111,22 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             tokenizer.save(path)
             file_names = (*file_names, path)
         return file_names
+
+
+def refuse_unequal_ids(source: Tokenizer, target: Tokenizer, special: list[str]) -> None:
+    """Raises ValueError where special tokens have, or would get, other ids in one vocabulary than in the other."""
+    ids = {token: [side.token_to_id(token) for side in (source, target)] for token in special}
+    if any(None in pair for pair in ids.values()):  # tried on copies: what is refused changes nothing
+        copies = [Tokenizer.from_str(side.to_str()) for side in (source, target)]
+        for copy in copies:
+            copy.add_special_tokens(special)
+        ids = {token: [copy.token_to_id(token) for copy in copies] for token in special}
+    for token, (source_id, target_id) in ids.items():
+        if source_id != target_id:
+            raise ValueError(
+                f"The special token {token!r} has the id {source_id} in the source's vocabulary and {target_id} in "
+                f"the target's: give it the same id in both, as by training both with the same special tokens."
+            )
 
 
 def _load(file: str | os.PathLike | None, tokenizer: Tokenizer | None, side: str) -> Tokenizer:

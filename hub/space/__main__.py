@@ -6,34 +6,35 @@
 The files of the page stand alone: a Space has nothing else of this repository.
 """
 
-import argparse
-import sys
-import tempfile
+from functools import partial
 from pathlib import Path
 
 from httpx2 import TransportError  # of huggingface_hub
 from huggingface_hub import HfApi, RepoCard
 
-from hub.push import in_words
+from hub.errors import explain
+from hub.repository import commit_files, full_name
+from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 
-FILES = ("app.py", "requirements.txt", "README.md")
+FILES = ("app.py", "requirements.txt")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="hub.space", description=__doc__.splitlines()[0])
+    parser = CommandLine("hub.space", __doc__)
     parser.add_argument("checkpoint", help="folder, or repository on the Hub")
     parser.add_argument("--port", type=int, help="default: the first free one from 7860")
     parser.add_argument("--push", metavar="USER/SPACE", help="publish the page as this Space instead of showing it")
-    parser.add_argument("--private", action="store_true", help="make the Space private, if it is new")
+    parser.add_argument("--private", action="store_true", help="for a private Space, made if need be")
+    parser.add_argument(
+        "--replace", action="store_true", help="overwrite what somebody else has written or changed in the Space"
+    )
     arguments = parser.parse_args()
-    try:
+    named = arguments.push or arguments.checkpoint
+    with one_line_errors(parser.prog, TransportError, in_words=partial(explain, repo_id=named)):
         if arguments.push:
-            print(push(arguments.checkpoint, arguments.push, arguments.private))
+            print(push(arguments.checkpoint, full_name(arguments.push), arguments.private, arguments.replace))
         else:
             show(arguments.checkpoint, arguments.port)
-    except (ValueError, OSError, TransportError) as error:
-        print(f"hub.space: {in_words(error, arguments.push or arguments.checkpoint)}", file=sys.stderr)
-        sys.exit(2)
 
 
 def show(checkpoint: str, port: int | None) -> None:
@@ -44,7 +45,7 @@ def show(checkpoint: str, port: int | None) -> None:
     app.show(checkpoint, port)
 
 
-def push(checkpoint: str, repo_id: str, private: bool) -> str:
+def push(checkpoint: str, repo_id: str, private: bool = False, replace: bool = False) -> str:
     """Publishes the Space in one commit; its address.
 
     Raises:
@@ -56,19 +57,15 @@ def push(checkpoint: str, repo_id: str, private: bool) -> str:
     try:
         api.model_info(checkpoint)
     except (ValueError, OSError) as error:
-        raise ValueError(in_words(error, checkpoint)) from error
+        raise ValueError(explain(error, checkpoint)) from error
     here = Path(__file__).parent
     card = RepoCard.load(here / "README.md")
     card.data.title, card.data.models = checkpoint.rpartition("/")[2], [checkpoint]
-    with tempfile.TemporaryDirectory() as folder:
-        for name in FILES:
-            content = str(card) if name == "README.md" else (here / name).read_text(encoding="utf-8")
-            Path(folder, name).write_text(content, encoding="utf-8")
-        api.create_repo(repo_id, repo_type="space", space_sdk="gradio", private=private or None, exist_ok=True)
-        commit = api.upload_folder(
-            repo_id=repo_id, repo_type="space", folder_path=folder, commit_message=f"Page of {checkpoint}"
-        )
-    return commit.commit_url
+    files: dict[str, Path | bytes] = {name: here / name for name in FILES}
+    files["README.md"] = str(card).encode()
+    return commit_files(
+        repo_id, files, f"Page of {checkpoint}", private=private, replace=replace, repo_type="space", space_sdk="gradio"
+    )
 
 
 if __name__ == "__main__":

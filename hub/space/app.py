@@ -21,7 +21,7 @@ from transformers.generation.streamers import BaseStreamer
 
 LONGEST = 200  # source tokens that the page takes
 EXTRA_TOKENS = 50  # section 6.1 of the paper: "the maximum output length during inference [is] input length + 50"
-KINDS = {
+ATTENTIONS = {
     "cross": "from translation to source",
     "encoder": "inside the source (encoder)",
     "decoder": "inside the translation (decoder)",
@@ -124,7 +124,7 @@ class Translator:
 
     @torch.no_grad()
     def attention(self, batch: dict[str, torch.Tensor], ids: torch.Tensor) -> dict[str, Any]:
-        """Of a finished translation: for each of `KINDS` the weights (layers, heads, T, S), and the axes' tokens."""
+        """Of a finished translation: for each of `ATTENTIONS` weights (layers, heads, T, S), and the axes' tokens."""
         ends = self.model.config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
         end = [i for i, token in enumerate(ids.tolist()) if i and token in ends]
@@ -135,7 +135,7 @@ class Translator:
         weights = {"cross": outputs.cross_attentions, "encoder": outputs.encoder_attentions}
         weights["decoder"] = outputs.decoder_attentions
         axes = {"cross": (target[1:], source), "encoder": (source, source), "decoder": (target[1:], target[:-1])}
-        return {kind: (torch.cat(list(weights[kind])).float().numpy(), *axes[kind]) for kind in KINDS}
+        return {kind: (torch.cat(list(weights[kind])).float().numpy(), *axes[kind]) for kind in ATTENTIONS}
 
     def longest_output(self, batch: dict[str, torch.Tensor]) -> int:
         longest = batch["input_ids"].shape[1] + EXTRA_TOKENS
@@ -194,8 +194,9 @@ def make_page(checkpoint: str) -> gr.Blocks:
         yield said(f"Loading {checkpoint} ..."), gr.skip(), gr.skip(), gr.skip()
         try:
             model = translator().model
-        except (OSError, ValueError) as error:
-            yield said(f"{checkpoint} cannot be loaded: {str(error).splitlines()[0]}"), gr.skip(), gr.skip(), gr.skip()
+        except Exception as error:  # a broken checkpoint raises safetensors', torch's and transformers' own types
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            yield said(f"{checkpoint} cannot be loaded: {reason}"), gr.skip(), gr.skip(), gr.skip()
             return
         config, millions = model.config, model.num_parameters() / 1e6
         layers = max(config.encoder_layers, config.decoder_layers)
@@ -242,7 +243,7 @@ def make_page(checkpoint: str) -> gr.Blocks:
         translation = gr.Textbox(label="Translation", lines=2, interactive=False, elem_id="translation")
         candidates = gr.HTML()
         gr.Markdown("## Attention")
-        kind = gr.Radio([(label, kind) for kind, label in KINDS.items()], value="cross", label="Which")
+        kind = gr.Radio([(label, kind) for kind, label in ATTENTIONS.items()], value="cross", label="Which")
         with gr.Row():
             layer = gr.Dropdown(["1"], value="1", label="Layer")
             head = gr.Dropdown([MEAN], value=MEAN, label="Head")

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlparse
 
 TOKEN = "hf_test"
+LARGE = (".safetensors", ".png")  # go another way than texts
 
 
 @dataclass
@@ -35,6 +36,15 @@ def sha_of(files: dict[str, bytes]) -> str:
     return hashlib.sha1(text.encode()).hexdigest()
 
 
+def hashes(name: str, content: bytes) -> dict:
+    """As the Hub tells them of a file: git's, or for a large one its SHA-256."""
+    if name.endswith(LARGE):
+        named = content.split()  # stored by Xet: "xet <its hash> <its size>"
+        oid = named[1].decode() if named[:1] == [b"xet"] else hashlib.sha256(content).hexdigest()
+        return {"blobId": "0" * 40, "lfs": {"size": len(content), "sha256": oid, "pointerSize": 100}}
+    return {"blobId": hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()}
+
+
 class Hub(ThreadingHTTPServer):
     daemon_threads = True
 
@@ -43,6 +53,7 @@ class Hub(ThreadingHTTPServer):
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}
         self.faults: dict[str, str] = {}
+        self.committing = threading.Lock()
         self.requests: list[str] = []
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
         self.environment = {"HF_ENDPOINT": self.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0"}  # of its clients
@@ -120,8 +131,6 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815
 
-    # --- Repositories ---
-
     def create(self, query) -> None:
         if not self.allowed() or self.failed("create"):
             return
@@ -137,7 +146,13 @@ class Handler(BaseHTTPRequestHandler):
             self.server.repositories[name] = Repository(
                 private=bool(wanted.get("private")) or wanted.get("visibility") == "private"
             )
+            if wanted.get("type") == "space":  # has a page from the first on
+                self.server.repositories[name].branches["main"] = [{"README.md": b"---\nsdk: gradio\n---\n"}]
         self.answer({"url": f"{self.server.endpoint}/{name}", "name": name}, 409 if exists else 200)
+
+    def whoami(self, query=None) -> None:
+        if self.allowed():
+            self.answer({"type": "user", "name": "user"})
 
     def repository(self, name: str) -> Repository | None:
         found = self.server.repositories.get(name)
@@ -154,7 +169,9 @@ class Handler(BaseHTTPRequestHandler):
         if files is None:
             self.answer({"error": "Revision not found"}, 404, {"X-Error-Code": "RevisionNotFound"})
             return
-        siblings = [{"rfilename": file} for file in sorted(files)]
+        siblings = [
+            {"rfilename": file} | (hashes(file, files[file]) if query.get("blobs") else {}) for file in sorted(files)
+        ]
         self.answer({"id": name, "modelId": name, "sha": sha_of(files), "private": repository.private,
                      "siblings": siblings, "tags": [], "downloads": 0, "likes": 0})  # fmt: skip
 
@@ -180,14 +197,11 @@ class Handler(BaseHTTPRequestHandler):
         if not self.failed("validate"):
             self.answer({"errors": [], "warnings": []})
 
-    # --- Uploads ---
-
     def preupload(self, name: str, revision: str, query=None) -> None:
         if not self.allowed() or self.failed("preupload") or self.repository(name) is None:
             return
         files = json.loads(self.body())["files"]
-        large = (".safetensors", ".png")
-        modes = [{"path": file["path"], "uploadMode": "lfs" if file["path"].endswith(large) else "regular",
+        modes = [{"path": file["path"], "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular",
                   "shouldIgnore": False} for file in files]  # fmt: skip
         self.answer({"files": modes})
 
@@ -227,13 +241,16 @@ class Handler(BaseHTTPRequestHandler):
         if not self.failed("verify"):
             self.answer()
 
-    def commit(self, name: str, revision: str, query=None) -> None:
-        if not self.allowed() or self.failed("commit") or (repository := self.repository(name)) is None:
-            return
+    def changed(self, repository: Repository, revision: str) -> dict[str, bytes] | None:
+        """The files after the commit; None where it is refused, which is answered then."""
         files = dict(repository.branches[revision][-1])
+        head = sha_of(files)
         for line in self.body().splitlines():
             entry = json.loads(line)
             value = entry["value"]
+            if entry["key"] == "header" and value.get("parentCommit", head) != head:
+                self.answer({"error": "A commit has happened since. Please refresh and try again."}, 412)
+                return None
             if entry["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif entry["key"] == "lfsFile":
@@ -241,19 +258,26 @@ class Handler(BaseHTTPRequestHandler):
                     self.server.objects[value["oid"]] = f"xet {value['oid']} {value['size']}".encode()
                 if value["oid"] not in self.server.objects:
                     self.answer({"error": f"{value['path']} was not uploaded"}, 400)
-                    return
+                    return None
                 files[value["path"]] = self.server.objects[value["oid"]]
             elif entry["key"] == "deletedFile":
                 files.pop(value["path"], None)
-        if files != repository.branches[revision][-1]:
-            repository.branches[revision].append(files)
+        return files
+
+    def commit(self, name: str, revision: str, query=None) -> None:
+        if not self.allowed() or self.failed("commit") or (repository := self.repository(name)) is None:
+            return
+        with self.server.committing:
+            files = self.changed(repository, revision)
+            if files is None:
+                return
+            if files != repository.branches[revision][-1]:
+                repository.branches[revision].append(files)
         if self.lost("commit"):
             return
         oid = sha_of(files)
         url = f"{self.server.endpoint}/{name}/commit/{oid}"
         self.answer({"success": True, "commitOid": oid, "commitUrl": url, "hookOutput": ""})
-
-    # --- Downloads ---
 
     def resolve(self, name: str, revision: str, file: str, query=None) -> None:
         if (repository := self.repository(name)) is None:
@@ -271,6 +295,7 @@ class Handler(BaseHTTPRequestHandler):
 NAME, REVISION = r"((?:spaces/)?[\w-]+/[\w.-]+)", r"([\w.-]+)"
 ROUTES = (
     ("POST", "/api/repos/create", Handler.create),
+    ("GET", "/api/whoami-v2", Handler.whoami),
     ("POST", "/api/validate-yaml", Handler.validate),
     ("GET", f"/api/models/{NAME}", Handler.info),
     ("GET", f"/api/models/{NAME}/revision/{REVISION}", Handler.info),

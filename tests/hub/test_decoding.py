@@ -1,12 +1,16 @@
 """The decoding as a repository of its own."""
 
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import ModelCard
 
+from hub import decoding
 from hub.decoding import main, write
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 
@@ -30,8 +34,13 @@ def test_it_is_loaded_without_the_package(tmp_path, make_model):
     model = make_model(vocab_size=30)
     model.save_pretrained(tmp_path / "model")
     write(tmp_path / "search", "search")
-    arguments = [sys.executable, "-c", ALONE, str(tmp_path / "model"), str(tmp_path / "search")]
-    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)
+    translate_alone(model, tmp_path, str(tmp_path / "search"), os.environ)
+
+
+def translate_alone(model, folder, search, environment):
+    """By the decoding `search`, in a process that cannot import the package; the results are `beam_search`'s."""
+    arguments = [sys.executable, "-c", ALONE, str(folder / "model"), search]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=folder, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     source = torch.tensor([[5, 6, 7, 2], [8, 9, 2, 0]])
     for line, own in zip(done.stdout.splitlines()[-2:], ({}, {"alpha": 0.6, "extra_tokens": 2}), strict=True):
@@ -45,20 +54,29 @@ def test_card_and_folder(tmp_path, run_main, capsys):
     card = ModelCard.load(tmp_path / "search" / "README.md")
     assert card.data.tags == ["custom_generate"]
     assert 'custom_generate="search"' in card.text
-    assert "from ." not in (tmp_path / "search" / "custom_generate" / "generate.py").read_text()
-    run_main(main, tmp_path / "search", status=2)
-    assert "exists: remove it" in capsys.readouterr().err
+    code = tmp_path / "search" / "custom_generate"
+    own = {path.name for path in decoding.CODE}
+    assert own == {"generation_vanilla_transformer.py", "incremental_vanilla_transformer.py"}
+    assert {path.name for path in code.iterdir()} == {"generate.py"} | own
+    for path in decoding.CODE:
+        assert (code / path.name).read_bytes() == Path(path).read_bytes()
+    named = re.findall(r"^from \.(\w+) import", (code / "generate.py").read_text(), re.MULTILINE)
+    assert {f"{name}.py" for name in named} == own
 
 
 @pytest.mark.slow
-def test_it_is_pushed(tmp_path, hub, start_programs):
-    """With the real client to a Hub's server on this machine."""
+def test_it_is_pushed(tmp_path, hub, start_programs, make_model):
+    """With the real client to a Hub's server on this machine, and loaded from there."""
     with start_programs("hub.decoding", **hub.environment) as programs:
         told = programs.run("hub.decoding", tmp_path / "search", "--push", "user/search")
     assert "user/search" in told.stdout
     files = hub.repositories["user/search"].files("main")
     assert "custom_generate/generate.py" in files
     assert "README.md" in files
+    model = make_model(vocab_size=30)
+    model.save_pretrained(tmp_path / "model")
+    environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "PATH": "/usr/bin"}
+    translate_alone(model, tmp_path, "user/search", environment)
 
 
 @pytest.mark.slow

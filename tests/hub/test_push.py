@@ -3,12 +3,15 @@
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from hub.push import gather
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +37,7 @@ def checkpoint(tmp_path, make_model, make_tokenizer):
         (folder / "recipe.yaml").write_text(f"output_dir: {folder}\nsource_lang: en\ntarget_lang: de\n")
         (folder / "all_results.json").write_text(json.dumps({"test_bleu": 12.34, "updates": 3} | FACTS))
         (folder / "training_args.bin").write_bytes(b"pickle")
-        (folder / "checkpoint-3").mkdir()
+        (folder / "checkpoint-3").mkdir(exist_ok=True)
         (folder / "checkpoint-3" / "optimizer.pt").write_bytes(b"pickle")
         return folder
 
@@ -71,7 +74,7 @@ def test_strangers_load_what_was_pushed(programs, hub, checkpoint, tmp_path, mak
     """The same logits bit for bit, in a process where our package cannot be imported; without trust a refusal."""
     name = f"user/demo-{shared}"
     folder = checkpoint(shared)
-    dry = programs.run("hub.push", folder, name, "--license", "mit", "--dry-run")
+    dry = programs.run("hub.push", folder, name, "--license", "mit", "--dry_run")
     assert name not in hub.repositories
     programs.run("hub.push", folder, name, "--license", "mit")
     files = hub.repositories[name].files("main")
@@ -99,6 +102,7 @@ def test_strangers_load_what_was_pushed(programs, hub, checkpoint, tmp_path, mak
     assert told == {"refused": True, "text": tokenizer.decode(ids[0], skip_special_tokens=True)}
 
 
+FAST = "import hub.push; hub.push.translate_elsewhere = lambda *_: ''"  # it is looked at in other tests
 FAULTS = [
     ("create", "500"), ("create", "drop"), ("preupload", "403"), ("preupload", "500"), ("batch", "403"),
     ("put", "403"), ("verify", "403"), ("commit", "500"), ("commit", "drop"), ("commit", "lost"),
@@ -108,11 +112,11 @@ FAULTS = [
 @pytest.mark.parametrize(("kind", "how"), FAULTS)
 def test_a_push_that_breaks_off_leaves_the_repository_whole(programs, hub, checkpoint, kind, how):
     name = f"user/fault-{kind}-{how}"
-    programs.run("hub.push", checkpoint(seed=1), name)
+    programs.run("hub.push", checkpoint(seed=1), name, before=FAST)
     first = dict(hub.repositories[name].files("main"))
     hub.objects.clear()  # or files that other tests have uploaded would not be sent
     hub.fault(kind, how)
-    process = programs.start("hub.push", checkpoint(seed=2), name)
+    process = programs.start("hub.push", checkpoint(seed=2), name, before=FAST)
     status, told = process.status, process.stderr
     assert kind not in hub.faults, "the fault was not met"
     if status:
@@ -123,7 +127,7 @@ def test_a_push_that_breaks_off_leaves_the_repository_whole(programs, hub, check
     if how != "lost" and status:
         assert now == first
     last = checkpoint(seed=3)
-    programs.run("hub.push", last, name)
+    programs.run("hub.push", last, name, before=FAST)
     weights = hub.repositories[name].files("main")["model.safetensors"]
     assert weights == (last / "model.safetensors").read_bytes()
     assert len(hub.repositories[name].branches["main"]) <= 4
@@ -131,22 +135,178 @@ def test_a_push_that_breaks_off_leaves_the_repository_whole(programs, hub, check
 
 def test_private_repositories_and_revisions(programs, hub, checkpoint):
     folder = checkpoint()
-    programs.run("hub.push", folder, "user/private", "--private", "--revision", "try")
+    programs.run("hub.push", folder, "user/private", "--private", "--revision", "try", before=FAST)
     repository = hub.repositories["user/private"]
     assert repository.private
     assert repository.files("main") == {}
     assert "model.safetensors" in repository.files("try")
 
 
+SLOW_CHECK = """
+import hub.push, tempfile
+tempfile.tempdir = {!r}
+hub.push.CHECK = "import time; time.sleep(60)"
+"""
+SLOW_UPLOAD = f"""{FAST}
+from huggingface_hub import HfApi
+def slowly(*arguments, seconds=60, preupload=HfApi.preupload_lfs_files, **options):
+    import time
+    print("uploading", flush=True)
+    time.sleep(seconds)
+    return preupload(*arguments, **options)
+HfApi.preupload_lfs_files = slowly
+"""
+MINE = {
+    "notes.md": b"mine", "onnx/config.json": b"{}", "onnx/model.safetensors": b"x", "gguf/tokenizer.json": b"{}",
+    "openvino/tokenizer.json": b"{}", "my_vanilla_transformer.py": b"x = 1", "training_curve.png": b"x",
+    "adapter/adapter_model.safetensors": b"x",
+}  # fmt: skip
+
+
 def test_what_is_gone_from_the_folder_goes_from_the_repository(programs, hub, checkpoint):
+    """And nothing else: neither what others have put there, whatever its name, nor what they have changed."""
     folder = checkpoint()
-    programs.run("hub.push", folder, "user/stale")
-    hub.repositories["user/stale"].branches["main"][-1]["notes.md"] = b"mine"
+    (folder / "import_report.json").write_text('{"layout": "hkproj"}')
+    programs.run("hub.push", folder, "user/stale", before=FAST)
+    there = hub.repositories["user/stale"].branches["main"][-1]
+    there |= MINE | {"import_report.json": b'{"layout": "mine"}'}
     (folder / "samples.tsv").unlink()
-    programs.run("hub.push", folder, "user/stale")
+    (folder / "import_report.json").unlink()
+    programs.run("hub.push", folder, "user/stale", before=FAST)
     files = hub.repositories["user/stale"].files("main")
     assert "samples.tsv" not in files
-    assert files["notes.md"] == b"mine"
+    assert files["import_report.json"] == b'{"layout": "mine"}'
+    assert MINE.items() <= files.items()
+
+
+@pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors"])
+def test_what_others_have_changed_is_not_overwritten_unasked(programs, hub, checkpoint, name):
+    programs.run("hub.push", checkpoint(seed=1), "user/changed", before=FAST)
+    hub.repositories["user/changed"].branches["main"][-1][name] = b"somebody's own"
+    before = dict(hub.repositories["user/changed"].files("main"))
+    process = programs.run("hub.push", checkpoint(seed=2), "user/changed", status=2, before=FAST)
+    assert f"user/changed holds {name}" in process.stderr
+    assert "--replace" in process.stderr
+    assert ("--card keep" in process.stderr) == (name == "README.md")
+    assert hub.repositories["user/changed"].files("main") == before
+    if name == "README.md":
+        programs.run("hub.push", checkpoint(seed=2), "user/changed", "--card", "keep", before=FAST)
+        assert hub.repositories["user/changed"].files("main")[name] == b"somebody's own"
+    programs.run("hub.push", checkpoint(seed=3), "user/changed", "--replace", before=FAST)
+    assert hub.repositories["user/changed"].files("main")[name] != b"somebody's own"
+    programs.run("hub.push", checkpoint(seed=4), "user/changed", before=FAST)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"config.json": 3}', b"[" * 100_000])
+def test_a_broken_list_makes_nothing_ours(programs, hub, checkpoint, content):
+    programs.run("hub.push", checkpoint(seed=1), "user/list", "--replace", before=FAST)
+    hub.repositories["user/list"].branches["main"][-1]["pushed_files.json"] = content
+    process = programs.run("hub.push", checkpoint(seed=2), "user/list", status=2, before=FAST)
+    assert "--replace" in process.stderr
+
+
+def test_a_readme_in_the_folder_is_not_passed_over(programs, hub, checkpoint):
+    folder = checkpoint()
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# My own words\n")
+    process = programs.run("hub.push", folder, "user/readme", status=2, before=FAST)
+    assert "--card folder takes it as the card, --card made another" in process.stderr
+    assert "user/readme" not in hub.repositories
+    programs.run("hub.push", folder, "user/readme", "--card", "folder", before=FAST)
+    assert b"# My own words" in hub.repositories["user/readme"].files("main")["README.md"]
+    programs.run("hub.push", folder, "user/readme", "--card", "made", before=FAST)
+    assert b"12.34" in hub.repositories["user/readme"].files("main")["README.md"]
+
+
+def test_two_pushes_at_once_do_not_mix(programs, hub, checkpoint):
+    """The second finds that the repository is no longer what it has looked at; done again, it is whole."""
+    programs.run("hub.push", checkpoint(seed=1), "user/both", before=FAST)
+    waiting = SLOW_UPLOAD.replace("seconds=60", "seconds=10")
+    slow = programs.start("hub.push", checkpoint(seed=2), "user/both", before=waiting)
+    fast = checkpoint(seed=3)
+    slow.wait_for(lambda: "uploading" in slow.stdout)
+    programs.run("hub.push", fast, "user/both", before=FAST)
+    assert slow.status == 2
+    assert "user/both was changed by somebody else in the meantime" in slow.stderr
+    weights = hub.repositories["user/both"].files("main")["model.safetensors"]
+    assert weights == (fast / "model.safetensors").read_bytes()
+
+
+def test_a_public_repository_is_not_taken_for_a_private_one(programs, hub, checkpoint):
+    programs.run("hub.push", checkpoint(seed=1), "user/public", before=FAST)
+    before = dict(hub.repositories["user/public"].files("main"))
+    process = programs.run("hub.push", checkpoint(seed=2), "user/public", "--private", status=2, before=FAST)
+    assert "user/public is there already, and public" in process.stderr
+    assert hub.repositories["user/public"].files("main") == before
+
+
+def test_a_bare_name_is_that_of_the_user(programs, hub, checkpoint):
+    programs.run("hub.push", checkpoint(), "bare", before=FAST)
+    card = hub.repositories["user/bare"].files("main")["README.md"]
+    assert b'model="user/bare"' in card
+    assert "bare" not in hub.repositories
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a/b/c",), "is no name for a repository"),
+        (("user/x--y",), "is no name for a repository"),
+        (("user/name.git",), "is no name for a repository"),
+        (("user/empty", "--message", " "), "the commit has no message"),
+        (("user/empty", "--revision", "a..b"), "give the name of a branch"),
+        (("user/empty", "--revision", "../main"), "give the name of a branch"),
+        (("user/empty", "--license", "not a thing!"), "is no license"),
+        (("user/empty", "--card", "folder"), "README.md"),
+        (("user/empty", "--card", "folder", "--license", "mit"), "go into a made card"),
+    ],
+)
+def test_a_mistake_on_the_command_line_makes_no_repository(programs, hub, checkpoint, arguments, message):
+    count = len(hub.repositories)
+    process = programs.run("hub.push", checkpoint(), *arguments, status=2, before=FAST)
+    assert message in process.stderr
+    assert process.stderr.count("hub.push: ") == 1
+    assert len(hub.repositories) == count
+
+
+def test_without_a_network_there_is_one_line(start_programs, checkpoint):
+    away = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "0"}
+    with start_programs("hub.push", "hub.decoding", "hub.space.__main__", **away) as programs:
+        folder = checkpoint()
+        for verb, *arguments in (
+            ("hub.push", folder, "user/name"),
+            ("hub.push", folder, "bare"),
+            ("hub.decoding", folder / "decoding", "--push", "user/name"),
+            ("hub.space.__main__", "user/model", "--push", "user/space"),
+        ):
+            process = programs.run(verb, *arguments, status=2, before=FAST if verb == "hub.push" else "")
+            lines = [line for line in process.stderr.splitlines() if line.startswith("hub.")]
+            assert len(lines) == 1
+            assert "the Hub cannot be reached" in lines[0]
+            assert "Traceback" not in process.stderr
+
+
+@pytest.mark.parametrize("moment", ["check", "upload"])
+def test_ctrl_c_ends_it_quietly(programs, hub, checkpoint, tmp_path, moment):
+    name, temporary = f"user/stopped-{moment}", tmp_path / "temporary"
+    temporary.mkdir()
+    before = SLOW_CHECK.format(str(temporary)) if moment == "check" else SLOW_UPLOAD
+    process = programs.start("hub.push", checkpoint(), name, before=before)
+    process.wait_for(lambda: "uploading" in process.stdout or list(temporary.rglob("README.md")))
+    process.kill(signal.SIGINT)
+    assert process.status == 130
+    assert "Traceback" not in process.stderr
+    assert not list(temporary.iterdir())
+    assert name not in hub.repositories or hub.repositories[name].files("main") == {}
+
+
+def test_a_kill_leaves_no_copy_of_the_weights(programs, checkpoint, tmp_path):
+    folder, temporary = checkpoint(), tmp_path / "temporary"
+    temporary.mkdir()
+    process = programs.start("hub.push", folder, "user/killed", before=SLOW_CHECK.format(str(temporary)))
+    process.wait_for(lambda: list(temporary.rglob("README.md")))
+    process.kill()
+    weights = (folder / "model.safetensors").stat().st_size
+    assert not [path for path in temporary.rglob("*") if path.is_file() and path.lstat().st_size == weights]
 
 
 @pytest.mark.parametrize(
@@ -160,14 +320,28 @@ def test_what_is_gone_from_the_folder_goes_from_the_repository(programs, hub, ch
             "holds a path of this machine",
         ),
         (lambda folder: (folder / "all_results.json").write_text('{"t": "hf_' + "a" * 34 + '"}'), "holds a token"),
+        (lambda folder: (folder / "model.safetensors").rename(folder / "training_curve.png"), "it has no weights"),
+        (lambda folder: (folder / "recipe.yaml").write_text("a: [1"), "recipe.yaml is no YAML"),
+        (lambda folder: (folder / "all_results.json").write_text("{"), "all_results.json is no JSON"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json is no JSON"),
     ],
 )
 def test_what_must_not_be_uploaded_is_not(programs, hub, checkpoint, change, message):
     folder = checkpoint()
     change(folder)
-    process = programs.run("hub.push", folder, "user/never", status=2)
+    process = programs.run("hub.push", folder, "user/never", status=2, before="" if "load" in message else FAST)
     assert message in process.stderr
     assert "user/never" not in hub.repositories
+
+
+def test_a_folder_that_is_named_like_a_picture_stays_at_home(checkpoint):
+    folder = checkpoint()
+    for name in ("attention_1.png", "training_curve.png", "import_report.json", "x.safetensors"):
+        (folder / name).mkdir()
+    files = gather(folder)
+    assert "attention_1.png" not in files
+    assert "import_report.json" not in files
+    assert files["model.safetensors"] == folder / "model.safetensors"
 
 
 @pytest.mark.parametrize(
@@ -179,11 +353,8 @@ def test_what_must_not_be_uploaded_is_not(programs, hub, checkpoint, change, mes
     ],
 )
 def test_refusals_are_told_with_their_cure(programs, checkpoint, name, before, message):
-    process = programs.run("hub.push", checkpoint(), name, status=2, before=before)
+    process = programs.run("hub.push", checkpoint(), name, status=2, before=f"{before}\n{FAST}")
     assert message in process.stderr
-
-
-# --- Xet, which the client prefers for large files ---
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +367,7 @@ def test_large_files_go_through_xet_where_the_hub_has_it(programs_with_xet, hub,
     folder = checkpoint()
     hub.xet = tmp_path / "xet"
     try:
-        programs_with_xet.run("hub.push", folder, "user/xet", "--license", "mit")
+        programs_with_xet.run("hub.push", folder, "user/xet", "--license", "mit", before=FAST)
     finally:
         hub.xet = None
     weights = (folder / "model.safetensors").read_bytes()
@@ -207,14 +378,11 @@ def test_large_files_go_through_xet_where_the_hub_has_it(programs_with_xet, hub,
 
 def test_a_hub_without_xet_is_told_and_nothing_is_committed(programs_with_xet, programs, hub, checkpoint):
     folder = checkpoint(seed=7)
-    process = programs_with_xet.run("hub.push", folder, "user/noxet", "--license", "mit", status=2)
+    process = programs_with_xet.run("hub.push", folder, "user/noxet", "--license", "mit", status=2, before=FAST)
     assert "HF_HUB_DISABLE_XET=1" in process.stderr
     assert hub.repositories["user/noxet"].files("main") == {}
-    programs.run("hub.push", folder, "user/noxet", "--license", "mit")
+    programs.run("hub.push", folder, "user/noxet", "--license", "mit", before=FAST)
     assert "model.safetensors" in hub.repositories["user/noxet"].files("main")
-
-
-# --- The Trainer's own upload ---
 
 
 def test_a_run_of_the_training_program_ends_with_a_push(start_programs, hub, recipe, tmp_path):
@@ -228,7 +396,10 @@ def test_a_run_of_the_training_program_ends_with_a_push(start_programs, hub, rec
     files = hub.repositories["user/run"].files("main")
     assert not [name for name in files if name.endswith(".bin") or name.startswith("checkpoint")]
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
-    assert f"{results['test_chrf']:.2f}" in files["README.md"].decode()
+    card = files["README.md"].decode()
+    assert f"{results['test_chrf']:.2f}" in card
+    assert results["train_sha256"] in card
+    assert f"{results['parameters']:,}" in card
     assert len(hub.repositories["user/run"].branches["main"]) == 2  # the empty one, and one commit
 
 

@@ -1,5 +1,7 @@
 """What the tests of training share: its programs."""
 
+from pathlib import Path
+
 import pytest
 
 
@@ -8,3 +10,17 @@ def programs(start_programs):
     verbs = ("train", "average", "score", "translate", "diversify")
     with start_programs(*(f"training.{verb}" for verb in verbs)) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def finished(programs, make_recipe, tmp_path_factory) -> Path:
+    """The folder of a finished run, its data beside it; checkpoints 2, 4 and 6."""
+    folder = tmp_path_factory.mktemp("finished")
+    arguments = ("--save_steps", "2", "--eval_steps", "2", "--save_total_limit", "9", "--learning_rate", "0.01")
+    programs.run("training.train", make_recipe(folder), *arguments)
+    return folder / "out"
+
+
+@pytest.fixture(scope="session")
+def test_files(finished) -> tuple[Path, Path]:
+    return finished.parent / "data" / "test.en", finished.parent / "data" / "test.de"

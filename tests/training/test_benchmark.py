@@ -1,62 +1,15 @@
-"""The benchmark: its peers do the same work, its figures are consistent, a difference is noticed."""
+"""The benchmark as a user runs it: its figures are consistent."""
 
 import json
 import subprocess
 import sys
-import time
+import warnings
 
 import pytest
 import torch
 
-from training.benchmark import check_same_loss, loss_of, make_batch, matrix_speed
-from training.peers import TorchPeer, TutorialPeer, bart
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.to_marian import to_marian
-
-
-@pytest.fixture
-def ours():
-    torch.manual_seed(0)
-    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
-    config = VanillaTransformerConfig(
-        vocab_size=60, encoder_attention_heads=4, decoder_attention_heads=4, dropout=0.0, **sizes
-    )
-    return VanillaTransformerForConditionalGeneration(config)
-
-
-@pytest.fixture
-def batch():
-    return make_batch(6, 60, torch.device("cpu"))
-
-
-@pytest.mark.parametrize("make", [TorchPeer, TutorialPeer, to_marian])
-def test_peers_have_our_loss_and_gradients(ours, batch, make):
-    peer = make(ours).train()
-    expected = loss_of("ours", ours.train(), batch)
-    found = loss_of("peer", peer, batch)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-    expected.backward()
-    found.backward()
-    embedding = peer.embedding if hasattr(peer, "embedding") else peer.get_input_embeddings()
-    order = torch.cat([torch.arange(0, 32, 2), torch.arange(1, 32, 2)]) if make is to_marian else slice(None)
-    wanted = ours.get_input_embeddings().weight.grad[1:, order]  # Marian keeps its padding's row from learning
-    torch.testing.assert_close(embedding.weight.grad[1:], wanted, atol=1e-5, rtol=1e-4)
-
-
-def test_another_work_is_noticed(ours, batch):
-    models = {"ours": ours, "Marian": to_marian(ours), "Bart": bart(ours.config)}
-    check_same_loss(models, batch)
-    with torch.no_grad():
-        models["Marian"].get_input_embeddings().weight.mul_(1.01)
-    with pytest.raises(AssertionError, match="not the same work: losses"):
-        check_same_loss(models, batch)
-    other = VanillaTransformerConfig.from_dict(ours.config.to_dict() | {"encoder_layers": 3})
-    with pytest.raises(AssertionError, match="not the same work: weights"):
-        check_same_loss({"ours": ours, "Bart": bart(other)}, batch)
-
-
-def test_the_speed_of_a_matrix_product_is_plausible():
-    assert 1e8 < matrix_speed(torch.device("cpu"), torch.float32, time.perf_counter) < 1e14
+from training import benchmark
+from training.benchmarks.decoding import in_int8
 
 
 @pytest.mark.slow
@@ -126,3 +79,27 @@ def test_an_earlier_benchmark_is_not_overwritten(tmp_path):
     assert done.returncode == 2
     assert "holds an earlier benchmark" in done.stderr
     assert (tmp_path / "benchmark.json").read_text() == "{}"
+
+
+def test_a_missing_torchao_is_told_before_anything_is_measured(monkeypatch, capsys):
+    monkeypatch.setattr(benchmark, "find_spec", lambda name: None, raising=False)
+    monkeypatch.setattr(sys, "argv", ["training.benchmark", "--device", "cpu", "--lines", "step", "beam"])
+    with pytest.raises(SystemExit) as end:
+        benchmark.parse()
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "torchao" in line
+    assert "pip install" in line
+
+
+def test_int8_decodes_with_nothing_that_is_deprecated(make_model):
+    pytest.importorskip("torchao.quantization")
+    model, source = (
+        make_model(d_model=64, encoder_attention_heads=2, decoder_attention_heads=2),
+        torch.arange(4, 12)[None],
+    )
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error", DeprecationWarning)
+        logits = in_int8(model)(source, decoder_input_ids=source).logits
+    expected = model(source, decoder_input_ids=source).logits
+    assert 0 < float((logits - expected).detach().abs().max()) < 0.3 * float(expected.detach().std())

@@ -228,8 +228,6 @@ def test_a_loss_that_is_not_finite_ends_the_run(programs, recipe, tmp_path):
         assert all(tensor.isfinite().all() for tensor in weights(folder).values())
 
 
-# --- Several processes ---
-
 SGD = ("--optim", "sgd", "--learning_rate", "0.1", "--dropout", "0", "--max_steps", "20", "--eval_strategy", "no")
 
 
@@ -246,13 +244,19 @@ def launched(recipe: Path, *arguments: str | Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("accumulation", "alone"), [(1, 2), (2, 4)])
 def test_processes_and_accumulation_share_a_batch_alike(programs, recipe, tmp_path, accumulation, alone):
-    """Two real processes over gloo, 20 updates of SGD: the weights of one process with the same global batch."""
+    """Two real processes over gloo, 20 updates of SGD: weights and evaluation of one process with the same global
+    batch, though the 10 sentences of validation do not fill the batches of two."""
     both, one = tmp_path / "both", tmp_path / "one"
-    launched(recipe, *SGD, "--processes", "2", "--gradient_accumulation_steps", str(accumulation), "--output_dir", both)
-    programs.run("training.train", recipe, *SGD, "--gradient_accumulation_steps", str(alone), "--output_dir", one)
+    keys = (*SGD, "--eval_strategy", "steps", "--eval_steps", "20", "--per_device_eval_batch_size", "4")
+    launched(
+        recipe, *keys, "--processes", "2", "--gradient_accumulation_steps", str(accumulation), "--output_dir", both
+    )
+    programs.run("training.train", recipe, *keys, "--gradient_accumulation_steps", str(alone), "--output_dir", one)
     results = [json.loads((folder / "all_results.json").read_text()) for folder in (both, one)]
     assert [result["processes"] for result in results] == [2, 1]
     assert results[0]["train_target_tokens"] == results[1]["train_target_tokens"]
+    for name in ("eval_loss", "eval_bleu"):
+        assert results[0][name] == pytest.approx(results[1][name], rel=1e-5), name
     first, second = weights(both), weights(one)
     start = weights(tmp_path / "one" / "checkpoint-18")
     assert max(float((first[name] - start[name]).abs().max()) for name in first) > 1e-4  # it did train
@@ -334,9 +338,6 @@ def test_fsdp(programs, recipe, tmp_path):
     assert same(tmp_path / "whole", again)
 
 
-# --- Real corpora ---
-
-
 @pytest.mark.slow
 @pytest.mark.skipif("VT_DATA" not in os.environ, reason="VT_DATA does not name the folder of the real corpora")
 @pytest.mark.parametrize(
@@ -358,24 +359,3 @@ def test_recipes_on_real_corpora_run_through(programs, tmp_path, repository, nam
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert results["updates"] == 4
     assert {"test_bleu", "test_exact_match"} & set(results)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("VT_DATA" not in os.environ, reason="VT_DATA does not name the folder of the real corpora")
-def test_padding_on_multi30k():
-    """Below 5 % of the tokens that a batch holds."""
-    import numpy as np
-
-    from training.batching import TokenBatchSampler, work
-    from training.data import read_pair
-    from training.encoding import encode, sequence_lengths
-    from training.recipe import TokenizerArguments
-    from training.tokenizer import train_tokenizer
-
-    folder = Path(os.environ["VT_DATA"]) / "multi30k"
-    text = read_pair(folder / "train.en", folder / "train.de")
-    lengths = sequence_lengths(encode(text, train_tokenizer(text.sources, text.targets, TokenizerArguments())))
-    for batches_per_update in (1, 2):
-        sampler = TokenBatchSampler(lengths, 2048, 0, batches_per_update)
-        padded = sum(work(np.array(batch), lengths) for batch in sampler)
-        assert 1 - lengths.sum() / padded < 0.05

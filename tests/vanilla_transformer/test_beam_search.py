@@ -9,16 +9,6 @@ from transformers import MarianConfig, MarianMTModel
 from vanilla_transformer.generation_vanilla_transformer import beam_search, best_token, best_tokens
 
 
-@pytest.fixture
-def source():
-    """Sources of 9, 7, 5, 9 and 3 tokens, padded on the right."""
-    ids = torch.randint(3, 30, (5, 9), generator=torch.Generator().manual_seed(2))
-    mask = torch.ones_like(ids)
-    for row, length in enumerate((9, 7, 5, 9, 3)):
-        ids[row, length:] = mask[row, length:] = 0
-    return {"input_ids": ids, "attention_mask": mask}
-
-
 def until_end(sequences: torch.Tensor) -> list[list[int]]:
     """Without what stands behind the end: `generate()` fills up with ends where the padding's id is 0."""
     rows = [row[1:] for row in sequences.tolist()]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from vanilla_transformer.modeling_vanilla_transformer import apply_dropout
+from vanilla_transformer.dropout_vanilla_transformer import apply_dropout
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -26,6 +27,23 @@ def test_torch_export(make_model, batch):
         other = {name: tensor[:2, :4] for name, tensor in batch.items()}
         got = program.module()(**other, use_cache=False).logits
         torch.testing.assert_close(got, model(**other).logits, atol=1e-5, rtol=0)
+
+
+def test_fake_tensors(make_model, batch):
+    """Shapes without numbers, as memory planners and exporters run a model."""
+    model = make_model()
+    expected = model(**batch).logits.shape
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = {name: mode.from_tensor(tensor) for name, tensor in batch.items()}
+        assert model(**fake).logits.shape == expected
+
+
+@pytest.mark.parametrize(("shared", "source"), [(True, "encoder"), (False, "decoder")])
+def test_the_projection_names_the_embedding_that_it_is_tied_to(make_model, shared, source):
+    """PEFT reads the class's own word for it, where an adapter of one is to be the other's, too."""
+    model = make_model(share_encoder_decoder_embeddings=shared)
+    assert model._tied_weights_keys == {"lm_head.weight": f"model.{source}.embed_tokens.weight"}
+    assert model.lm_head.weight is model.get_decoder().embed_tokens.weight
 
 
 def test_peft_lora(make_model, batch, tmp_path):

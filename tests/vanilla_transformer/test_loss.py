@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vanilla_transformer import loss_vanilla_transformer
 from vanilla_transformer.loss_vanilla_transformer import smoothed_cross_entropy
@@ -92,3 +93,46 @@ def test_it_can_be_had_without_gradients(case):
     with torch.no_grad():
         found = smoothed_cross_entropy(states, projection, labels, 0.1)
         torch.testing.assert_close(found, plain(states, projection, labels, 0.1))
+
+
+class Products(TorchDispatchMode):
+    """Counts the matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func in (torch.ops.aten.mm.default, torch.ops.aten.mm.out, torch.ops.aten.addmm.default)
+        return func(*args, **(kwargs or {}))
+
+
+def test_only_the_gradients_that_are_wanted_are_computed(case):
+    """One product for the logits, one for the states' gradient, one for the weight's; a frozen head's may be left out
+    though the states have one, and the other way round."""
+    states, projection, labels = case(True)
+    expected = gradients(smoothed_cross_entropy, states, projection, labels, 0.1)
+    for frozen, leaf, grad, products in (
+        (False, True, True, 3),
+        (True, True, True, 2),
+        (False, False, True, 2),
+        (True, False, True, 1),
+        (False, True, False, 1),
+    ):
+        projection.requires_grad_(not frozen)
+        projection.zero_grad()
+        own = states.detach().requires_grad_(leaf)
+        with Products() as counted, torch.set_grad_enabled(grad):
+            loss = smoothed_cross_entropy(own, projection, labels, 0.1)
+        assert counted.count == products, (frozen, leaf, grad)
+        torch.testing.assert_close(loss.detach(), expected[0])
+        if not grad or (frozen and not leaf):
+            assert not loss.requires_grad
+            continue
+        (0.37 * loss).backward()
+        found = [own.grad, projection.weight.grad, projection.bias.grad]
+        wanted = [expected[1] if leaf else None, *([None, None] if frozen else expected[2:])]
+        for one, other in zip(found, wanted, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                torch.testing.assert_close(one, other)

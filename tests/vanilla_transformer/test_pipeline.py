@@ -1,10 +1,11 @@
+import functools
 import logging
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, pipeline
+from transformers import GenerationConfig, PreTrainedTokenizerFast, pipeline
 
-from vanilla_transformer import TranslationPipeline
+from vanilla_transformer import TranslationPipeline, beam_search
 
 TEXTS = ["the dog runs", "a cat sleeps in the house", "two birds sing", "the old man reads a book", "the man"]
 
@@ -154,3 +155,56 @@ def test_progress_bar_on_request(make_translator, capsys):
     assert "sentences" not in capsys.readouterr().err
     translator(TEXTS, progress=True)
     assert "5/5" in capsys.readouterr().err
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """The pipeline's calls of our own search: a list that grows with each."""
+    calls = []
+
+    @functools.wraps(beam_search)
+    def counted(*args, **kwargs):
+        calls.append(kwargs)
+        return beam_search(*args, **kwargs)
+
+    monkeypatch.setattr("vanilla_transformer.pipeline_vanilla_transformer.beam_search", counted)
+    return calls
+
+
+def test_our_search_is_taken_for_a_config_made_of_the_models(make_translator, searches):
+    """Such a config also says how the model is run, which changes no translation."""
+    translator = make_translator()
+    expected = translator(TEXTS)
+    assert searches
+    searches.clear()
+    config = GenerationConfig.from_model_config(translator.model.config)
+    config.update(max_new_tokens=8, use_cache=False, output_attentions=True, output_scores=True)
+    translator.model.generation_config = config
+    assert translator(TEXTS) == expected
+    assert searches
+
+
+def test_a_setting_that_our_search_has_not_goes_to_generate(make_translator, searches):
+    translator = make_translator()
+    translator(TEXTS, no_repeat_ngram_size=2)
+    assert not searches
+
+
+def test_a_prefix_of_peft_is_heard(make_translator, searches):
+    """Prefix tuning puts keys and values in front of the decoder's, where our search has none."""
+    peft = pytest.importorskip("peft")
+    translator = make_translator()
+    source = translator.tokenizer(TEXTS, padding=True, return_tensors="pt")
+    tuned = peft.get_peft_model(
+        translator.model, peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3)
+    )
+    for parameter in tuned.prompt_encoder.parameters():
+        torch.nn.init.normal_(parameter, std=3.0)
+    expected = tuned.generate(**source, max_new_tokens=8)
+    with pytest.raises(ValueError, match="prepare_inputs_for_generation"):
+        tuned.generate(**source, max_new_tokens=8, custom_generate=beam_search)
+    translated = TranslationPipeline(model=tuned, tokenizer=translator.tokenizer)(TEXTS, max_new_tokens=8)
+    assert [each["translation_text"] for each in translated] == translator.tokenizer.batch_decode(
+        expected, skip_special_tokens=True
+    )
+    assert not searches

@@ -1,7 +1,9 @@
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from transformers import AutoTokenizer, DataCollatorForSeq2Seq
+from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokenizerFast
 
 from vanilla_transformer import VanillaTransformerTokenizer
 
@@ -97,3 +99,33 @@ def test_the_callers_tokenizers_are_left_alone(train_bpe, sentences, special_tok
     before = source.to_str(), target.to_str()
     VanillaTransformerTokenizer(source_tokenizer_object=source, target_tokenizer_object=target, **special_tokens)
     assert (source.to_str(), target.to_str()) == before
+
+
+def test_a_refused_special_token_changes_neither_side(tokenizer):
+    before = tokenizer.source_tokenizer.to_str(), tokenizer.target_tokenizer.to_str()
+    with pytest.raises(ValueError, match="'<de>' has the id 60 in the source's vocabulary and 70"):
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<de>"]})
+    assert (tokenizer.source_tokenizer.to_str(), tokenizer.target_tokenizer.to_str()) == before
+
+
+def test_threads_do_not_exchange_the_sides(tokenizer):
+    """One encodes sources while others decode targets; a switch between threads every few microseconds."""
+    text, ids = "the old man reads", tokenizer(text_target="der alte Mann liest")["input_ids"]
+    expected = tokenizer(text)["input_ids"], tokenizer.decode(ids)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: (tokenizer(text)["input_ids"], tokenizer.decode(ids)), range(4000)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert sum(each != expected for each in found) == 0
+
+
+def test_a_side_as_transformers_own_class(tokenizer):
+    target = tokenizer.stock("target")
+    ids = tokenizer(text_target="der Hund rennt")["input_ids"]
+    assert type(target) is PreTrainedTokenizerFast
+    assert target("der Hund rennt")["input_ids"] == ids
+    assert target.decode(ids, skip_special_tokens=True) == "der Hund rennt"
+    assert (target.pad_token, target.eos_token_id, len(target)) == ("<pad>", 2, 70)

@@ -1,0 +1,37 @@
+"""The tokenizer of an exported model, of stock classes alone, for transformers 5 and for 4.57 before it."""
+
+import json
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+
+def has_two_sides(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether source and target have vocabularies of their own."""
+    return hasattr(tokenizer, "target_tokenizer")
+
+
+def tokenizer_folders(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[Path, Path]:
+    """Where `save_tokenizer` puts those of source and target: both in `folder`, or each in one below it."""
+    if has_two_sides(tokenizer):
+        return folder / "source_tokenizer", folder / "target_tokenizer"
+    return folder, folder
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """As stock tokenizers, into `tokenizer_folders`."""
+    sides = [tokenizer]
+    if has_two_sides(tokenizer):
+        sides = [tokenizer.stock(side) for side in ("source", "target")]
+    for side, place in zip(sides, tokenizer_folders(tokenizer, folder), strict=False):
+        side.save_pretrained(place)
+        name_for_transformers_4(place / "tokenizer_config.json")
+
+
+def name_for_transformers_4(path: Path) -> None:
+    """The class by the name that transformers 4 and 5 both know, and no token_type_ids, which a Marian refuses."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if config["tokenizer_class"] == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config["model_input_names"] = ["input_ids", "attention_mask"]
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,75 @@
+"""Folds: what changes a tutorial's weights so that our architecture computes what the tutorial's does.
+
+Where a norm divides by the unbiased standard deviation, say, its weight is multiplied by a constant instead of giving
+our model another norm.
+"""
+
+import torch
+
+from hub.importing.layout import Facts, Use
+from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_encoding
+
+
+def in_thirds(query: str, key: str, value: str) -> Use:
+    """A fused projection, (3 d, d) or (3 d), cut into those of queries, keys and values."""
+    return Use((query, key, value), lambda tensor, facts: tensor.chunk(3), "fused q, k, v are cut in three")
+
+
+def unbiased_norm(target: str, note: str, bound: str = "exact") -> Use:
+    """A norm's weight (d) or (1) whose code divides by the unbiased deviation: sqrt(n / (n - 1)) of ours."""
+
+    def fold(tensor: torch.Tensor, facts: Facts) -> tuple[torch.Tensor, ...]:
+        n = facts.d_model
+        return (tensor.expand(n) * ((n - 1) / n) ** 0.5,)
+
+    return Use((target,), fold, note, bound)
+
+
+STD_BOUND = "relative error below 1e-6 / s for a norm's input of deviation s, from an epsilon outside the root"
+
+
+def std_norm(target: str) -> Use:
+    """alpha * (x - mean) / (std + 1e-6) with the unbiased std; a scalar alpha is spread over the width."""
+    return unbiased_norm(target, "alpha / unbiased std: alpha times sqrt((n - 1) / n)", STD_BOUND)
+
+
+def spread(target: str) -> Use:
+    """A scalar bias (1) spread over the width (d)."""
+    return Use((target,), lambda tensor, facts: (tensor.expand(facts.d_model),), "bias spread over the width")
+
+
+def shared_by_heads(target: str, scores_divided_by_width: bool = False) -> Use:
+    """One matrix (k, k) that every head uses on its part of the input: a block-diagonal (d, d).
+
+    Where the scores are divided by sqrt(d) instead of sqrt(k), the queries take the difference: times sqrt(k / d).
+    """
+
+    def fold(tensor: torch.Tensor, facts: Facts) -> tuple[torch.Tensor, ...]:
+        width = tensor.shape[0]
+        if tensor.ndim != 2 or tensor.shape[1] != width or facts.d_model % width:
+            raise ValueError(f"it should be square, and its width a divisor of {facts.d_model}.")
+        scale = (width / facts.d_model) ** 0.5 if scores_divided_by_width else 1.0
+        return (torch.block_diag(*[tensor * scale] * (facts.d_model // width)),)
+
+    note = "a matrix shared by the heads, as block diagonal"
+    return Use((target,), fold, note + (", with the scale of its scores" if scores_divided_by_width else ""))
+
+
+def sinusoids() -> Use:
+    """A table of positions that is compared with ours, which is computed, and then left out."""
+    return Use((), sinusoids_must_agree, "positions are computed; the table agrees", computed=True)
+
+
+def sinusoids_must_agree(table: torch.Tensor, facts: Facts) -> tuple[torch.Tensor, ...]:
+    for dim in range(table.ndim - 1):
+        if (table == table.narrow(dim, 0, 1)).all():  # one table, repeated for each sentence of a batch
+            table = table.narrow(dim, 0, 1)
+    rows = table.reshape(-1, table.shape[-1]).float()
+    ours = sinusoidal_encoding(torch.arange(len(rows)), rows.shape[-1])
+    difference = float((rows - ours).abs().max())
+    if not difference <= 2.5e-3:  # float32 angles of some thousand positions; sines in bfloat16 (2e-3); and no NaN
+        raise ValueError(
+            f"its table of positions differs from sin / cos of section 3.5 by {difference:.2g}: this layout cannot "
+            f"take it."
+        )
+    return ()

@@ -1,0 +1,73 @@
+"""Aladdin Persson's Machine-Learning-Collection: the Transformer from scratch, and the one around nn.Transformer."""
+
+from hub.importing.folds import shared_by_heads
+from hub.importing.layout import DECODER, ENCODER, Layout, Use, feed_forward
+from hub.importing.layouts.torch_transformer import ASSUMED, BODY, SETTINGS, variant_config
+
+
+def attention(theirs: str, ours: str) -> dict[str, str | Use]:
+    """Matrices of one head's width that all heads share; scores are divided by the root of the whole width."""
+    return {
+        f"{theirs}.queries.weight": shared_by_heads(f"{ours}.q_proj.weight", scores_divided_by_width=True),
+        f"{theirs}.keys.weight": shared_by_heads(f"{ours}.k_proj.weight"),
+        f"{theirs}.values.weight": shared_by_heads(f"{ours}.v_proj.weight"),
+        f"{theirs}.fc_out.{{p}}": f"{ours}.out_proj.{{p}}",
+    }
+
+
+ENC, DEC, BLOCK = "encoder.layers.{i}", "decoder.layers.{i}", "decoder.layers.{i}.transformer_block"
+FFN = ("feed_forward.0", "feed_forward.2")
+CONFIG = {
+    "position_embedding_type": "learned",
+    "share_encoder_decoder_embeddings": False,
+    "tie_word_embeddings": False,
+    "lm_head_bias": True,
+    "scale_embedding": False,
+}
+
+LAYOUT = Layout(
+    name="aladdin_persson",
+    title="Aladdin Persson, transformer_from_scratch.py",
+    keys={
+        "encoder.word_embedding.weight": "model.encoder.embed_tokens.weight",
+        "decoder.word_embedding.weight": "model.decoder.embed_tokens.weight",
+        "encoder.position_embedding.weight": "model.encoder.embed_positions.weight",
+        "decoder.position_embedding.weight": "model.decoder.embed_positions.weight",
+        **attention(f"{ENC}.attention", f"{ENCODER}.self_attn"),
+        **attention(f"{DEC}.attention", f"{DECODER}.self_attn"),
+        **attention(f"{BLOCK}.attention", f"{DECODER}.cross_attn"),
+        **feed_forward(f"{ENC}.", FFN, ENCODER),
+        **feed_forward(f"{BLOCK}.", FFN, DECODER),
+        f"{ENC}.norm1.{{p}}": f"{ENCODER}.self_attn_layer_norm.{{p}}",
+        f"{ENC}.norm2.{{p}}": f"{ENCODER}.feed_forward_layer_norm.{{p}}",
+        f"{DEC}.norm.{{p}}": f"{DECODER}.self_attn_layer_norm.{{p}}",
+        f"{BLOCK}.norm1.{{p}}": f"{DECODER}.cross_attn_layer_norm.{{p}}",
+        f"{BLOCK}.norm2.{{p}}": f"{DECODER}.feed_forward_layer_norm.{{p}}",
+        "decoder.fc_out.{p}": "lm_head.{p}",
+    },
+    config=CONFIG,
+    num_heads=lambda facts, state: facts.d_model // max(1, len(state["encoder.layers.0.attention.queries.weight"])),
+    zero_biases=True,
+    check=(
+        "Its code hides the target's padding from nothing; padding stands behind every sentence, so nothing sees it.",
+    ),
+)
+
+AROUND_TORCH = Layout(
+    name="aladdin_persson_seq2seq",
+    title="Aladdin Persson, seq2seq_transformer.py (nn.Transformer)",
+    keys={
+        "src_word_embedding.weight": "model.encoder.embed_tokens.weight",
+        "trg_word_embedding.weight": "model.decoder.embed_tokens.weight",
+        "src_position_embedding.weight": "model.encoder.embed_positions.weight",
+        "trg_position_embedding.weight": "model.decoder.embed_positions.weight",
+        **BODY,
+        "fc_out.{p}": "lm_head.{p}",
+    },
+    config=CONFIG | {"final_norm": True},
+    settings=SETTINGS,
+    assumed=ASSUMED,
+    variant_config=variant_config,
+    run=lambda model, source, source_mask, target, target_mask: model(source.T, target.T).transpose(0, 1),
+    check=("It counts positions of padding as well; ours count real tokens, the same where padding stands behind.",),
+)

@@ -1,0 +1,60 @@
+"""Ben Trevett's pytorch-seq2seq, notebook 6: learned positions. Older files have one norm a layer, used everywhere."""
+
+from dataclasses import replace
+
+from hub.importing.layout import DECODER, ENCODER, Layout, attention, copied, feed_forward
+
+FC = ("fc_q", "fc_k", "fc_v", "fc_o")
+FFN = ("positionwise_feedforward.fc_1", "positionwise_feedforward.fc_2")
+ENC, DEC = "encoder.layers.{i}", "decoder.layers.{i}"
+COMMON = {
+    "encoder.tok_embedding.weight": "model.encoder.embed_tokens.weight",
+    "decoder.tok_embedding.weight": "model.decoder.embed_tokens.weight",
+    "encoder.pos_embedding.weight": "model.encoder.embed_positions.weight",
+    "decoder.pos_embedding.weight": "model.decoder.embed_positions.weight",
+    **attention(f"{ENC}.self_attention", FC, f"{ENCODER}.self_attn"),
+    **attention(f"{DEC}.self_attention", FC, f"{DECODER}.self_attn"),
+    **attention(f"{DEC}.encoder_attention", FC, f"{DECODER}.cross_attn"),
+    **feed_forward(f"{ENC}.", FFN, ENCODER),
+    **feed_forward(f"{DEC}.", FFN, DECODER),
+    "decoder.fc_out.{p}": "lm_head.{p}",
+}
+ONE_NORM = "one norm that their layer uses behind each sublayer"
+
+LAYOUT = Layout(
+    name="bentrevett",
+    title="Ben Trevett, pytorch-seq2seq (notebook 6)",
+    keys={
+        **COMMON,
+        f"{ENC}.self_attn_layer_norm.{{p}}": f"{ENCODER}.self_attn_layer_norm.{{p}}",
+        f"{ENC}.ff_layer_norm.{{p}}": f"{ENCODER}.feed_forward_layer_norm.{{p}}",
+        f"{DEC}.self_attn_layer_norm.{{p}}": f"{DECODER}.self_attn_layer_norm.{{p}}",
+        f"{DEC}.enc_attn_layer_norm.{{p}}": f"{DECODER}.cross_attn_layer_norm.{{p}}",
+        f"{DEC}.ff_layer_norm.{{p}}": f"{DECODER}.feed_forward_layer_norm.{{p}}",
+    },
+    config={
+        "position_embedding_type": "learned",
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+        "lm_head_bias": True,
+    },
+    run=lambda model, source, source_mask, target, target_mask: model(source, target)[0],
+)
+
+OLDER = replace(
+    LAYOUT,
+    name="bentrevett_2019",
+    title="Ben Trevett, pytorch-seq2seq (notebook 6, before the norms were separated)",
+    keys={
+        **COMMON,
+        f"{ENC}.layer_norm.{{p}}": copied(
+            f"{ENCODER}.self_attn_layer_norm.{{p}}", f"{ENCODER}.feed_forward_layer_norm.{{p}}", note=ONE_NORM
+        ),
+        f"{DEC}.layer_norm.{{p}}": copied(
+            f"{DECODER}.self_attn_layer_norm.{{p}}",
+            f"{DECODER}.cross_attn_layer_norm.{{p}}",
+            f"{DECODER}.feed_forward_layer_norm.{{p}}",
+            note=ONE_NORM,
+        ),
+    },
+)

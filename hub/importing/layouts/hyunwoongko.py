@@ -1,0 +1,43 @@
+"""hyunwoongko's transformer: post-norm with gamma and beta, positions that are not in the file, unscaled embeddings."""
+
+from hub.importing.layout import DECODER, ENCODER, Layout, attention, feed_forward
+
+W = ("w_q", "w_k", "w_v", "w_concat")
+FFN = ("ffn.linear1", "ffn.linear2")
+
+
+def norm(theirs: str, ours: str) -> dict[str, str]:
+    return {f"{theirs}.gamma": f"{ours}.weight", f"{theirs}.beta": f"{ours}.bias"}
+
+
+LAYOUT = Layout(
+    name="hyunwoongko",
+    title="hyunwoongko, transformer",
+    keys={
+        "encoder.emb.tok_emb.weight": "model.encoder.embed_tokens.weight",
+        "decoder.emb.tok_emb.weight": "model.decoder.embed_tokens.weight",
+        **attention("encoder.layers.{i}.attention", W, f"{ENCODER}.self_attn"),
+        **attention("decoder.layers.{i}.self_attention", W, f"{DECODER}.self_attn"),
+        **attention("decoder.layers.{i}.enc_dec_attention", W, f"{DECODER}.cross_attn"),
+        **feed_forward("encoder.layers.{i}.", FFN, ENCODER),
+        **feed_forward("decoder.layers.{i}.", FFN, DECODER),
+        **norm("encoder.layers.{i}.norm1", f"{ENCODER}.self_attn_layer_norm"),
+        **norm("encoder.layers.{i}.norm2", f"{ENCODER}.feed_forward_layer_norm"),
+        **norm("decoder.layers.{i}.norm1", f"{DECODER}.self_attn_layer_norm"),
+        **norm("decoder.layers.{i}.norm2", f"{DECODER}.cross_attn_layer_norm"),
+        **norm("decoder.layers.{i}.norm3", f"{DECODER}.feed_forward_layer_norm"),
+        "decoder.linear.{p}": "lm_head.{p}",
+    },
+    config={
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+        "lm_head_bias": True,
+        "scale_embedding": False,
+    },
+    norm_eps=lambda d_model: 1e-12,
+    special_ids={"pad_token_id": 1},
+    check=(
+        "Its positions are not in the file: they are taken as the sinusoids of its code.",
+        "Its target mask blanks out rows of padding instead of hiding padding: the same for the real tokens.",
+    ),
+)

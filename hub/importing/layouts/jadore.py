@@ -1,0 +1,75 @@
+"""jadore801120's attention-is-all-you-need-pytorch: norms inside the sublayers, one on the embeddings, no biases."""
+
+from typing import Any
+
+from hub.importing.folds import sinusoids
+from hub.importing.layout import DECODER, ENCODER, Facts, Layout, State, Use, attention, feed_forward
+
+W = ("w_qs", "w_ks", "w_vs", "fc")
+FFN = ("pos_ffn.w_1", "pos_ffn.w_2")
+ENC, DEC = "encoder.layer_stack.{i}", "decoder.layer_stack.{i}"
+
+
+def scale_logits(tensor, facts: Facts):
+    """`scale_emb_or_prj` "prj" multiplies the logits of a shared projection by d^-0.5: so does this matrix then."""
+    return (tensor * (facts.d_model**-0.5 if scaling(facts) == "prj" else 1.0),)
+
+
+def scaling(facts: Facts) -> str:
+    """Of a projection that shares the embedding's matrix: "emb", "prj" or "none"; of others always "none"."""
+    return facts.metadata["scale_emb_or_prj"] if facts.metadata["proj_share_weight"] else "none"
+
+
+def variant_config(facts: Facts, state: State) -> dict[str, Any]:
+    settings = facts.metadata
+    fields: dict[str, Any] = {"scale_embedding": scaling(facts) == "emb"}
+    if "src_pad_idx" in settings:
+        if settings["src_pad_idx"] != settings.get("trg_pad_idx", settings["src_pad_idx"]):
+            raise ValueError("its padding ids of source and target differ: this layout cannot take that.")
+        fields["pad_token_id"] = settings["src_pad_idx"]
+    return fields
+
+
+LAYOUT = Layout(
+    name="jadore801120",
+    title="jadore801120, attention-is-all-you-need-pytorch",
+    keys={
+        "encoder.src_word_emb.weight": "model.encoder.embed_tokens.weight",
+        "decoder.trg_word_emb.weight": "model.decoder.embed_tokens.weight",
+        "encoder.position_enc.pos_table": sinusoids(),
+        "decoder.position_enc.pos_table": sinusoids(),
+        "encoder.layer_norm.{p}": "model.encoder.embedding_layer_norm.{p}",
+        "decoder.layer_norm.{p}": "model.decoder.embedding_layer_norm.{p}",
+        **attention(f"{ENC}.slf_attn", W, f"{ENCODER}.self_attn"),
+        **attention(f"{DEC}.slf_attn", W, f"{DECODER}.self_attn"),
+        **attention(f"{DEC}.enc_attn", W, f"{DECODER}.cross_attn"),
+        **feed_forward(f"{ENC}.", FFN, ENCODER),
+        **feed_forward(f"{DEC}.", FFN, DECODER),
+        f"{ENC}.slf_attn.layer_norm.{{p}}": f"{ENCODER}.self_attn_layer_norm.{{p}}",
+        f"{ENC}.pos_ffn.layer_norm.{{p}}": f"{ENCODER}.feed_forward_layer_norm.{{p}}",
+        f"{DEC}.slf_attn.layer_norm.{{p}}": f"{DECODER}.self_attn_layer_norm.{{p}}",
+        f"{DEC}.enc_attn.layer_norm.{{p}}": f"{DECODER}.cross_attn_layer_norm.{{p}}",
+        f"{DEC}.pos_ffn.layer_norm.{{p}}": f"{DECODER}.feed_forward_layer_norm.{{p}}",
+        "trg_word_prj.weight": Use(
+            ("lm_head.weight",), scale_logits, "logits * d^-0.5 of a shared projection, if it is"
+        ),
+    },
+    config={
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+        "embedding_norm": True,
+    },
+    norm_eps=lambda d_model: 1e-6,
+    zero_biases=True,
+    num_heads=lambda facts, state: facts.metadata.get("n_head"),
+    settings={
+        "proj_share_weight": bool,
+        "scale_emb_or_prj": ("emb", "prj", "none"),
+        "n_head": int,
+        "src_pad_idx": int,
+        "trg_pad_idx": int,
+    },
+    assumed={"proj_share_weight": False, "scale_emb_or_prj": "prj"},
+    variant_config=variant_config,
+    run=lambda model, source, source_mask, target, target_mask: model(source, target).view(*target.shape, -1),
+)

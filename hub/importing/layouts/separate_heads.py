@@ -1,0 +1,45 @@
+"""The article 'What is a Transformer?' (dm, dk, dv, nhead): heads of their own width, norms by unbiased variance."""
+
+from hub.importing.folds import sinusoids, unbiased_norm
+from hub.importing.layout import DECODER, ENCODER, Layout, Use, attention, feed_forward
+
+W = ("wq", "wk", "wv", "wo")
+FFN = ("feedforward.w1", "feedforward.w2")
+
+
+def norm(theirs: str, ours: str) -> dict[str, str | Use]:
+    note = "gamma / sqrt(unbiased variance + eps): gamma times sqrt((n - 1) / n), and eps times (n - 1) / n"
+    return {f"{theirs}.gamma": unbiased_norm(f"{ours}.weight", note), f"{theirs}.beta": f"{ours}.bias"}
+
+
+LAYOUT = Layout(
+    name="separate_heads",
+    title="'What is a Transformer?' (dm, dk, dv, nhead)",
+    keys={
+        "encoder.embeddings.embedding.weight": "model.encoder.embed_tokens.weight",
+        "decoder.embeddings.embedding.weight": "model.decoder.embed_tokens.weight",
+        "encoder.pos_encodings.pos_encodings": sinusoids(),
+        "decoder.pos_encodings.pos_encodings": sinusoids(),
+        **attention("encoder.stack.{i}.multihead", W, f"{ENCODER}.self_attn"),
+        **attention("decoder.stack.{i}.maskmultihead", W, f"{DECODER}.self_attn"),
+        **attention("decoder.stack.{i}.multihead", W, f"{DECODER}.cross_attn"),
+        **feed_forward("encoder.stack.{i}.", FFN, ENCODER),
+        **feed_forward("decoder.stack.{i}.", FFN, DECODER),
+        **norm("encoder.stack.{i}.norm1", f"{ENCODER}.self_attn_layer_norm"),
+        **norm("encoder.stack.{i}.norm2", f"{ENCODER}.feed_forward_layer_norm"),
+        **norm("decoder.stack.{i}.norm1", f"{DECODER}.self_attn_layer_norm"),
+        **norm("decoder.stack.{i}.norm2", f"{DECODER}.cross_attn_layer_norm"),
+        **norm("decoder.stack.{i}.norm3", f"{DECODER}.feed_forward_layer_norm"),
+        "linear.{p}": "lm_head.{p}",
+    },
+    config={"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "lm_head_bias": True},
+    norm_eps=lambda d_model: 1e-6 * (d_model - 1) / d_model,
+    zero_biases=True,
+    run=lambda model, source, source_mask, target, target_mask: model(
+        source, target, src_mask=source_mask[:, 0], trg_mask=target_mask[:, 0]
+    ),
+    settings={"scale": bool},
+    assumed={"scale": True},  # whether embeddings are multiplied by sqrt(dm): its code's default
+    variant_config=lambda facts, state: {"scale_embedding": facts.metadata["scale"]},
+    check=("Its norms' eps is taken as its code's 1e-6.",),
+)

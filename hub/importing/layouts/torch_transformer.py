@@ -1,0 +1,75 @@
+"""PyTorch's own tutorial on translation, around nn.Transformer: fused projections, post-norm and a final norm."""
+
+from typing import Any
+
+import torch
+
+from hub.importing.folds import in_thirds, sinusoids
+from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, Facts, Kind, Layout, State, Use, feed_forward
+
+ENC, DEC = "transformer.encoder.layers.{i}", "transformer.decoder.layers.{i}"
+FFN = ("linear1", "linear2")
+SETTINGS: dict[str, Kind] = {"norm_first": bool, "activation": ACTIVATIONS}
+ASSUMED = {"norm_first": False, "activation": "relu"}  # PyTorch's defaults; no file tells them
+
+
+def attention(theirs: str, ours: str) -> dict[str, str | Use]:
+    names = [f"{ours}.{name}_proj" for name in "qkv"]
+    return {
+        f"{theirs}.in_proj_{{p}}": in_thirds(*(f"{name}.{{p}}" for name in names)),
+        f"{theirs}.out_proj.{{p}}": f"{ours}.out_proj.{{p}}",
+    }
+
+
+BODY = {
+    **attention(f"{ENC}.self_attn", f"{ENCODER}.self_attn"),
+    **attention(f"{DEC}.self_attn", f"{DECODER}.self_attn"),
+    **attention(f"{DEC}.multihead_attn", f"{DECODER}.cross_attn"),
+    **feed_forward(f"{ENC}.", FFN, ENCODER),
+    **feed_forward(f"{DEC}.", FFN, DECODER),
+    f"{ENC}.norm1.{{p}}": f"{ENCODER}.self_attn_layer_norm.{{p}}",
+    f"{ENC}.norm2.{{p}}": f"{ENCODER}.feed_forward_layer_norm.{{p}}",
+    f"{DEC}.norm1.{{p}}": f"{DECODER}.self_attn_layer_norm.{{p}}",
+    f"{DEC}.norm2.{{p}}": f"{DECODER}.cross_attn_layer_norm.{{p}}",
+    f"{DEC}.norm3.{{p}}": f"{DECODER}.feed_forward_layer_norm.{{p}}",
+    "transformer.encoder.norm.{p}": "model.encoder.norm.{p}",
+    "transformer.decoder.norm.{p}": "model.decoder.norm.{p}",
+}
+
+
+def variant_config(facts: Facts, state: State) -> dict[str, Any]:
+    """What `nn.Transformer` was called with; its names of the norms are the same either way."""
+    norm = "pre" if facts.metadata["norm_first"] else "post"
+    return {"norm_position": norm, "activation_function": facts.metadata["activation"]}
+
+
+def run(model, source, source_mask, target, target_mask):
+    """Sequence first; its masks are True where a token is hidden."""
+    causal = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
+    everything = torch.zeros(source.shape[1], source.shape[1], dtype=torch.bool)
+    padding = ~source_mask[:, 0, 0]
+    target_padding = ~target_mask[:, 0, -1]
+    return model(source.T, target.T, everything, causal, padding, target_padding, padding).transpose(0, 1)
+
+
+LAYOUT = Layout(
+    name="torch_tutorial",
+    title="PyTorch's tutorial on translation with nn.Transformer",
+    keys={
+        "src_tok_emb.embedding.weight": "model.encoder.embed_tokens.weight",
+        "tgt_tok_emb.embedding.weight": "model.decoder.embed_tokens.weight",
+        "positional_encoding.pos_embedding": sinusoids(),
+        **BODY,
+        "generator.{p}": "lm_head.{p}",
+    },
+    config={
+        "final_norm": True,
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+        "lm_head_bias": True,
+    },
+    settings=SETTINGS,
+    assumed=ASSUMED,
+    variant_config=variant_config,
+    run=run,
+)

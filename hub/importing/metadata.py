@@ -1,0 +1,70 @@
+"""What a training file holds besides tensors, as stand-ins: of all that it names, nothing is imported or called.
+
+`STAND_INS` are for `torch.serialization.safe_globals`. Whatever else a file names is refused.
+"""
+
+import argparse
+import struct
+import types
+from typing import Any
+
+SIMPLE = (str, int, float, bool)
+FORMATS = {"f2": "e", "f4": "f", "f8": "d", "i2": "h", "i4": "i", "i8": "q", "b1": "?"}  # numpy's -> struct's
+
+
+class Ignored:
+    """Takes whatever it is made of, and keeps nothing."""
+
+    def __init__(self, *arguments: Any):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+class Dtype(Ignored):
+    """numpy's dtype by its code, such as f8; little endian, as on every machine that trains."""
+
+    def __init__(self, code: Any = "", *rest: Any):
+        self.code = code
+
+
+def number(dtype: Any = None, data: Any = b"", *rest: Any) -> Any:
+    """A numpy number as Python's; None of any other kind."""
+    name = FORMATS.get(dtype.code) if isinstance(dtype, Dtype) and isinstance(dtype.code, str) else None
+    if name is None or not isinstance(data, bytes) or len(data) != struct.calcsize(name):
+        return None
+    return struct.unpack(f"<{name}", data)[0]
+
+
+def path(*parts: Any) -> str:
+    return "/".join(part for part in parts if isinstance(part, str))
+
+
+def dictionary(*factory: Any) -> dict:
+    return {}
+
+
+STAND_INS: list[Any] = [
+    argparse.Namespace,
+    types.SimpleNamespace,
+    (dictionary, "collections.defaultdict"),
+    (Dtype, "numpy.dtype"),
+    *((Ignored, f"builtins.{name}") for name in ("int", "float", "str", "bool", "list", "dict", "tuple")),  # factories
+    *((Ignored, f"numpy.{name}") for name in ("ndarray", "float64", "float32", "int64")),
+]
+for module in ("numpy.core.multiarray", "numpy._core.multiarray"):  # before and since numpy 2
+    STAND_INS += [(number, f"{module}.scalar"), (Ignored, f"{module}._reconstruct")]
+for module in ("pathlib", "pathlib._local"):  # before and in Python 3.13
+    STAND_INS += [(path, f"{module}.{kind}Path") for kind in ("Posix", "Windows", "Pure", "PurePosix", "PureWindows")]
+
+
+def told(entries: dict) -> dict[str, Any]:
+    """What a file's entries tell by name: numbers and words, and those of a namespace of settings."""
+    found: dict[str, Any] = {}
+    for name, value in entries.items():
+        if isinstance(value, argparse.Namespace | types.SimpleNamespace):
+            found |= vars(value)
+        else:
+            found[name] = value
+    return {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, SIMPLE)}

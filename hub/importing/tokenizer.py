@@ -1,0 +1,169 @@
+"""The tokenizers that go with an imported checkpoint: files of `tokenizers`, or lists of tokens."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
+
+KNOWN = {  # how tutorials write their special tokens
+    "pad_token": ("<pad>", "[PAD]", "<blank>", "<PAD>"),
+    "bos_token": ("<s>", "[SOS]", "<sos>", "<bos>", "[BOS]", "<BOS>", "<START>"),
+    "eos_token": ("</s>", "[EOS]", "<eos>", "<EOS>", "<END>"),
+    "unk_token": ("<unk>", "[UNK]", "<UNK>"),
+}
+LARGEST_VOCABULARY = 10**7
+
+
+@dataclass
+class Side:
+    """One language's tokenizer and the rows of the file that its ids stood for: `rows[id]`."""
+
+    tokenizer: Tokenizer
+    special: dict[str, str]
+    rows: list[int]
+
+    def ids(self) -> dict[str, int]:
+        vocabulary = self.tokenizer.get_vocab()
+        return {name: vocabulary[token] for name, token in self.special.items()}
+
+
+@dataclass
+class Tokenizers:
+    """Both sides, ready to be used; `apply_to` makes a model agree with them."""
+
+    tokenizer: PreTrainedTokenizerFast
+    source: Side
+    target: Side
+
+    def pads(self) -> dict[str, int]:
+        """The ids of padding in the file's order, by side."""
+        sides = {"source": self.source, "target": self.target}
+        return {name: side.rows[side.ids()["pad_token"]] for name, side in sides.items()}
+
+    def apply_to(self, model: VanillaTransformerForConditionalGeneration) -> None:
+        """Puts the model's rows into the tokenizers' order, and sets its special ids.
+
+        Raises:
+            ValueError: a tokenizer has more tokens than the model has rows.
+        """
+        decoder = model.get_decoder()
+        tables = {"source": [model.get_encoder().embed_tokens.weight], "target": [decoder.embed_tokens.weight]}
+        tables["target"] += [p for p in (model.lm_head.weight, model.lm_head.bias) if p is not None]
+        for name, side in (("source", self.source), ("target", self.target)):
+            for table in tables[name]:
+                if len(side.rows) > len(table):
+                    raise ValueError(
+                        f"the {name}'s tokenizer has {len(side.rows)} tokens, but the model has {len(table)} rows for "
+                        f"them: it is not the one that the model was trained with."
+                    )
+                order = [*side.rows, *range(len(side.rows), len(table))]
+                with torch.no_grad():
+                    table.copy_(table[order].clone())
+        for name, value in self.target.ids().items():
+            if name != "unk_token":
+                setattr(model.config, f"{name}_id", value)
+                setattr(model.generation_config, f"{name}_id", value)
+        model.config.decoder_start_token_id = model.config.bos_token_id
+        model.generation_config.decoder_start_token_id = model.config.bos_token_id
+
+
+def read_tokenizers(source: Path | None, target: Path | None, source_begins: Any = None) -> Tokenizers | None:
+    """The tokenizers of both sides; one file serves for both. None where no file was given.
+
+    Special tokens get the same ids in both vocabularies: where they have others, they are moved to the front.
+
+    Args:
+        source_begins: whether sources were trained with the begin token in front; it takes a tokenizer for each side.
+
+    Raises:
+        ValueError: a file that is no tokenizer, or has no padding, begin or end token.
+    """
+    if source_begins and (source is None or target is None):
+        raise ValueError(
+            "--set source_begins=true needs a tokenizer of its own for each side, since targets have no begin token in "
+            "front: give --source_tokenizer and --target_tokenizer, which may be the same file."
+        )
+    if source is None and target is None:
+        return None
+    if source is None:
+        raise ValueError("--target_tokenizer needs --source_tokenizer.")
+    sides = [read_side(path) for path in ((source, target) if target else (source,))]
+    if len(sides) == 2 and sides[0].ids() != sides[1].ids():
+        sides = [with_special_in_front(side) for side in sides]
+    for i, side in enumerate(sides):
+        begin = f"{side.special['bos_token']} " if source_begins and i == 0 and len(sides) == 2 else ""
+        tokens = [(side.special[name], side.ids()[name]) for name in ("bos_token", "eos_token")]
+        template = f"{begin}$A {side.special['eos_token']}"
+        side.tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=tokens)
+    if len(sides) == 1:
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=sides[0].tokenizer, **sides[0].special)
+        return Tokenizers(tokenizer, sides[0], sides[0])
+    both = VanillaTransformerTokenizer(
+        source_tokenizer_object=sides[0].tokenizer, target_tokenizer_object=sides[1].tokenizer, **sides[0].special
+    )
+    return Tokenizers(both, *sides)
+
+
+def read_side(path: Path) -> Side:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read as text ({error}).") from error
+    if text.lstrip().startswith("{"):
+        try:
+            tokenizer = Tokenizer.from_str(text)
+        except Exception as error:  # tokenizers raises no narrower type
+            raise ValueError(f"{path} is no file of the library tokenizers: {error}") from error
+    else:
+        tokens = text.split("\n")
+        tokens = tokens[:-1] if tokens[-1] == "" else tokens
+        if len(set(tokens)) < len(tokens):
+            twice = next(token for i, token in enumerate(tokens) if token in tokens[:i])
+            raise ValueError(f"{path} has the token {twice!r} twice: give one token a line, in the order of the ids.")
+        unk = next((token for token in KNOWN["unk_token"] if token in tokens), None)
+        vocabulary = {token: i for i, token in enumerate(tokens)}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unk) if unk else models.WordLevel(vocabulary))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    found = {
+        name: next((token for token in names if tokenizer.token_to_id(token) is not None), None)
+        for name, names in KNOWN.items()
+    }
+    missing = [name for name, token in found.items() if token is None and name != "unk_token"]
+    if missing:
+        names = ", ".join(KNOWN[missing[0]])
+        raise ValueError(f"{path} has no {missing[0]}: none of {names} is in it.")
+    special = {name: token for name, token in found.items() if token is not None}
+    ids = list(tokenizer.get_vocab().values())
+    if len(set(ids)) < len(ids):
+        number = next(i for i, count in Counter(ids).items() if count > 1)
+        raise ValueError(f"{path} gives the id {number} to several tokens: a model has one row for each.")
+    largest = max(ids)
+    if largest >= LARGEST_VOCABULARY:
+        raise ValueError(f"{path} has a token with the id {largest}, more than any vocabulary has: it is broken.")
+    return Side(tokenizer, special, list(range(largest + 1)))  # of an id that no token has, the row stays as well
+
+
+def with_special_in_front(side: Side) -> Side:
+    """The same tokens with other ids: the special ones first, in the order padding, begin, end, unknown."""
+    state = json.loads(side.tokenizer.to_str())
+    vocabulary = state["model"].get("vocab")
+    if not isinstance(vocabulary, dict):
+        raise ValueError(
+            f"special tokens of a {state['model']['type']} tokenizer cannot be moved: give both the same ids."
+        )
+    first = [side.ids()[name] for name in KNOWN if name in side.special]
+    rows = first + [old for old in side.rows if old not in set(first)]
+    new = {old: i for i, old in enumerate(rows)}
+    state["model"]["vocab"] = {token: new[old] for token, old in vocabulary.items()}
+    for token in state["added_tokens"]:
+        token["id"] = new[token["id"]]
+    state["added_tokens"].sort(key=lambda token: token["id"])
+    state["post_processor"] = None
+    return Side(Tokenizer.from_str(json.dumps(state)), side.special, rows)

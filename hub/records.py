@@ -1,0 +1,152 @@
+"""What a run has left beside its weights, read as it stands: results, recipe, samples, sizes.
+
+A value that is missing is None; one of another kind than it must be is a mistake of the file, which is told by name.
+"""
+
+import json
+import math
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hub.private import SECRET_KEYS, find_path, find_token, strings_in
+from vanilla_transformer.shared.lines import read_lines
+
+PATH_KEYS = ("output_dir", "data_dir", "logging_dir", "tokenizer_path")  # keys of a recipe that name folders
+DATASET_KEYS = ("dataset_name", "dataset_config")  # which training passes over where it was given files
+LARGEST = 1e100  # number that can be meant
+LONGEST_HEADER = 100_000_000  # bytes, as in safetensors
+
+
+class Record:
+    """A mapping out of a file, each of whose values is asked for by its kind.
+
+    Args:
+        name: of the file, for messages.
+    """
+
+    def __init__(self, values: Any, name: str):
+        if not isinstance(values, dict):
+            raise ValueError(f"{name} holds {shown(values)}, where keys and values should stand.")
+        self.values, self.name = values, name
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def __contains__(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def number(self, key: str) -> Any:
+        value = self.values.get(key)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is None or (is_number and abs(value) < LARGEST):  # neither infinite, nor nan
+            return value
+        raise ValueError(f"{self.name}: {key} is {shown(value)}, which is no number.")
+
+    def count(self, key: str) -> int | None:
+        value = self.number(key)
+        if value is None or (isinstance(value, int) and value >= 0):
+            return value
+        raise ValueError(f"{self.name}: {key} is {shown(value)}, which is no count.")
+
+    def text(self, key: str) -> str | None:
+        """On one line."""
+        value = self.values.get(key)
+        if value is None or isinstance(value, str):
+            return value and " ".join(value.split())
+        raise ValueError(f"{self.name}: {key} is {shown(value)}, which is no text.")
+
+    def texts(self, key: str) -> list[str]:
+        value = self.values.get(key)
+        if value is None:
+            return []
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            return [" ".join(each.split()) for each in value]
+        raise ValueError(f"{self.name}: {key} is {shown(value)}, which is no list of texts.")
+
+    def record(self, key: str) -> "Record":
+        """Empty where it is missing."""
+        value = self.values.get(key)
+        return Record({} if value is None else value, f"{self.name}: {key}")
+
+
+def shown(value: Any) -> str:
+    text = repr(value) if isinstance(value, (str, int, float, bool, type(None))) else f"a {type(value).__name__}"
+    return text if len(text) < 60 else f"{text[:57]}..."
+
+
+def read_record(path: Path) -> Record:
+    """A file of JSON or YAML; empty where there is none.
+
+    Raises:
+        ValueError: it cannot be read, or holds something else than keys and values.
+    """
+    if not path.is_file():
+        return Record({}, path.name)
+    try:
+        text = path.read_text(encoding="utf-8")
+        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        "".join(each for _, each in strings_in(value)).encode()  # half a pair of surrogates could not be written again
+    except (ValueError, yaml.YAMLError, RecursionError, OverflowError) as error:
+        what = {".json": "JSON", ".yaml": "YAML"}[path.suffix]
+        raise ValueError(f"{path} is no {what} that can be read ({error or type(error).__name__}): mend it.") from error
+    return Record({} if value is None else value, path.name)
+
+
+def read_samples(path: Path) -> list[list[str]]:
+    """Rows (source, reference, translation)."""
+    if not path.is_file():
+        return []
+    rows = [line.split("\t") for line in read_lines(path)[1:]]
+    for number, row in enumerate(rows, start=2):
+        if len(row) != 3:
+            raise ValueError(f"{path}, line {number}: {len(row)} columns instead of three; mend or remove the file.")
+    return rows
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name is one of the Hub, and not a folder's, which a recipe writes from the root."""
+    return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name, re.ASCII) is not None
+
+
+def shareable(recipe: Record, results: Record, places: tuple[str, ...]) -> tuple[str, list[str]]:
+    """The recipe as YAML for others, and the keys that are left out: those that name folders of the owner's machine or
+    hold a token, and the dataset where the run has read something else."""
+    train = results.record("data").record("train")
+    left_out = [key for key in PATH_KEYS if key in recipe]
+    if train.text("source") != "hub":
+        left_out += [key for key in DATASET_KEYS if key in recipe]
+    if (base := recipe.text("base_model")) and not is_repository(base):
+        left_out.append("base_model")
+    for key, value in recipe.values.items():
+        for name, text in strings_in({key: value}):
+            if find_path(text, places) or find_token(text) or (name and text and SECRET_KEYS.search(name)):
+                left_out.append(key)
+                break
+    values = {key: value for key, value in recipe.values.items() if key not in left_out}
+    try:
+        return (yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if values else ""), [
+            str(key) for key in dict.fromkeys(left_out)
+        ]
+    except RecursionError:
+        raise ValueError(f"{recipe.name} is nested too deeply: mend it.") from None
+
+
+def count_parameters(folder: Path) -> int | None:
+    """The sizes of all tensors in the heads of the weights' files; None where there are none, or they are broken."""
+    total = 0
+    header: Any
+    files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    for path in files:
+        with path.open("rb") as file:
+            start = file.read(8)
+            size = struct.unpack("<Q", start)[0] if len(start) == 8 else LONGEST_HEADER + 1
+            try:
+                header = json.loads(file.read(size)) if size <= LONGEST_HEADER else None
+                total += sum(math.prod(header[name]["shape"]) for name in header if name != "__metadata__")
+            except (ValueError, TypeError, KeyError, RecursionError):
+                return None
+    return total if files else None

@@ -1,0 +1,225 @@
+"""Checkpoints that are damaged in every way, at every verb that reads one."""
+
+import copy
+import json
+import math
+import random
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from hub import export
+from tests.fuzz.contract import call, fingerprint, fuzz
+from training import average, diversify, score, translate
+from training.data.tokenizer import train_tokenizer
+from training.recipe import TokenizerArguments, read_recipe
+from training.run.build import load_base, make_tokenizer
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.shared.command_line import one_line_errors
+
+MEMORY = 16 * 2**30  # bytes; a setting of 10**9 must not take the machine's
+SENTENCES = {"en": ["the dog runs", "a cat sleeps"], "de": ["der Hund rennt", "eine Katze schläft"]}
+VALUES = [
+    *(None, True, False, 0, 1, -1, 3, 64, 10**6, 10**9, 2**63, 10**30, 0.5, -0.5, 1e308, math.nan, math.inf),
+    *("", "x", "float16", "../../etc/passwd", "\u2028", "a" * 10_000, [], [1], ["x"], {}, {"x": 1}, [[[[]]]]),
+]
+OTHERS = [
+    b"",
+    b"\0" * 64,
+    b"<!DOCTYPE html><html>404</html>",
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:0",
+]
+OTHERS += [b"\x89PNG\r\n\x1a\n", b"[" * 100_000, b"{}", b"[]", b"null", b"\xff\xfe{\0}\0", b"PK\3\4", b"\x80\x04."]
+JSONS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> tuple[Path, Path]:
+    """Folders with a checkpoint of one vocabulary and of two, and texts that go with it."""
+    return make_tiny(tmp_path_factory.mktemp("one"), True), make_tiny(tmp_path_factory.mktemp("two"), False)
+
+
+def make_tiny(folder: Path, shared: bool) -> Path:
+    arguments = TokenizerArguments(tokenizer_size=60, shared_vocabulary=shared)
+    tokenizer = train_tokenizer(SENTENCES["en"], SENTENCES["de"], arguments)
+    sizes = {"vocab_size": len(tokenizer)}
+    if not shared:
+        sizes |= {"decoder_vocab_size": tokenizer.target_tokenizer.get_vocab_size()}
+    model = VanillaTransformerForConditionalGeneration(
+        VanillaTransformerConfig(
+            d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+            encoder_ffn_dim=16, decoder_ffn_dim=16, share_encoder_decoder_embeddings=shared, **sizes,
+        )
+    )  # fmt: skip
+    model.generation_config.update(num_beams=2, max_new_tokens=4)
+    checkpoint = folder / "checkpoint"
+    model.save_pretrained(checkpoint)
+    tokenizer.save_pretrained(checkpoint)
+    (checkpoint / "recipe.yaml").write_text(yaml.safe_dump({"metric": "translation", "target_lang": "de"}))
+    for language, lines in SENTENCES.items():
+        (folder / f"text.{language}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) of a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, inner in list(items) for place in [(value, key), *places(inner)]]
+
+
+def damage_json(rng: random.Random, path: Path) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    for _ in range(rng.choice((1, 1, 1, 2, 5)) if isinstance(content, dict | list) else 0):
+        found = places(content)
+        shallow = [place for place in found if place[0] is content]
+        container, key = rng.choice(shallow if rng.random() < 0.5 else found) if found else (content, "x")
+        kind = rng.random()
+        if kind < 0.7:
+            container[key] = copy.deepcopy(rng.choice(VALUES))
+        elif kind < 0.85:
+            container.pop(key, None) if isinstance(container, dict) else container.pop()
+        elif isinstance(container, dict):
+            container[
+                rng.choice(("x", "auto_map", "quantization_config", "torch_dtype", "num_beams", "suppress_tokens"))
+            ] = copy.deepcopy(rng.choice(VALUES))
+    if rng.random() < 0.03:
+        content = rng.choice(VALUES)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def damage_weights(rng: random.Random, path: Path) -> None:
+    state = load_file(path)
+    name = rng.choice(sorted(state))
+    kind = rng.randrange(7)
+    if kind == 0:
+        del state[name]
+    elif kind == 1:
+        state[name] = state[name][..., :-1].contiguous()
+    elif kind == 2:
+        state[name] = state[name].to(
+            rng.choice((torch.int8, torch.bool, torch.float16, torch.float64, torch.complex64))
+        )
+    elif kind == 3:
+        state[rng.choice(("x", "model.encoder.layers.7.x", ""))] = torch.ones(3)
+    elif kind == 4:
+        state[name] = state[name] * rng.choice((math.nan, math.inf, 1e38, 0.0, -1.0))
+    elif kind == 5:
+        state = {f"module.{key}": value for key, value in state.items()}
+    else:
+        state[name] = torch.zeros(())
+    save_file(state, path, metadata=rng.choice(({"format": "pt"}, {"format": "tf"}, None)))
+
+
+def damage_bytes(rng: random.Random, path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    kind = rng.randrange(7) if content else 1
+    if kind == 0:
+        del content[rng.randrange(len(content)) :]
+    elif kind == 1:
+        content = rng.choice(OTHERS)
+    elif kind == 2:
+        for _ in range(rng.choice((1, 3, 30))):
+            content[rng.randrange(min(len(content), rng.choice((64, 4096, 10**9))))] = rng.randrange(256)
+    elif kind == 3:
+        content[:] = rng.randbytes(rng.choice((7, 8, 100, 10_000)))
+    elif kind == 4:
+        content += rng.randbytes(9)
+    path.unlink()
+    if kind == 5:
+        path.mkdir()
+    elif kind != 6:
+        path.write_bytes(content)
+
+
+def damage(rng: random.Random, checkpoint: Path) -> None:
+    """Changes one or two files."""
+    for _ in range(rng.choice((1, 1, 1, 2))):
+        files = sorted(path for path in checkpoint.iterdir() if path.is_file() and path.suffix != ".py")
+        path = rng.choice(files)
+        if rng.random() < 0.3:
+            damage_bytes(rng, path)
+        elif path.suffix == ".json":
+            try:
+                damage_json(rng, path)
+            except (ValueError, RecursionError):  # it is damaged already
+                damage_bytes(rng, path)
+        elif path.suffix == ".safetensors":
+            try:
+                damage_weights(rng, path)
+            except Exception:  # as above
+                damage_bytes(rng, path)
+        else:
+            path.write_text(
+                rng.choice(("metric: 3", "[1, 2]", "a: b: c", "metric: [x]", "target_lang: 7", "&a [*a]", "\x00"))
+            )
+
+
+def base_model(recipe_path: Path, base: Path) -> Callable[[], None]:
+    """What a training does with its base model before it begins."""
+
+    def main() -> None:
+        with one_line_errors("training.train"):
+            recipe = read_recipe([str(recipe_path), "--base_model", str(base)])
+            make_tokenizer(recipe, {}, recipe_path.parent / "run")
+            load_base(recipe)
+
+    return main
+
+
+def command(rng: random.Random, verb: str, tiny: Path, folder: Path) -> tuple[Callable[[], None], str, list]:
+    """A verb that reads the damaged checkpoint in `folder`, beside a whole one where it reads two."""
+    bad, good, out = folder / "checkpoint", tiny / "checkpoint", folder / "out.tsv"
+    source, target = tiny / "text.en", tiny / "text.de"
+    both = rng.choice(([bad, good], [good, bad]))
+    if verb == "translate":
+        more = rng.choice(([], ["--nbest", "2"], ["--num_beams", "1"], ["--scores"]))
+        return translate.main, "training.translate", [bad, "--input", source, "--output", out, *more]
+    if verb == "score":
+        more = rng.choice(([], ["--nll"], ["--nll", "--per_line", folder / "lines.tsv"], ["--compare", good]))
+        arguments = [bad, "--source", source, "--reference", target, "--output", out, "--samples", "2", *more]
+        return score.main, "training.score", arguments
+    if verb == "average":
+        return average.main, "training.average", [out, *both]
+    if verb == "diversify":
+        arguments = [*both, "--source", source, "--target", target, "--output", out]
+        return diversify.main, "training.diversify", arguments
+    if verb == "export":
+        return export.main, "hub.export", [bad, out, "--to", "marian"]
+    (folder / "recipe.yaml").write_text("learning_rate: 0.001\noutput_dir: run\n")
+    return base_model(folder / "recipe.yaml", bad), "training.train", []
+
+
+@pytest.fixture
+def little_memory():
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["translate", "score", "average", "diversify", "export", "base_model"])
+def test_a_damaged_checkpoint_is_told_in_a_line(verb, tiny, tmp_path, little_memory):
+    whole = [fingerprint(folder) for folder in tiny]
+
+    def try_one(rng: random.Random, folder: Path) -> None:
+        own = rng.choice(tiny)
+        shutil.copytree(own / "checkpoint", folder / "checkpoint")
+        damage(rng, folder / "checkpoint")
+        before = fingerprint(folder / "checkpoint")
+        main, prog, arguments = command(rng, verb, own, folder)
+        status, told = call(main, prog, arguments)
+        assert fingerprint(folder / "checkpoint") == before, "the checkpoint was changed"
+        left = {path.name for path in folder.iterdir()} - {"checkpoint", "recipe.yaml", "run"}
+        assert status == 0 or not left, f"{left} is left of {told}"
+        assert not [name for name in left if "unfinished" in name], left
+
+    fuzz(f"checkpoints, {verb}", try_one, tmp_path)
+    assert [fingerprint(folder) for folder in tiny] == whole

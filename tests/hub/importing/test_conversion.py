@@ -1,0 +1,196 @@
+import pytest
+import torch
+
+from hub.importing.conversion import convert
+from hub.importing.detection import find_layout
+from hub.importing.layout import pattern
+from hub.importing.parity import parity
+
+PAD = {"jadore801120": 1, "hyunwoongko": 1, "bentrevett": 1, "bentrevett_2019": 1}
+
+
+def ids_of(layout) -> dict[str, int]:
+    return {"pad_token_id": PAD.get(layout.name, 0), "bos_token_id": 2, "eos_token_id": 3}
+
+
+def test_an_import_computes_what_the_tutorials_model_does(make_reference, case):
+    """Log-probabilities of random batches with padding, within 1e-4, at a small width and a larger one."""
+    for d in (16, 64):
+        model, state, layout, metadata, heads = make_reference(case, d=d)
+        imported = convert(state, layout, dict(metadata), heads, ids_of(layout))
+        assert parity(layout.run, model, imported.model) <= 1e-4
+        assert set(imported.used) | set(imported.left_out) == set(state)
+        assert all(imported.left_out.values())
+
+
+def mutations(state):
+    """Ten files with one mistake each, and the key that must be named."""
+    keys = [key for key in state if state[key].ndim > 1 and "pos" not in key and key.split(".")[-1] != "pe"]
+    middle, last = keys[len(keys) // 2], keys[-1]
+    yield {(k + "x" if k == middle else k): v for k, v in state.items()}, middle + "x"
+    yield {(k.replace(".", "_", 1) if k == last else k): v for k, v in state.items()}, last.replace(".", "_", 1)
+    for key in (keys[0], middle, last):
+        yield {k: v for k, v in state.items() if k != key}, key
+    yield state | {"something.else.weight": torch.zeros(2)}, "something.else.weight"
+    yield state | {middle + ".extra": torch.zeros(2)}, middle + ".extra"
+    for key in (middle, last):
+        yield state | {key: torch.cat([state[key], state[key][:1]])}, key
+    yield state | {middle: state[middle].flatten()[:-1]}, middle
+
+
+@pytest.mark.parametrize(
+    "name", ["hkproj A", "notebook", "jadore, not shared", "aladdin", "torch tutorial", "bentrevett"]
+)
+@pytest.mark.parametrize("number", range(10))
+def test_files_with_a_mistake_are_refused_by_the_keys_name(make_reference, name, number):
+    _, state, layout, metadata, heads = make_reference(name)
+    mutant, key = list(mutations(state))[number]
+
+    def attempt():
+        found, _ = find_layout(mutant)
+        convert(mutant, found, dict(metadata), heads, ids_of(layout))
+
+    with pytest.raises(ValueError) as error:  # noqa: PT011  # the message is looked at below
+        attempt()
+    told = str(error.value)
+    assert key in told or any(part in told for part in named_like(key, layout)), told
+
+
+def named_like(key: str, layout) -> list[str]:
+    """A layout's key with variables, where all of a kind are missing."""
+    return [each for each in layout.keys if pattern(each).fullmatch(key)]
+
+
+def test_a_table_of_other_positions_is_refused(make_reference):
+    _, state, layout, metadata, heads = make_reference("notebook")
+    state["positional_encoding.pe"] = state["positional_encoding.pe"].roll(1, dims=-1)
+    with pytest.raises(ValueError, match=r"positional_encoding.pe.*differs from sin / cos"):
+        convert(state, layout, metadata, heads, ids_of(layout))
+
+
+def test_heads_that_do_not_fit_are_refused(make_reference):
+    _, state, layout, metadata, _ = make_reference("notebook")
+    with pytest.raises(ValueError, match="cannot be read off a file: give it with --num_heads"):
+        convert(state, layout, metadata, None, {})
+    with pytest.raises(ValueError, match="5 heads do not divide the 16 rows of encoder_layers.0.self_attn.W_q.weight"):
+        convert(state, layout, metadata, 5, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("annotated", "src_embed.1.pe"), ("torch tutorial", "positional_encoding.pos_embedding")]
+)
+def test_positions_repeated_for_a_batch_are_taken(make_reference, name, key):
+    _, state, layout, metadata, heads = make_reference(name)
+    shape = list(state[key].shape)
+    shape[shape.index(1)] = 8
+    for table in (state[key].expand(shape), state[key].expand(shape).contiguous()):
+        imported = convert(state | {key: table}, layout, dict(metadata), heads, ids_of(layout))
+        assert key in imported.left_out
+
+
+@pytest.mark.parametrize(
+    "name", ["hkproj C", "notebook", "annotated", "jadore, not shared", "gordicaleksa", "torch tutorial"]
+)
+def test_a_file_may_lack_its_positions(make_reference, name):
+    """They are computed, and the report says so."""
+    model, state, layout, metadata, heads = make_reference(name)
+    tables = [key for key, use in layout.uses().items() if use.computed]
+    for key in tables:
+        del state[key]
+    assert find_layout(state)[0] is layout
+    imported = convert(state, layout, dict(metadata), heads, ids_of(layout))
+    assert f"The file lacks {', '.join(tables)}" in " ".join(imported.check)
+    assert parity(layout.run, model, imported.model) <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_other_precision_are_taken(make_reference, case, dtype):
+    model, state, layout, metadata, heads = make_reference(case)
+    state = {key: value.to(dtype) for key, value in state.items()}
+    tables = {key for key, use in layout.uses().items() if use.computed}
+    imported = convert(state, layout, dict(metadata), heads, ids_of(layout))
+    model.load_state_dict({key: value for key, value in state.items() if key not in tables}, strict=False)
+    assert parity(layout.run, model, imported.model) <= 1e-4
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+def test_weights_that_are_no_numbers_are_refused(make_reference, value):
+    _, state, layout, metadata, heads = make_reference("notebook")
+    state["fc.weight"] = state["fc.weight"].double()
+    state["fc.weight"][3, 4] = value
+    with pytest.raises(ValueError, match="fc.weight holds NaN, or numbers beyond float32"):
+        convert(state, layout, metadata, heads, ids_of(layout))
+
+
+def test_a_table_that_holds_nan_is_refused(make_reference):
+    _, state, layout, metadata, heads = make_reference("notebook")
+    state["positional_encoding.pe"][..., 3, 3] = float("nan")
+    with pytest.raises(ValueError, match="differs from sin / cos"):
+        convert(state, layout, metadata, heads, ids_of(layout))
+
+
+@pytest.mark.parametrize("number", ["5", "99999999999"])
+def test_layers_must_be_numbered_on(make_reference, number):
+    _, state, layout, metadata, heads = make_reference("notebook")
+    state = {key.replace("encoder_layers.1.", f"encoder_layers.{number}."): value for key, value in state.items()}
+    with pytest.raises(ValueError, match=f"the encoder's 2 layers have the numbers 0, {number}: some are missing"):
+        convert(state, layout, metadata, heads, ids_of(layout))
+
+
+def test_shapes_are_compared_before_memory_is_taken(make_reference):
+    """Two thin matrices that only fit a model of terabytes."""
+    _, state, layout, metadata, heads = make_reference("notebook")
+    state["encoder_layers.0.feed_forward.fc1.weight"] = torch.zeros(10**9, 1).expand(-1, 16)[:, :0]
+    with pytest.raises(ValueError, match=r"encoder_layers.0.feed_forward.fc1.* it should be"):
+        convert(state, layout, metadata, heads, ids_of(layout))
+
+
+@pytest.mark.parametrize("heads", [0, -4])
+def test_heads_are_at_least_one(make_reference, heads):
+    _, state, layout, metadata, _ = make_reference("notebook")
+    with pytest.raises(ValueError, match="give --num_heads 1 or more"):
+        convert(state, layout, metadata, heads, ids_of(layout))
+
+
+def test_heads_that_the_file_contradicts_are_refused(make_reference):
+    _, state, layout, _, _ = make_reference("jadore, not shared")
+    with pytest.raises(ValueError, match="has 4 heads, so --num_heads 2 is not right"):
+        convert(state, layout, {"n_head": 4}, 2, ids_of(layout))
+    _, state, layout, _, heads = make_reference("aladdin")
+    with pytest.raises(ValueError, match=f"has {heads} heads, so --num_heads 1 is not right"):
+        convert(state, layout, {}, 1, ids_of(layout))
+
+
+@pytest.mark.parametrize("name", ["torch tutorial", "aladdin, nn.Transformer"])
+@pytest.mark.parametrize(("norm_first", "activation"), [(True, "relu"), (False, "gelu"), (True, "gelu")])
+def test_what_nn_transformer_was_called_with_is_said_by_name(make_reference, name, norm_first, activation):
+    """No file tells norm_first and activation: the report does, until they are given."""
+    model, state, layout, _, heads = make_reference(name)
+    for layer in (*model.transformer.encoder.layers, *model.transformer.decoder.layers):
+        layer.norm_first, layer.activation = norm_first, getattr(torch.nn.functional, activation)
+        layer.activation_relu_or_gelu = 0  # PyTorch's fast path of evaluation
+    assumed = convert(state, layout, {}, heads, ids_of(layout))
+    line = "The file does not tell norm_first, activation: taken as norm_first=false, activation=relu."
+    assert any(line in check for check in assumed.check)
+    assert parity(layout.run, model, assumed.model) > 1e-3
+    told = convert(state, layout, {"norm_first": norm_first, "activation": activation}, heads, ids_of(layout))
+    assert not any("does not tell norm_first" in check for check in told.check)
+    assert parity(layout.run, model, told.model) <= 1e-4
+
+
+def test_joeynmt_with_gelu(make_reference):
+    model, state, layout, metadata, heads = make_reference("joeynmt, pre")
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        layer.feed_forward.pwff_layer[1] = torch.nn.GELU()
+    assumed = convert(state, layout, metadata, heads, ids_of(layout))
+    assert any("does not tell activation: taken as activation=relu" in check for check in assumed.check)
+    assert parity(layout.run, model, assumed.model) > 1e-3
+    told = convert(state, layout, metadata | {"activation": "gelu"}, heads, ids_of(layout))
+    assert parity(layout.run, model, told.model) <= 1e-4
+
+
+def test_separate_heads_whose_embeddings_are_not_scaled(make_reference):
+    model, state, layout, metadata, heads = make_reference("separate heads")
+    model.d = 1  # times sqrt(1)
+    told = convert(state, layout, {"scale": False}, heads, ids_of(layout))
+    assert parity(layout.run, model, told.model) <= 1e-4

@@ -1,0 +1,229 @@
+"""The demo page: what it answers, and the whole in a real browser."""
+
+import re
+import shutil
+import socket
+
+import pytest
+import torch
+from huggingface_hub import RepoCard
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def app():
+    from hub.space import app
+
+    return app
+
+
+@pytest.fixture
+def make_translator(app, tmp_path, make_model, make_tokenizer):
+    def make(shared: bool = True, **overrides):
+        tokenizer, sizes = make_tokenizer(shared)
+        make_model(**(sizes | overrides)).save_pretrained(tmp_path / "model")
+        tokenizer.save_pretrained(tmp_path / "model")
+        return app.Translator(str(tmp_path / "model"))
+
+    return make
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_attention_belongs_to_the_tokens_on_its_axes(app, make_translator, shared):
+    """Weights of every layer and head; decoder rows are named by the token that they predict."""
+    translator = make_translator(shared, encoder_layers=3)
+    batch = translator.encode("the dog runs")
+    (ids, score), *_ = translator.candidates(batch, 5)
+    attention = translator.attention(batch, ids)
+    source = translator.tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
+    weights, rows, columns = attention["cross"]
+    assert weights.shape == (2, 4, len(rows), len(source))
+    assert columns == source
+    assert attention["encoder"][0].shape == (3, 4, len(source), len(source))
+    assert attention["decoder"][1] == rows
+    assert attention["decoder"][2] == ["<s>", *rows[:-1]]
+    vocabulary = translator.target.get_vocab()
+    assert [vocabulary[row] for row in rows] == ids.tolist()[1 : len(rows) + 1]
+    torch.testing.assert_close(torch.tensor(weights.sum(-1)), torch.ones(weights.shape[:-1]))
+    first = app.heat_map(attention, "cross", "1", "2")
+    assert first.count("<td style") == len(rows) * len(source)
+    assert f"{weights[0, 1, 0, 0]:.3f})" in first
+    assert first != app.heat_map(attention, "cross", "2", "2")
+    assert app.heat_map(attention, "cross", "3", "1") == app.heat_map(attention, "cross", "2", "1")  # has no third
+    with torch.no_grad():
+        labels = torch.where(ids[1:] == 0, -100, ids[1:])[None]
+        loss = translator.model(**batch, labels=labels).loss
+    assert score == pytest.approx(-loss.item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("content", [b"x", b"\xff" * 100, b""])
+def test_a_broken_checkpoint_is_told_on_the_page(app, make_translator, tmp_path, content):
+    make_translator()
+    (tmp_path / "model" / "model.safetensors").write_bytes(content)
+    load = next(each.fn for each in app.make_page(str(tmp_path / "model")).fns.values() if each.name == "load")
+    *_, (told, *_) = load()
+    assert "cannot be loaded: " in told
+
+
+def test_the_stream_ends_with_the_greedy_translation(make_translator):
+    translator = make_translator()
+    batch = translator.encode("the dog runs")
+    seen = list(translator.stream(batch))
+    ids = translator.model.generate(**batch, max_new_tokens=batch["input_ids"].shape[1] + 50)[0]
+    assert seen[-1] == translator.decode(ids)
+    assert len(seen) == len(ids)
+    assert all(later.startswith(earlier) for earlier, later in zip(seen, seen[1:], strict=False))
+
+
+def test_the_stream_raises_what_generate_raises(make_translator):
+    translator = make_translator()
+    batch = translator.encode("the dog runs") | {"input_ids": torch.tensor([[999]])}
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        list(translator.stream(batch))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("", "Type a sentence"),
+        ("  \n", "Type a sentence"),
+        ("the dog " * 200, "and this page takes 200"),
+        ("собака бежит", "never seen any of these words"),
+    ],
+)
+def test_bad_input_is_answered_in_words(make_translator, text, answer):
+    with pytest.raises(ValueError, match=answer):
+        make_translator().encode(text)
+
+
+def test_learned_positions_limit_the_page(make_translator):
+    translator = make_translator(position_embedding_type="learned", max_position_embeddings=12)
+    with pytest.raises(ValueError, match="this page takes 12"):
+        translator.encode("the dog runs in the house and sings")
+    batch = translator.encode("the dog")
+    assert len(list(translator.stream(batch))) <= 12
+
+
+def test_unknown_words_are_named(make_translator):
+    assert make_translator().unknown("the собака runs") == ["собака"]
+
+
+# --- The whole ---
+
+
+@pytest.fixture(scope="module")
+def programs(start_programs, hub):
+    with start_programs("hub.space.__main__", "hub.push", **hub.environment) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def address(programs, demo_checkpoint, app) -> str:
+    """Where the page of the demo checkpoint is served."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = programs.start("hub.space.__main__", demo_checkpoint, "--port", port)
+    process.wait_for(lambda: "Running on local URL" in process.stdout)
+    yield f"http://127.0.0.1:{port}"
+    process.kill()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    assert found, f"this test wants a browser: install one of {', '.join(CHROMIUM)}"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=QUIET)
+        yield browser
+        browser.close()
+
+
+FIRST_TOKEN = """() => new Promise(done => {
+    const box = document.querySelector("#translation textarea");
+    let start = 0;
+    document.addEventListener("keydown", event => { if (event.key === "Enter") start = performance.now(); }, true);
+    const look = () => box.value ? done(performance.now() - start) : requestAnimationFrame(look);
+    requestAnimationFrame(look);
+})"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_in_a_browser(browser, address, demo_checkpoint, demo_sentences, tmp_path, width):
+    """By keyboard alone: a translation, its rivals, the heat map, another layer and head; nothing is cut off."""
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(address)
+    page.get_by_text(re.compile("Ready: 2 \\+ 2 layers")).wait_for(timeout=120_000)
+    sentence = demo_sentences[0][0]
+    page.keyboard.type(sentence)  # the box has the focus
+    waiting = page.evaluate_handle(f"() => ({{time: ({FIRST_TOKEN})()}})")
+    page.keyboard.press("Enter")
+    milliseconds = waiting.evaluate("each => each.time")
+    page.get_by_text("Done in").wait_for()
+    print(f"{width} pixels: {milliseconds:.0f} ms from the key to the first token")
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(demo_checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(demo_checkpoint)
+    batch = tokenizer(sentence, return_tensors="pt")
+    found = model.generate(**batch, num_beams=5, num_return_sequences=5, max_new_tokens=60)
+    expected = tokenizer.batch_decode(found, skip_special_tokens=True)
+    assert page.locator("#translation textarea").input_value() == expected[0]
+    rivals = page.locator("ol li").all_inner_texts()
+    assert [re.sub(r" -\d+\.\d+$", "", rival) for rival in rivals] == expected
+
+    def colours() -> list[str]:
+        return page.locator(".heat tbody td").evaluate_all("cells => cells.map(cell => cell.style.background)")
+
+    tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
+    assert page.locator(".heat thead th").all_inner_texts() == tokens
+    before = colours()
+    assert len(set(before)) > 3
+    page.screenshot(path=tmp_path / "page.png", full_page=True)
+    page.get_by_label("inside the source").focus()
+    page.keyboard.press("Space")
+    page.wait_for_function(f"() => document.querySelectorAll('.heat tbody tr').length === {len(tokens)}")
+    page.get_by_label("Layer").focus()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    page.wait_for_function(
+        "before => [...document.querySelectorAll('.heat tbody td')].map(c => c.style.background).join() !== before",
+        arg=",".join(colours()),
+    )
+    assert colours() != before
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for bad, answer in (
+        ("", "Type a sentence first"),
+        ("собака", "never seen any of these"),
+        ("a " * 300, "takes 200"),
+    ):
+        page.get_by_label("Sentence").fill(bad)
+        page.get_by_role("button", name="Translate").press("Enter")
+        page.get_by_text(answer).wait_for()
+        assert page.locator("#translation textarea").input_value() == ""
+    page.close()
+
+
+@pytest.mark.slow
+def test_the_space_is_published(programs, hub, demo_checkpoint, repository):
+    """Page, requirements and a README that names the model; a checkpoint that is not on the Hub is refused."""
+    refused = programs.run("hub.space.__main__", demo_checkpoint, "--push", "user/page", status=2)
+    assert "push it first" in refused.stderr
+    refused = programs.run("hub.space.__main__", "user/nothing", "--push", "user/page", status=2)
+    assert "there is no user/nothing" in refused.stderr
+    assert "spaces/user/page" not in hub.repositories
+    programs.run("hub.push", demo_checkpoint, "user/shown", "--license", "mit")
+    programs.run("hub.space.__main__", "user/shown", "--push", "user/page")
+    files = hub.repositories["spaces/user/page"].files("main")
+    assert sorted(files) == ["README.md", "app.py", "pushed_files.json", "requirements.txt"]
+    data = RepoCard(files["README.md"].decode()).data
+    assert data.models == ["user/shown"]
+    assert data.sdk == "gradio"
+    assert data.app_file == "app.py"
+    assert files["app.py"] == (repository / "hub" / "space" / "app.py").read_bytes()

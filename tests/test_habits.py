@@ -1,0 +1,66 @@
+"""What surrounds the code and nobody runs every day: the versions in prose, the commands that workflows call."""
+
+import re
+import subprocess
+
+import pytest
+import yaml
+
+from vanilla_transformer import __version__
+
+
+def targets(makefile: str) -> set[str]:
+    return set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
+
+
+@pytest.fixture
+def makefile(repository) -> str:
+    return (repository / "Makefile").read_text(encoding="utf-8")
+
+
+def test_the_changelogs_first_version_is_the_version(repository):
+    """`## Unreleased (0.2.0.dev0)` while it is worked on, `## 0.2.0 (2026-12-31)` when it is out."""
+    text = (repository / "CHANGELOG.md").read_text(encoding="utf-8")
+    name, bracket = re.search(r"^## (\S+) \((.*)\)$", text, re.MULTILINE).groups()
+    assert __version__ == (bracket if name == "Unreleased" else name)
+    assert (name == "Unreleased") == (".dev" in __version__)
+
+
+def test_the_citation_is_of_this_version(repository):
+    citation = yaml.safe_load((repository / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["version"] == __version__
+    assert citation["references"][0]["title"] == "Attention Is All You Need"
+
+
+def test_make_tells_every_target(repository, makefile):
+    listed = subprocess.run(["make", "help"], cwd=repository, capture_output=True, text=True, check=True)
+    told = dict(re.findall(r"^make (\S+)\s+(\S.*)$", listed.stdout, re.MULTILINE))
+    assert set(told) == targets(makefile)
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1]
+    assert set(phony.split()) == targets(makefile)
+
+
+def test_what_calls_make_calls_targets_that_exist(repository, makefile):
+    called = set()
+    for path in (repository / ".github" / "workflows").glob("*.yml"):
+        workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for job in workflow["jobs"].values():
+            called |= set(job.get("strategy", {}).get("matrix", {}).get("target", []))
+            for step in job["steps"]:
+                called |= set(re.findall(r"\bmake ([a-z-]+)", step.get("run", "")))
+    for name in (".ci/run", "CONTRIBUTING.md", ".github/pull_request_template.md"):
+        text = (repository / name).read_text(encoding="utf-8")
+        called |= set(re.findall(r"(?:^step |^    |`)make ([a-z-]+)", text, re.MULTILINE))
+    assert called >= {"test", "lint", "test-oldest", "docs"}
+    assert called <= targets(makefile), called - targets(makefile)
+
+
+def test_issue_forms_ask_something(repository):
+    folder = repository / ".github" / "ISSUE_TEMPLATE"
+    for name in ("bug.yml", "feature.yml"):
+        form = yaml.safe_load((folder / name).read_text(encoding="utf-8"))
+        assert {"name", "description", "body"} <= set(form)
+        ids = [field["id"] for field in form["body"]]
+        assert len(ids) == len(set(ids))
+        assert any(field.get("validations", {}).get("required") for field in form["body"])

@@ -1,0 +1,66 @@
+import pytest
+
+from training.data.encoding import encode, refuse_endless, sequence_lengths
+from training.data.pairs import ParallelText
+from training.data.tokenizer import train_tokenizer
+from training.keys import DataArguments, TokenizerArguments
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.data.encoding.HF_DATASETS_CACHE", str(tmp_path))
+    return tmp_path / "vanilla_transformer"
+
+
+def test_pairs_are_left_out_with_a_report(tokenizer, capsys):
+    text = ParallelText(["w1 w2 w3", "w1", "w1 w2"], ["w1", "w2 w2 w2 w2 w2 w2", "w3 w3"])
+    data = encode(text, tokenizer, DataArguments(max_length=5))
+    assert len(data) == 2
+    assert "left out 1 of 3 pairs: a side has more than max_length=5 tokens" in capsys.readouterr().out
+    data = encode(text, tokenizer, DataArguments(max_length=5, max_length_ratio=1.5))
+    assert [len(row["labels"]) for row in data] == [3]
+    assert "1 of 3 pairs: one side has more than max_length_ratio=1.5" in capsys.readouterr().out
+    assert sum(text.dropped.values()) == 3  # of both calls
+    assert len(encode(text, tokenizer)) == 3
+    with pytest.raises(ValueError, match=r"no training pair is left: a side has more .*\. Raise max_length=1\."):
+        encode(text, tokenizer, DataArguments(max_length=1))
+    unequal = ParallelText(["w1"], ["w1 w2 w3 w4 w5"])
+    with pytest.raises(ValueError, match="one side has more than .* Raise max_length=256 or max_length_ratio=1.5"):
+        encode(unequal, tokenizer, DataArguments(max_length_ratio=1.5))
+
+
+def test_lengths_are_those_of_the_rows(tokenizer):
+    data = encode(ParallelText(["w1 w2", "w1", "w3"], ["w1", "w2 w3 w4", "w5"]), tokenizer)
+    assert sequence_lengths(data).tolist() == [[3, 2], [2, 4], [2, 2]]
+    assert sequence_lengths(data.select([2, 1])).tolist() == [[2, 2], [2, 4]]
+
+
+def test_text_is_encoded_once_and_kept_by_content(tokenizer, cache):
+    text = ParallelText(["w1 w2"], ["w3"])
+    first = encode(text, tokenizer)
+    (file,) = cache.glob("*.arrow")
+    stamp = file.stat().st_mtime_ns
+    assert encode(ParallelText(["w1 w2"], ["w3"]), tokenizer)[0] == first[0]
+    assert file.stat().st_mtime_ns == stamp
+    assert encode(ParallelText(["w1 w2"], ["w4"]), tokenizer)[0] != first[0]
+    assert len(list(cache.glob("*.arrow"))) == 2
+
+
+def test_bpe_dropout_encodes_anew_each_time():
+    sentences = ["the quick brown fox", "jumps over the lazy dog"]
+    tokenizer = train_tokenizer(sentences, sentences, TokenizerArguments(tokenizer_size=100))
+    data = encode(ParallelText(sentences, sentences), tokenizer, DataArguments(), dropout=0.5)
+    assert len({str(data[[0, 1]]["input_ids"]) for _ in range(6)}) > 1
+    plain = encode(ParallelText(sentences, sentences), tokenizer)
+    assert (sequence_lengths(data) == sequence_lengths(plain)).all()
+    assert set(data[0]) == {"input_ids", "labels"}
+
+
+def test_endless_sentences_of_validation_and_test_are_refused_before_training(tokenizer):
+    """Nothing of these is left out, and attention over a million tokens would need terabytes."""
+    corpus = {name: ParallelText(["w1", "w1 " * 1100], ["w2", "w2"]) for name in ("train", "test")}
+    with pytest.raises(
+        ValueError, match="the test set has sentences of more than 1024 tokens, at line 2: .*max_length"
+    ):
+        refuse_endless(corpus, tokenizer, DataArguments())
+    refuse_endless(corpus, tokenizer, DataArguments(max_length=300))

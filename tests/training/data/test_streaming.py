@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+from datasets import IterableDataset
+from datasets.distributed import split_dataset_by_node
+
+from training.data.streaming import TokenBatchStream, stream_pairs
+from training.keys import DataArguments
+
+
+def rows(n):
+    rng = np.random.default_rng(0)
+    for i in range(n):
+        yield {"source": " ".join(["w1"] * rng.integers(1, 9)) + f" w{i % 60}", "target": f"w{i % 60} w{i // 60}"}
+
+
+def stream(tokenizer, n=300, rank=0, world=1, **keys):
+    pairs = split_dataset_by_node(IterableDataset.from_generator(rows, gen_kwargs={"n": n}), rank, world)
+    return TokenBatchStream(pairs, tokenizer, DataArguments(buffer_size=70, **keys), max_tokens=50, seed=0)
+
+
+def take(batches, count):
+    iterator = iter(batches)
+    return [next(iterator) for _ in range(count)]
+
+
+def test_a_stream_yields_every_pair_in_batches_within_the_budget(tokenizer):
+    batches, pairs = iter(stream(tokenizer)), []
+    while len(pairs) < 300:
+        batch = next(batches)
+        assert len(batch) * max(max(len(p["input_ids"]), len(p["labels"])) for p in batch) <= 50
+        pairs += batch
+    assert len(pairs) == 300
+    assert len({str(pair["labels"]) for pair in pairs}) == 300
+    assert len({str(pair["labels"]) for batch in take(batches, 20) for pair in batch}) > 40  # it begins anew
+
+
+@pytest.mark.parametrize("count", [0, 1, 17, 60, 150])
+def test_a_stream_goes_on_where_its_state_was_taken(tokenizer, count):
+    original = stream(tokenizer)
+    iterator = iter(original)
+    for _ in range(count):
+        next(iterator)
+    ahead = [next(iterator) for _ in range(5)]  # a loader may have read further than was trained on
+    state = original.state_at(count)
+    resumed = stream(tokenizer)
+    resumed.load_state(state)
+    assert take(resumed, 5) == ahead
+
+
+def test_processes_share_a_stream(tokenizer):
+    seen = [
+        {str(pair["labels"]) for batch in take(stream(tokenizer, rank=rank, world=2), 8) for pair in batch}
+        for rank in (0, 1)
+    ]
+    assert not seen[0] & seen[1]
+
+
+def test_a_stream_without_usable_pairs_ends_with_a_message(tokenizer):
+    with pytest.raises(ValueError, match="no pair of the training data is left"):
+        take(stream(tokenizer, max_length=1), 1)
+    with pytest.raises(ValueError, match="no pair of the training data is left"):
+        take(stream(tokenizer, n=0), 1)
+
+
+def test_streams_refuse_or_drop_bad_lines_too(write, arguments):
+    write("train.en", b"one\n\nth\xffree\nfour\n")
+    write("train.de", "eins\nzwei\ndrei\nvier\n")
+    assert [row["source"] for row in stream_pairs(arguments(bad_lines="drop"))] == ["one", "four"]
+    with pytest.raises(ValueError, match="line 2: blank"):
+        list(stream_pairs(arguments()))

@@ -1,0 +1,70 @@
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from training.data.tokenizer import train_tokenizer, vocabulary_sizes, with_dropout
+from training.keys import TokenizerArguments
+
+SOURCES = ["The 3 dogs run, don't they?", "A man's hat."]
+TARGETS = ["Die 3 Hunde rennen – oder?", "Ein Hut für Müller."]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char"])
+def test_tokenizers_round_trip(kind, shared, tmp_path):
+    arguments = TokenizerArguments(tokenizer_type=kind, tokenizer_size=120, shared_vocabulary=shared)
+    train_tokenizer(SOURCES, TARGETS, arguments).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert [tokenizer.convert_tokens_to_ids(t) for t in ("<pad>", "<s>", "</s>", "<unk>")] == [0, 1, 2, 3]
+    batch = tokenizer(SOURCES, text_target=TARGETS)
+    assert tokenizer.batch_decode(batch["labels"], skip_special_tokens=True) == TARGETS
+    assert all(ids[-1] == 2 for ids in batch["labels"] + batch["input_ids"])
+    sizes = vocabulary_sizes(tokenizer)
+    assert (getattr(tokenizer, "target_tokenizer", None) is None) == shared
+    assert max(sizes) <= 120
+
+
+def test_what_a_token_is():
+    tokens = {}
+    for kind in ("word", "char"):
+        tokenizer = train_tokenizer(["ab c."], ["x"], TokenizerArguments(tokenizer_type=kind, shared_vocabulary=False))
+        tokens[kind] = tokenizer.convert_ids_to_tokens(tokenizer("ab c.")["input_ids"])
+    assert tokens == {"word": ["ab", "c.", "</s>"], "char": ["▁", "a", "b", "▁", "c", ".", "</s>"]}
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_dropout_splits_anew_and_leaves_the_tokenizer_alone(shared):
+    arguments = TokenizerArguments(tokenizer_size=200, shared_vocabulary=shared)
+    tokenizer = train_tokenizer(SOURCES * 3, TARGETS * 3, arguments)
+    before = tokenizer(SOURCES, text_target=TARGETS)
+    noisy = with_dropout(tokenizer, 0.5)
+    seen = {str(noisy(SOURCES, text_target=TARGETS)) for _ in range(5)}
+    assert len(seen) > 1
+    assert tokenizer(SOURCES, text_target=TARGETS) == before
+    ids = noisy(text_target=TARGETS)["input_ids"]
+    assert tokenizer.batch_decode(ids, skip_special_tokens=True) == TARGETS
+
+
+def test_a_given_tokenizer(tmp_path):
+    trained = train_tokenizer(SOURCES, TARGETS, TokenizerArguments(tokenizer_size=90))
+    trained.save_pretrained(tmp_path / "good")
+    arguments = TokenizerArguments(tokenizer_path=str(tmp_path / "good"))
+    assert train_tokenizer([], [], arguments).get_vocab() == trained.get_vocab()
+
+    plain = PreTrainedTokenizerFast(tokenizer_object=trained.backend_tokenizer, pad_token="<pad>")
+    plain.save_pretrained(tmp_path / "endless")
+    with pytest.raises(ValueError, match="has no eos_token"):
+        train_tokenizer([], [], TokenizerArguments(tokenizer_path=str(tmp_path / "endless")))
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        train_tokenizer([], [], TokenizerArguments(tokenizer_path=str(tmp_path / "nothing")))
+
+
+def test_a_vocabulary_is_never_larger_than_asked_for():
+    tokenizer = train_tokenizer(SOURCES, TARGETS, TokenizerArguments(tokenizer_size=10))
+    assert vocabulary_sizes(tokenizer) == (10, 10)
+
+
+@pytest.mark.parametrize("text", ["The 3 dogs run", "abc abc abc"])  # the library refuses one, and hangs at the other
+def test_too_small_a_vocabulary_for_unigrams_is_told(text):
+    arguments = TokenizerArguments(tokenizer_type="unigram", tokenizer_size=5)
+    with pytest.raises(ValueError, match=r"tokenizer_size=5 is too small for unigram: \d+ characters and 4 special"):
+        train_tokenizer([text], [text], arguments)

@@ -1,0 +1,69 @@
+"""Which checkpoints are the best, and what is done with those that are not whole."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from training.average import of_run
+from training.recipe import read_recipe
+from training.run.checkpoints import LIST, choose, seal, why_not_whole
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """A run's folder with three whole checkpoints whose losses are 3, 2 and 1."""
+
+    def make(settings: str = "") -> Path:
+        for step in (1, 2, 3):
+            folder = tmp_path / f"checkpoint-{step}"
+            folder.mkdir()
+            history = [{"step": step, "eval_loss": 4.0 - step}]
+            state = {"global_step": step, "log_history": history, "stateful_callbacks": {}}
+            (folder / "trainer_state.json").write_text(json.dumps(state))
+            seal(folder)
+        (tmp_path / "recipe.yaml").write_text(f"metric_for_best_model: loss\n{settings}")
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("metric_for_best_model: loss", False),
+        ("metric_for_best_model: bleu", True),
+        ("metric_for_best_model: eval_ter", False),
+        ("metric_for_best_model: loss\ngreater_is_better: true", True),
+        ("metric_for_best_model: bleu\ngreater_is_better: false", False),
+        ("metric_for_best_model: ter\ngreater_is_better: null", False),
+    ],
+)
+def test_a_given_direction_is_kept(tmp_path, lines, expected):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"corpus: demo\noutput_dir: out\n{lines}\n")
+    assert read_recipe([str(path)]).training.greater_is_better is expected
+
+
+@pytest.mark.parametrize(("settings", "best"), [("greater_is_better: false", 3), ("greater_is_better: true", 1)])
+def test_the_best_are_chosen_in_the_runs_direction(make_run, settings, best):
+    run = make_run(settings)
+    assert of_run(run, 1, "best") == [run / f"checkpoint-{best}"]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "3", "{", '{"log_history": 3}', '{"log_history": [{"step": "x"}], "x": 1}']
+)
+def test_a_state_that_cannot_be_read_is_told(make_run, content):
+    run = make_run()
+    (run / "checkpoint-2" / "trainer_state.json").write_text(content)
+    with pytest.raises(ValueError, match=r"checkpoint-2/trainer_state\.json"):
+        choose(run, 1, "best", "loss", False)
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "3", '"x"', '{"trainer_state.json": 3}', '{"../x": [1, "x"]}'])
+def test_a_list_of_files_that_is_none_makes_nothing_whole(make_run, content):
+    folder = make_run() / "checkpoint-1"
+    assert why_not_whole(folder) is None
+    (folder / LIST).write_text(content)
+    assert why_not_whole(folder)

@@ -1,0 +1,25 @@
+"""The pictures of a run."""
+
+import pytest
+
+from training.run.pictures import plot_training_curve
+
+HISTORY = [{"step": step, "loss": 3.0 / step, "eval_loss": 2.0 / step} for step in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "labels"),
+    [
+        ({}, ["loss, training", "loss, validation"]),
+        ({"smoothing": 0.1}, ["loss with label smoothing 0.1, training", "plain loss, validation"]),
+        (
+            {"smoothing": 0.1, "rdrop_alpha": 5},
+            ["loss with label smoothing 0.1 and R-Drop 5, training", "plain loss, validation"],
+        ),
+    ],
+)
+def test_the_legend_tells_two_losses_apart(tmp_path, settings, labels):
+    """Else one reads a gap between training and validation that is not there."""
+    figure = plot_training_curve(HISTORY, tmp_path / "curve.png", **settings)
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == labels
+    assert (tmp_path / "curve.png").stat().st_size > 0

@@ -1,0 +1,150 @@
+"""The trainer's own arithmetic: losses, moving average, what an evaluation tells."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file
+from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast
+
+from training.keys import TrainingArguments
+from training.run.build import settle_precision
+from training.run.losses import divergence
+from training.run.trainer import TokenBatchTrainer
+
+
+@pytest.fixture
+def tokenizer(train_bpe, special_tokens, sentences):
+    texts = sentences["en"] + sentences["de"]
+    return PreTrainedTokenizerFast(tokenizer_object=train_bpe(texts, 60), **special_tokens)
+
+
+@pytest.fixture
+def make_trainer(make_model, tokenizer, sentences, tmp_path):
+    def make(dropout: float = 0.0, **keys):
+        rows = tokenizer(sentences["en"], text_target=sentences["de"], return_attention_mask=False)
+        data = Dataset.from_dict({"input_ids": rows["input_ids"], "labels": rows["labels"]})
+        defaults = {"max_tokens": 64, "learning_rate": 0.01, "report_to": "none", "use_cpu": True, "max_steps": 3}
+        defaults |= {"save_strategy": "no", "disable_tqdm": True, "predict_with_generate": False}
+        arguments = TrainingArguments(output_dir=str(tmp_path / "out"), **(defaults | keys))
+        model = make_model(dropout=dropout, vocab_size=len(tokenizer))
+        return TokenBatchTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=data,
+            eval_dataset=data,
+            processing_class=tokenizer,
+            data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        )
+
+    return make
+
+
+def batch_of(trainer) -> dict:
+    return trainer.data_collator([trainer.train_dataset[i] for i in range(4)])
+
+
+def logits_of(trainer, batch) -> torch.Tensor:
+    return trainer.model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+
+
+def test_the_smoothed_loss_is_the_papers(make_trainer):
+    """(1 - e) * nll + e * mean over the vocabulary of -log p, a target token; padding counts nothing."""
+    trainer = make_trainer(label_smoothing_factor=0.2)
+    batch, model = batch_of(trainer), trainer.model.train()
+    real = batch["labels"] != -100
+    log_p = logits_of(trainer, batch).log_softmax(-1)
+    nll = -log_p.gather(-1, batch["labels"].clamp(min=0)[..., None])[..., 0]
+    expected = ((0.8 * nll - 0.2 * log_p.mean(-1)) * real).sum() / real.sum()
+    torch.testing.assert_close(trainer.compute_loss(model, dict(batch)), expected)
+    half = trainer.compute_loss(model, dict(batch), num_items_in_batch=real.sum() * 2)
+    torch.testing.assert_close(half, expected / 2)
+
+
+def test_rdrop_adds_the_divergence_of_two_passes(make_trainer):
+    plain, twice = make_trainer(label_smoothing_factor=0.1), make_trainer(label_smoothing_factor=0.1, rdrop_alpha=5.0)
+    batch = batch_of(plain)
+    losses = [trainer.compute_loss(trainer.model.train(), dict(batch)) for trainer in (plain, twice)]
+    torch.testing.assert_close(*losses)  # without dropout both passes are one
+    noisy = make_trainer(dropout=0.3, rdrop_alpha=5.0), make_trainer(dropout=0.3, rdrop_alpha=1e-9)
+    values = []
+    for trainer in noisy:
+        torch.manual_seed(3)
+        values.append(trainer.compute_loss(trainer.model.train(), dict(batch)))
+    assert values[0] > values[1] * 1.01
+
+
+def test_divergence_is_the_mean_of_both_directions():
+    first, second = torch.randn(2, 5, 7).log_softmax(-1)
+    p, q = first.exp(), second.exp()
+    both = [(a * (a / b).log()).sum() for a, b in ((p, q), (q, p))]
+    torch.testing.assert_close(divergence(first, second), sum(both) / 2)
+    assert divergence(first, first) == 0
+
+
+@pytest.mark.parametrize("generate", [False, True])
+def test_the_evaluated_loss_is_plain_and_a_token(make_trainer, generate):
+    options = {"label_smoothing_factor": 0.2, "predict_with_generate": generate}
+    trainer = make_trainer(per_device_eval_batch_size=3, **options)  # batches of unequal tokens
+    batch = batch_of(trainer)
+    labels = batch["labels"]
+    with torch.no_grad():
+        logits = logits_of(trainer, batch)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_the_moving_average_is_kept_evaluated_and_saved(make_trainer, tmp_path):
+    trainer = make_trainer(ema_decay=0.25, lr_scheduler_type="constant", warmup_steps=0)  # large steps: decays differ
+    name, weights = "model.encoder.layers.0.feed_forward.fc1.weight", []
+    parameter = dict(trainer.model.named_parameters())[name]
+    expected = parameter.detach().clone()
+    original = trainer.callback_handler.on_step_end
+
+    def note(*args):
+        weights.append(parameter.detach().clone())
+        return original(*args)
+
+    trainer.callback_handler.on_step_end = note
+    trainer.train()
+    for later, decay in zip(weights, (2 / 11, 0.25, 0.25), strict=True):  # at most (1 + n) / (10 + n)
+        expected = decay * expected + (1 - decay) * later
+    averages = dict(trainer.average_model.named_parameters())
+    torch.testing.assert_close(averages[name], expected)
+    with trainer.averaged_weights():
+        torch.testing.assert_close(parameter, averages[name])
+    torch.testing.assert_close(parameter, weights[-1], rtol=0, atol=0)
+    trainer.save_final()
+    torch.testing.assert_close(load_file(tmp_path / "out" / "model.safetensors")[name], expected)
+
+
+def test_tokens_are_counted_without_padding(make_trainer):
+    trainer = make_trainer(max_steps=-1, num_train_epochs=2, gradient_accumulation_steps=2)
+    trainer.train()
+    assert trainer.target_tokens == 2 * sum(map(len, trainer.train_dataset["labels"]))
+    logged = [entry for entry in trainer.state.log_history if "tokens_per_second" in entry]
+    assert all(math.isfinite(entry["tokens_per_second"]) for entry in logged)
+
+
+@pytest.mark.parametrize("rdrop_alpha", [0.0, 1.0])
+def test_precision_is_chosen_by_the_loss_that_training_takes(make_trainer, monkeypatch, rdrop_alpha):
+    """In pieces, or of two passes: full logits of one would be another measurement."""
+    trainer = make_trainer(label_smoothing_factor=0.1, rdrop_alpha=rdrop_alpha, max_tokens=1000)
+    calls, forward = [], trainer.model.forward
+
+    def note(**inputs):
+        calls.append((len(inputs["input_ids"]), inputs.get("smoothing")))
+        return forward(**inputs)
+
+    monkeypatch.setattr(trainer.model, "forward", note)
+    settle_precision(
+        SimpleNamespace(training=trainer.args), trainer.model, trainer.train_dataset, trainer.data_collator, None
+    )
+    measured = calls.copy()
+    assert len(measured) >= 3
+    for _ in range(len(measured)):
+        trainer.compute_loss(trainer.model.train(), dict(batch_of(trainer)))
+    rows = 2 * 4 if rdrop_alpha else 4
+    assert set(measured) == set(calls[len(measured) :]) == {(rows, None if rdrop_alpha else 0.1)}

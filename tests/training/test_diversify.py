@@ -1,0 +1,23 @@
+"""`training.diversify` as a user runs it."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_diversify_adds_what_both_models_translate(programs, finished, test_files, tmp_path):
+    output = tmp_path / "new" / "diverse.tsv"
+    arguments = ("--source", test_files[0], "--target", test_files[1], "--output", output)
+    programs.run("training.diversify", finished, finished / "checkpoint-4", *arguments)
+    pairs = [tuple(line.split("\t")) for line in output.read_text().splitlines()]
+    expected = []
+    originals = list(zip(*(path.read_text().splitlines() for path in test_files), strict=True))
+    for pair in originals:
+        expected += [pair, pair]
+    for side, folder, count in ((0, finished, "2"), (1, finished / "checkpoint-4", "3")):
+        process = programs.run("training.translate", folder, "--input", test_files[side], "--nbest", count)
+        for number, _, text in (line.split("\t") for line in process.stdout.splitlines()):
+            pair = (originals[int(number) - 1][side], text)
+            expected += [pair if side == 0 else pair[::-1]] if text else []
+    assert pairs == expected
+    assert list(output.parent.iterdir()) == [output]

@@ -1,0 +1,69 @@
+"""`training.score` as a user runs it."""
+
+import json
+import math
+import re
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from training.score import main
+
+pytestmark = pytest.mark.slow
+
+
+def test_score_agrees_with_the_run_and_has_intervals(programs, finished, test_files):
+    source, reference = test_files
+    process = programs.run("training.score", finished, "--source", source, "--reference", reference, "--samples", "50")
+    scores = json.loads(process.stdout)
+    results = json.loads((finished / "all_results.json").read_text())
+    for name in ("bleu", "chrf", "ter", "bleu_tokenized_lc"):
+        assert scores[name]["score"] == pytest.approx(results[f"test_{name}"], rel=1e-6)
+        assert scores[name]["interval_95"] >= 0
+    assert "bs:50" in scores["bleu_signature"]
+
+
+def test_score_takes_several_references_and_compares(programs, finished, test_files, tmp_path):
+    sources, references = (path.read_text().splitlines() for path in test_files)
+    outputs = tmp_path / "outputs"
+    programs.run("training.translate", finished, "--input", test_files[0], "--output", outputs)
+    rows = zip(sources, references, outputs.read_text().splitlines(), strict=True)
+    (tmp_path / "test.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    shutil.copytree(finished / "checkpoint-2", tmp_path / "early")
+    process = programs.run(
+        *("training.score", finished, "--source", tmp_path / "test.tsv", "--compare", tmp_path / "early"),
+        *("--samples", "50"),
+    )
+    scores = json.loads(process.stdout)
+    assert scores["chrf"][str(finished)]["score"] == pytest.approx(100)  # its own outputs are among the references
+    other = scores["chrf"][str(tmp_path / "early")]
+    assert 0 <= other["p_value"] <= 1
+    assert "nrefs:2" in scores["bleu_signature"]
+
+
+def test_score_gives_the_models_own_likelihood(programs, finished, test_files, tmp_path):
+    source, reference = test_files
+    arguments = ("--source", source, "--reference", reference, "--nll", "--per_line", tmp_path / "lines.tsv")
+    result = json.loads(programs.run("training.score", finished, *arguments).stdout)
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(finished), AutoTokenizer.from_pretrained(finished)
+    rows = [line.split("\t") for line in (tmp_path / "lines.tsv").read_text().splitlines()[1:]]
+    for row, s, t in zip(rows, *(path.read_text().splitlines() for path in test_files), strict=True):
+        with torch.no_grad():
+            loss = model(**tokenizer(s, text_target=t, return_tensors="pt")).loss
+        assert float(row[2]) == pytest.approx(float(loss), abs=1e-3)
+    total, tokens = (sum(float(row[i]) for row in rows) for i in (0, 1))
+    assert result["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-3)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_test_set_without_sentences_is_refused(tmp_path, monkeypatch, capsys, content):
+    (tmp_path / "test.en").write_text(content)
+    (tmp_path / "test.de").write_text(content)
+    arguments = ["--source", str(tmp_path / "test.en"), "--reference", str(tmp_path / "test.de")]
+    monkeypatch.setattr("sys.argv", ["score", "checkpoint", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert re.match(r"training\.score: .*(holds no sentences|blank)", capsys.readouterr().err)

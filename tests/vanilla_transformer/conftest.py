@@ -1,0 +1,14 @@
+"""What several tests of the package share."""
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def source():
+    """Sources of 9, 7, 5, 9 and 3 tokens, padded on the right."""
+    ids = torch.randint(3, 30, (5, 9), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    for row, length in enumerate((9, 7, 5, 9, 3)):
+        ids[row, length:] = mask[row, length:] = 0
+    return {"input_ids": ids, "attention_mask": mask}

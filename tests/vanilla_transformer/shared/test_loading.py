@@ -1,0 +1,85 @@
+"""What is wrong with a checkpoint is one line that names it, the file and a cure."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from training.loading import load_translator
+from vanilla_transformer.shared.loading import load_model, load_tokenizer
+
+
+@pytest.fixture
+def checkpoint(tmp_path, make_model, make_tokenizer) -> Path:
+    tokenizer, sizes = make_tokenizer(True)
+    folder = tmp_path / "mine"
+    make_model(**sizes).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_whole_checkpoint_is_loaded(checkpoint):
+    model = load_model(checkpoint, dropout=0.3)
+    assert (model.config.dropout, model.training) == (0.3, False)
+    assert load_tokenizer(checkpoint)("the dog runs")["input_ids"]
+    assert load_translator(str(checkpoint))("the dog runs")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "told"),
+    [
+        ("config.json", {"d_model": "x"}, "config.json cannot be used .*d_model"),
+        ("config.json", {"d_model": 64}, r"the weights cannot be used .* is \(.*\), and config.json asks for \("),
+        ("config.json", {"encoder_layers": 3}, "config.json asks for model.encoder.layers.2.* and 15 more"),
+        ("config.json", {"encoder_layers": 1}, "is of no use: model.encoder.layers.1"),
+        ("config.json", {"encoder_layers": 10**9}, "encoder_layers=1000000000 are more than"),
+        ("config.json", {"model_type": "nothing"}, "config.json cannot be used"),
+        ("config.json", b"\xff\xfe{", "config.json cannot be used"),
+        ("config.json", None, "is no checkpoint: it has no config.json"),
+        ("generation_config.json", {"num_beams": "x"}, "generation_config.json .*cannot be used"),
+        ("generation_config.json", b"{", "generation_config.json cannot be used"),
+        ("generation_config.json", {"max_length": 2**63}, "max_length=9223372036854775808 are more than 100000"),
+        ("tokenizer.json", {"model": 3}, "the tokenizer cannot be used"),
+        ("tokenizer.json", b"<html>", "the tokenizer cannot be used"),
+        ("tokenizer.json", None, "the tokenizer cannot be used"),
+        ("tokenizer_config.json", {"pad_token": None}, "cannot be used .*pad"),
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1", "the weights cannot be used"),
+        ("model.safetensors", None, "the weights cannot be used"),
+    ],
+)
+def test_a_damaged_file_is_told_in_a_line(checkpoint, capfd, name, damage, told):
+    path = checkpoint / name
+    if isinstance(damage, dict):
+        path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    elif damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage)
+    capfd.readouterr()
+    with pytest.raises(ValueError, match=told) as error:
+        load_translator(str(checkpoint))
+    assert str(error.value).startswith(str(checkpoint))
+    assert len(str(error.value).splitlines()) == 1
+    assert capfd.readouterr().err == ""
+
+
+def test_weights_that_are_cut_missing_or_no_numbers(checkpoint):
+    path = checkpoint / "model.safetensors"
+    whole, state = path.read_bytes(), load_file(path)
+    name = "model.encoder.layers.0.feed_forward.fc1.weight"
+    for change, told in (
+        (lambda: path.write_bytes(whole[:-9]), "the weights cannot be used"),
+        (lambda: save_file({key: state[key] for key in state if key != name}, path, {"format": "pt"}), name),
+        (lambda: save_file(state | {name: state[name] * torch.nan}, path, {"format": "pt"}), "not finite"),
+    ):
+        change()
+        with pytest.raises(ValueError, match=told):
+            load_model(checkpoint)
+
+
+def test_a_tokenizer_of_another_model_is_refused(checkpoint, make_model):
+    make_model(vocab_size=20).save_pretrained(checkpoint)
+    with pytest.raises(ValueError, match=r"its tokenizer has \d+ tokens, and its model 20"):
+        load_translator(str(checkpoint))

@@ -1,0 +1,188 @@
+"""Everything that `generate()` can be asked for: `beam_search` gives the same, or names what it has not."""
+
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from transformers import TextIteratorStreamer
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.generation_vanilla_transformer import beam_search
+
+
+def until_end(sequences: torch.Tensor, ends: list[int]) -> list[list[int]]:
+    """Without what stands behind the end, with which `generate()` and ours may fill up in other ways."""
+    rows = [row[1:] for row in sequences.tolist()]
+    return [row[: next((i for i, token in enumerate(row) if token in ends), len(row)) + 1] for row in rows]
+
+
+@pytest.fixture
+def assert_same(make_model, source):
+    """Compares ids, and of beams the scores, over some models."""
+
+    def compare(ends=(2,), **options) -> None:
+        for seed in range(8):
+            model = make_model(seed, vocab_size=30)
+            for num_beams in (1, 3):
+                options |= {"num_beams": num_beams, "return_dict_in_generate": True, "output_scores": num_beams > 1}
+                expected = model.generate(**source, **options)
+                found = model.generate(**source, **options, custom_generate=beam_search)
+                assert until_end(found.sequences, ends) == until_end(expected.sequences, ends)
+                if num_beams > 1:
+                    scores = found.sequences_scores, expected.sequences_scores
+                    torch.testing.assert_close(*scores, atol=1e-4, rtol=0)
+
+    return compare
+
+
+def test_several_ends(assert_same):
+    """`generate()` then looks at more continuations of each hypothesis."""
+    for ends in ([2, 3], [2, 3, 4, 5, 6, 7], list(range(2, 22))):
+        assert_same(ends, eos_token_id=ends, max_new_tokens=12)
+
+
+def test_criteria_of_the_caller(assert_same):
+    assert_same(max_new_tokens=12, stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(6)]))
+    ends = [5, 9, 11, 17]
+    criterion = EosTokenCriteria(torch.tensor(ends))
+    assert_same([2, *ends], max_new_tokens=12, stopping_criteria=StoppingCriteriaList([criterion]))
+
+
+@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 2.0])
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+def test_any_penalty(assert_same, length_penalty, early_stopping):
+    assert_same(max_new_tokens=12, length_penalty=length_penalty, early_stopping=early_stopping)
+
+
+def test_a_beginning_padded_on_the_left(assert_same):
+    beginning = torch.tensor([[1, 7, 9, 4], [0, 1, 7, 9], [0, 0, 1, 7], [0, 0, 0, 1], [1, 5, 5, 5]])
+    mask = (beginning != 0).long()
+    assert_same(decoder_input_ids=beginning, decoder_attention_mask=mask, max_new_tokens=9)
+
+
+def test_a_beginning_padded_on_the_left_is_the_beginning_alone(make_model, source):
+    """The mask counts: a shorter beginning in a batch of longer ones goes on as it does by itself."""
+    model = make_model(vocab_size=30)
+    one = {name: tensor[2:3] for name, tensor in source.items()}
+    for num_beams in (1, 3):
+        options = {"num_beams": num_beams, "max_new_tokens": 7, "custom_generate": beam_search}
+        alone = model.generate(**one, **options, decoder_input_ids=torch.tensor([[1, 7]]))
+        padded = model.generate(
+            **one,
+            **options,
+            decoder_input_ids=torch.tensor([[1, 0, 1, 7]]),
+            decoder_attention_mask=torch.tensor([[0, 0, 1, 1]]),
+        )
+        assert torch.equal(padded[:, 2:], alone)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
+        ({"output_logits": True, "return_dict_in_generate": True}, "output_logits"),
+        ({"output_attentions": True, "return_dict_in_generate": True, "num_beams": 2}, "output_attentions"),
+        ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
+        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "group_beam_search|HammingDiversity"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search"),
+        ({"prompt_lookup_num_tokens": 3}, "assisted_generation"),
+        ({"decoder_inputs_embeds": torch.zeros(5, 2, 32)}, "decoder_inputs_embeds"),
+        ({"decoder_attention_mask": torch.ones(5, 1, 1, 1)}, "decoder_attention_mask"),
+    ],
+)
+def test_what_would_be_dropped_is_refused(make_model, source, options, what):
+    with pytest.raises(ValueError, match=f"beam_search has no ({what})"):
+        make_model(vocab_size=30).generate(**source, max_new_tokens=5, custom_generate=beam_search, **options)
+
+
+@pytest.mark.parametrize("options", [{"length_penalty": 1e9}, {"alpha": 1e23}])
+def test_a_penalty_that_overflows_is_refused(make_model, source, options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))}=.* too large"):
+        make_model(vocab_size=30).generate(
+            **source, num_beams=2, max_new_tokens=5, custom_generate=beam_search, **options
+        )
+
+
+def test_a_cache_that_holds_something_is_refused(make_model, source):
+    model = make_model(vocab_size=30)
+    cache = model(**source, decoder_input_ids=torch.ones(5, 2, dtype=torch.long), use_cache=True).past_key_values
+    beginning = {"decoder_input_ids": torch.full((5, 3), 4), "past_key_values": cache}
+    with pytest.raises(ValueError, match="has no past_key_values"):
+        model.generate(**source, **beginning, max_new_tokens=5, custom_generate=beam_search)
+
+
+def test_a_streamer_is_refused_before_somebody_waits_for_it(make_model, source, train_bpe, sentences, special_tokens):
+    tokenizer = VanillaTransformerTokenizer(
+        source_tokenizer_object=train_bpe(sentences["en"], 60),
+        target_tokenizer_object=train_bpe(sentences["de"], 60),
+        **special_tokens,
+    )
+    streamer = TextIteratorStreamer(tokenizer, timeout=30)
+    model = make_model(vocab_size=60)
+    errors = []
+
+    def work():
+        try:
+            model.generate(**source, streamer=streamer, max_new_tokens=5, custom_generate=beam_search)
+        except ValueError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert "feeds no streamer" in errors[0]
+    assert streamer.text_queue.empty()
+    with pytest.raises(ValueError, match="no assistant_model"):
+        model.generate(**source, assistant_model=model, max_new_tokens=5, custom_generate=beam_search)
+
+
+def test_weights_shared_out_over_processes_are_refused(make_model, source, tmp_path):
+    """As tensor parallelism and FSDP leave them; the stock loop gathers them, ours would mix them with whole ones."""
+    model = make_model(vocab_size=30, tie_word_embeddings=False)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        model.lm_head.weight = torch.nn.Parameter(distribute_tensor(model.lm_head.weight.data, mesh, [Shard(0)]))
+        with pytest.raises(ValueError, match="has no weights shared out over processes"):
+            model.generate(**source, max_new_tokens=5, custom_generate=beam_search)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_an_ensemble_wants_ids(make_model, source):
+    model, other = make_model(0, vocab_size=30), make_model(1, vocab_size=30)
+    embeddings = model.get_input_embeddings()(source["input_ids"])
+    states = model.get_encoder()(**source)
+    options = {"max_new_tokens": 5, "custom_generate": beam_search, "ensemble": [other]}
+    mask = source["attention_mask"]
+    with pytest.raises(ValueError, match="an ensemble needs input_ids"):
+        model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
+    with pytest.raises(ValueError, match="an ensemble needs input_ids"):
+        model.generate(encoder_outputs=states, attention_mask=mask, **options)
+    alone = options | {"ensemble": ()}
+    expected = model.generate(**source, **alone)
+    assert torch.equal(model.generate(inputs_embeds=embeddings, attention_mask=mask, **alone), expected)
+    assert torch.equal(model.generate(encoder_outputs=states, attention_mask=mask, **alone), expected)
+
+
+def test_stop_strings_of_two_vocabularies_are_the_targets(make_model, train_bpe, sentences, special_tokens):
+    """A stop string is looked for in what the model writes, not in the source's vocabulary."""
+    letters = ["abcdef"]  # transformers encodes them to find out what each token adds to a text
+    tokenizer = VanillaTransformerTokenizer(
+        source_tokenizer_object=train_bpe(sentences["en"] + letters, 60),
+        target_tokenizer_object=train_bpe(sentences["de"] + letters, 70),
+        **special_tokens,
+    )
+    model = make_model(vocab_size=60, decoder_vocab_size=70, share_encoder_decoder_embeddings=False)
+    model.generation_config.eos_token_id = None
+    inputs = tokenizer("the dog runs", return_tensors="pt")
+    first = int(model.generate(**inputs, max_new_tokens=1)[0, 1])
+    text = tokenizer.decode(first)
+    assert first > 3
+    assert tokenizer.decode(first, use_source_tokenizer=True) != text
+    stopped = model.generate(**inputs, max_new_tokens=12, stop_strings=[text], tokenizer=tokenizer)
+    assert stopped.tolist() == [[1, first]]

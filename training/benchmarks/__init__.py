@@ -1,0 +1,1 @@
+"""What `training.benchmark` measures, and what it compares with."""

@@ -1,0 +1,135 @@
+"""From text to token ids: once, in parallel, kept on disk; or anew each time, for BPE-dropout."""
+
+import hashlib
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from datasets import Dataset
+from datasets.config import HF_DATASETS_CACHE
+from datasets.utils.logging import disable_progress_bar
+from transformers import PreTrainedTokenizerFast
+
+from training.data.pairs import ParallelText, some_lines
+from training.data.tokenizer import with_dropout
+from training.keys import DataArguments
+
+CHUNK = 4096  # sentences encoded at a time
+ROOM = 4  # times max_length, or UNLIMITED where this is more: longest sentence in validation and test data
+UNLIMITED = 1024  # tokens of a sentence that never is too long there
+FORMAT = 1  # part of the key of what is kept on disk: raised when its content changes
+
+
+def encode(
+    text: ParallelText, tokenizer: PreTrainedTokenizerFast, arguments: DataArguments | None = None, dropout: float = 0
+) -> Dataset:
+    """Token ids of both sides, `input_ids` and `labels`, each ending with `</s>`.
+
+    The Rust tokenizer encodes with all cores; the result lies in the cache of `datasets` under the hash of text and
+    tokenizer, and is mapped from there by every process and every later run.
+
+    Args:
+        arguments: its `max_length` and `max_length_ratio` say which pairs are left out, which is printed and counted in
+            `text.dropped`; None: none are.
+        dropout: BPE-dropout: the rows are then split anew each time they are read (and lengths are those without it).
+    """
+    backends = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]
+    states = [backend.to_str() for backend in backends if backend is not None]
+    states = states or [repr(tokenizer), json.dumps(tokenizer.get_vocab())]  # one that is written in Python
+    key = hashlib.sha256(f"{FORMAT}{text.digest()}{''.join(states)}".encode()).hexdigest()
+    folder = Path(HF_DATASETS_CACHE) / "vanilla_transformer"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not sys.stderr.isatty():
+        disable_progress_bar()
+    data = Dataset.from_dict({"source": text.sources, "target": text.targets}).map(
+        lambda rows: encode_rows(tokenizer, rows["source"], rows["target"]),
+        batched=True,
+        batch_size=10_000,
+        remove_columns=["source", "target"],
+        cache_file_name=str(folder / f"{key}.arrow"),
+        new_fingerprint=key[:32],
+        desc="tokens",
+    )
+    kept = np.arange(len(data))
+    if arguments is not None:
+        kept = _filter(sequence_lengths(data), arguments, text.dropped)
+        data = data if len(kept) == len(data) else data.select(kept)
+    if not dropout:
+        return data
+    lengths = sequence_lengths(data)
+    noisy = with_dropout(tokenizer, dropout)
+    chosen = text.select(kept.tolist())
+    columns: dict[str, Any] = {"source": chosen.sources, "target": chosen.targets, "lengths": lengths.tolist()}
+    return Dataset.from_dict(columns).with_transform(
+        lambda rows: encode_rows(noisy, rows["source"], rows["target"]), columns=["source", "target"]
+    )
+
+
+def encode_rows(tokenizer: PreTrainedTokenizerFast, sources: list[str], targets: list[str]) -> dict[str, list]:
+    """Ids of both sides, by the Rust tokenizer itself: wrapped by transformers it takes four times as long."""
+    if not tokenizer.is_fast:
+        return {"input_ids": tokenizer(sources)["input_ids"], "labels": tokenizer(text_target=targets)["input_ids"]}
+    source, target = tokenizer.backend_tokenizer, getattr(tokenizer, "target_tokenizer", tokenizer.backend_tokenizer)
+    sides: dict[str, list] = {"input_ids": [], "labels": []}
+    for start in range(0, len(sources), CHUNK):  # what it makes besides ids takes memory
+        for name, backend, texts in (("input_ids", source, sources), ("labels", target, targets)):
+            backend.no_truncation()
+            backend.no_padding()
+            sides[name] += [encoding.ids for encoding in backend.encode_batch_fast(texts[start : start + CHUNK])]
+    return sides
+
+
+def refuse_endless(
+    corpus: dict[str, ParallelText], tokenizer: PreTrainedTokenizerFast, arguments: DataArguments
+) -> None:
+    """Raises ValueError where validation or test data, of which nothing is left out, have sentences that are so long
+    that attention would need more memory than there is."""
+    limit = max(ROOM * arguments.max_length, UNLIMITED)
+    for split, text in corpus.items():
+        if split != "train":
+            longest = sequence_lengths(encode(text, tokenizer)).max(1)
+            if found := [text.numbers[i] for i in np.nonzero(longest > limit)[0]]:
+                raise ValueError(
+                    f"the {split} set has sentences of more than {limit} tokens, at {some_lines(found)}: shorten them, "
+                    f"or raise max_length={arguments.max_length}, of which {ROOM} times as many are allowed there."
+                )
+
+
+def sequence_lengths(data: Dataset) -> np.ndarray:
+    """Tokens of source and target of every pair: (pairs, 2)."""
+    if "lengths" in data.column_names:
+        return np.array(data.with_format(None)["lengths"])
+    arrow = data.with_format("arrow")
+    return np.stack([pc.list_value_length(arrow[:][name]).to_numpy() for name in ("input_ids", "labels")], axis=1)
+
+
+def _filter(lengths: np.ndarray, arguments: DataArguments, dropped: Counter) -> np.ndarray:
+    """Indices of the pairs that are neither too long nor too unequal; prints and counts the others."""
+    reasons = reasons_to_drop(lengths, arguments)
+    bad = np.zeros(len(lengths), bool)
+    for reason, found in reasons.items():
+        found = found & ~bad
+        if found.any():
+            print(f"left out {found.sum()} of {len(lengths)} pairs: {reason}")
+            dropped[reason] += int(found.sum())
+        bad |= found
+    if bad.all():
+        raise ValueError(
+            f"no training pair is left: {'; '.join(reasons)}. Raise max_length={arguments.max_length}"
+            + (f" or max_length_ratio={arguments.max_length_ratio}." if arguments.max_length_ratio else ".")
+        )
+    return np.nonzero(~bad)[0]
+
+
+def reasons_to_drop(lengths: np.ndarray, arguments: DataArguments) -> dict[str, np.ndarray]:
+    """For every reason to leave a pair out, in words, whether it holds: (pairs,) of booleans."""
+    longest, limit, ratio = lengths.max(1), arguments.max_length, arguments.max_length_ratio
+    reasons = {f"a side has more than max_length={limit} tokens": longest > limit}
+    if ratio is not None:
+        text = f"one side has more than max_length_ratio={ratio} times the tokens of the other"
+        reasons[text] = longest > ratio * lengths.min(1)
+    return reasons

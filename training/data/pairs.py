@@ -1,0 +1,114 @@
+"""Sentence pairs in memory, and the check that rows of a file or a dataset are such."""
+
+import hashlib
+import re
+import reprlib
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+SHOWN = 3  # line numbers in a message
+LONGEST = 20_000  # characters of a sentence: more take a tokenizer minutes and attention terabytes
+NO_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL, which UTF-16 read as UTF-8 is full of; halves of characters in JSON
+
+
+@dataclass
+class ParallelText:
+    """Sentence pairs of one split: `sources[i]` and `targets[i]` belong together.
+
+    `numbers[i]` is the pair's line in its file, from 1 (without: i + 1), `references[i]` every accepted target where a
+    file has several, `dropped` counts what was left out, by reason, and `origin` tells what was read.
+    """
+
+    sources: list[str]
+    targets: list[str]
+    numbers: array = field(default_factory=lambda: array("q"))
+    references: list[list[str]] | None = None
+    dropped: Counter = field(default_factory=Counter)
+    origin: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if not self.numbers:
+            self.numbers = array("q", range(1, len(self.sources) + 1))
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def select(self, indices: Iterable[int]) -> "ParallelText":
+        """The pairs at `indices`, in that order, with their line numbers."""
+        indices = list(indices)
+        references = self.references and [self.references[i] for i in indices]
+        sources, targets = ([side[i] for i in indices] for side in (self.sources, self.targets))
+        numbers = array("q", [self.numbers[i] for i in indices])
+        return ParallelText(sources, targets, numbers, references, self.dropped, self.origin)
+
+    def digest(self) -> str:
+        """SHA-256 of the text, for the record of a run."""
+        digest = hashlib.sha256()
+        for source, target in zip(self.sources, self.targets, strict=True):
+            digest.update(f"{source}\t{target}\n".encode())
+        return digest.hexdigest()
+
+
+def pair_of_row(row: Any, languages: tuple[str, str], place: str) -> tuple[str, str]:
+    """Source and target of a row {"en": ..., "de": ...} or {"translation": {"en": ..., "de": ...}}."""
+    fields = row.get("translation", row) if isinstance(row, dict) else row
+    if not isinstance(fields, dict):
+        raise ValueError(f"{place}: {reprlib.repr(fields)}, where a text for each of {languages} should stand.")
+    for language in languages:
+        if language not in fields:
+            found = ", ".join(map(str, fields))[:200] or "nothing"
+            raise ValueError(
+                f"{place}: no text named {language!r} (there is: {found}): give the columns' names with --source_lang "
+                f"and --target_lang."
+            )
+        if not isinstance(fields[language], str | None):
+            raise ValueError(f"{place}: {language!r} is {reprlib.repr(fields[language])}, where a text should stand.")
+    source, target = ((fields[language] or "").strip() for language in languages)  # null is as good as blank
+    return source, target
+
+
+def why_bad(row: tuple) -> str | None:
+    """Why a row (source, target, further targets ...) is of no use, where None is a cell that is not UTF-8; None: it
+    is of use."""
+    if None in row:
+        return "not UTF-8"
+    if any(map(NO_TEXT.search, row)):
+        return "with NUL or half characters, as in UTF-16,"
+    if not row[0] or not row[1]:
+        return "blank"
+    return f"of more than {LONGEST:,} characters" if max(map(len, row)) > LONGEST else None
+
+
+def clean(rows: Iterable[tuple], place: str, bad_lines: str) -> ParallelText:
+    """Pairs of rows, less those that are `why_bad`; "refuse" raises ValueError instead."""
+    text = ParallelText([], [])
+    references: list[list[str]] = []
+    bad: dict[str, array] = {}
+    for number, row in enumerate(rows, start=1):
+        if reason := why_bad(row):
+            bad.setdefault(reason, array("q")).append(number)
+        else:
+            text.sources.append(row[0])
+            text.targets.append(row[1])
+            text.numbers.append(number)
+            references.append([cell for cell in row[1:] if cell])
+    if any(len(row) > 1 for row in references):
+        text.references = references
+    for reason, numbers in bad.items():
+        if numbers:
+            told = f"{place}: {len(numbers)} lines {reason}, at {some_lines(numbers)}"
+            if bad_lines == "refuse":
+                raise ValueError(f"{told}. Correct the file, or leave such pairs out with --bad_lines drop.")
+            print(f"{told}: left out")
+            text.dropped[reason] += len(numbers)
+    return text
+
+
+def some_lines(numbers: Iterable[int]) -> str:
+    """The first few of many line numbers, as words."""
+    numbers = list(numbers)
+    more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
+    return f"line{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:SHOWN]))}{more}"

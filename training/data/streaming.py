@@ -1,0 +1,138 @@
+"""A corpus larger than the memory: its pairs, read as they are needed, and batches by tokens out of them."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import IterableDataset
+from torch.utils.data import IterableDataset as TorchIterableDataset
+from transformers import PreTrainedTokenizerFast
+
+from training.data.batching import cut_by_tokens
+from training.data.encoding import encode_rows, reasons_to_drop
+from training.data.files import TABLES, read_rows, read_table
+from training.data.hub_datasets import load, use_dataset
+from training.data.pairs import pair_of_row, why_bad
+from training.keys import DataArguments
+
+
+def stream_pairs(arguments: DataArguments) -> IterableDataset:
+    """The training set with columns `source` and `target`, read as it is needed; it tells and takes its state.
+
+    Pairs that are `why_bad` are left out where `bad_lines` says so, else refused.
+    """
+    languages = (arguments.source_lang, arguments.target_lang)
+    if use_dataset(arguments):
+        streamed = load(arguments, split="train", streaming=True)
+        place = str(arguments.dataset_name)
+
+        def pair(row: dict[str, Any]) -> dict[str, str]:
+            source, target = pair_of_row(row, languages, place)
+            if arguments.bad_lines == "refuse":
+                refuse_bad((source, target), place)
+            return {"source": source, "target": target}
+
+        pairs = streamed.map(pair, remove_columns=streamed.column_names)
+        return pairs.filter(lambda row: why_bad((row["source"], row["target"])) is None)
+    path = Path(arguments.data_dir) / arguments.train_file
+    paths = [path] if path.suffix in TABLES else [path.with_name(f"{path.name}.{lang}") for lang in languages]
+    for each in paths:
+        if not each.exists():
+            raise ValueError(f"cannot read {each}: no such file. Give the folder with --data_dir.")
+    return IterableDataset.from_generator(
+        _rows, gen_kwargs={"paths": tuple(map(str, paths)), "languages": languages, "bad_lines": arguments.bad_lines}
+    )
+
+
+def _rows(paths: tuple[str, ...], languages: tuple[str, str], bad_lines: str) -> Iterator[dict[str, str]]:
+    first, *second = map(Path, paths)
+    rows = read_rows(first, *second) if second else read_table(first, languages)
+    for number, row in enumerate(rows, start=1):
+        if bad_lines == "refuse":
+            refuse_bad(row, f"{', '.join(paths)}, line {number}")
+        if why_bad(row) is None:
+            yield {"source": row[0], "target": row[1]}
+
+
+def refuse_bad(row: tuple, place: str) -> None:
+    if reason := why_bad(row):
+        raise ValueError(f"{place}: {reason}. Correct the file, or leave such pairs out with --bad_lines drop.")
+
+
+class TokenBatchStream(TorchIterableDataset):
+    """Batches by tokens out of a corpus of any length: lists of pairs {"input_ids", "labels"}, without end.
+
+    `buffer_size` pairs are read, encoded, sorted by length, cut into batches, and handed out in random order; then the
+    next ones. When the corpus is over it begins anew. Every process has a share of the rows.
+
+    `state_at(n)` is what `load_state` needs to go on behind the first `n` batches: where the buffer that holds the
+    next one begins, as the dataset tells it, and how many of its batches to pass over.
+
+    Args:
+        pairs: with columns `source` and `target`; it tells and takes its state.
+        arguments: the recipe's filters and `buffer_size`.
+        max_tokens: as for `TokenBatchSampler`.
+        seed: of the order.
+    """
+
+    def __init__(
+        self,
+        pairs: IterableDataset,
+        tokenizer: PreTrainedTokenizerFast,
+        arguments: DataArguments,
+        max_tokens: int,
+        seed: int,
+    ):
+        self.pairs = pairs
+        self.tokenizer = tokenizer
+        self.arguments = arguments
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.pairs_read = self.pairs_dropped = 0
+        self._start = pairs.state_dict()
+        self.load_state({"batches": 0, "buffer": 0, "rows": self._start})
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Goes on where `state_at` was taken; to be called before iterating."""
+        self._skip = state.get("skip", 0)
+        self._buffers = [state]  # where those buffers began whose batches may not all have been trained on
+
+    def state_at(self, batches: int) -> dict[str, Any]:
+        while len(self._buffers) > 1 and self._buffers[1]["batches"] <= batches:
+            self._buffers.pop(0)
+        return self._buffers[0] | {"skip": batches - self._buffers[0]["batches"]}
+
+    def __iter__(self) -> Iterator[list[dict[str, list[int]]]]:
+        begin, skip = self._buffers[-1], self._skip
+        batches, buffer = begin["batches"], begin["buffer"]
+        self.pairs.load_state_dict(begin["rows"])
+        rows, gained = iter(self.pairs), True
+        while True:
+            chunk = list(islice(rows, self.arguments.buffer_size))
+            if not chunk:  # the corpus is over
+                if not gained:
+                    raise ValueError("no pair of the training data is left: see max_length and bad_lines.")
+                self.pairs.load_state_dict(self._start)
+                rows, gained = iter(self.pairs), False
+                continue
+            found = self._batches(chunk, buffer)
+            yield from found[skip:]
+            gained = gained or bool(found)
+            batches, buffer, skip = batches + len(found), buffer + 1, 0
+            self._buffers.append({"batches": batches, "buffer": buffer, "rows": self.pairs.state_dict()})
+
+    def _batches(self, rows: list[dict[str, str]], buffer: int) -> list[list[dict[str, list[int]]]]:
+        encoded = encode_rows(self.tokenizer, [row["source"] for row in rows], [row["target"] for row in rows])
+        pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
+        lengths = np.array([[len(source), len(target)] for source, target in pairs])
+        self.pairs_read += len(pairs)
+        rng = np.random.default_rng([self.seed, buffer])
+        kept = np.nonzero(~np.any(list(reasons_to_drop(lengths, self.arguments).values()), axis=0))[0]
+        self.pairs_dropped += len(pairs) - len(kept)
+        if not len(kept):
+            return []
+        batches = cut_by_tokens(lengths[kept], self.max_tokens, rng)
+        rng.shuffle(batches)  # type: ignore[arg-type]  # a list of arrays is a sequence
+        return [[{"input_ids": pairs[i][0], "labels": pairs[i][1]} for i in kept[batch].tolist()] for batch in batches]

@@ -1,0 +1,1 @@
+"""The embedded English-German corpus, written by a small grammar."""

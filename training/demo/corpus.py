@@ -1,0 +1,293 @@
+"""An English-German parallel corpus out of a small grammar: the data of `make demo`, with no network and no licence.
+
+    python -m training.demo.corpus FOLDER        # writes train.en, train.de, validation.en, ... to look at
+
+Every English sentence has exactly one German translation, and getting it right takes what translation takes: gender,
+number and case (three genders that English does not show), adjective endings in three declensions, the finite verb in
+second place, or last in subordinate clauses, separable verbs, participles and their auxiliaries, negation with
+"nicht" and "kein", two-way prepositions, and time before manner before place.
+
+`lexicon` has the words, `grammar` writes trees of them in both languages, and here the trees are drawn.
+"""
+
+import random
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from training.demo import lexicon
+from training.demo.grammar import DETERMINERS, PRONOUNS, Clause, NounPhrase, Pronoun, Row, finish, join
+from training.outputs import whole
+from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
+
+NOUNS = lexicon.rows(lexicon.NOUNS)
+VERBS = lexicon.rows(lexicon.VERBS)
+MODALS = lexicon.rows(lexicon.MODALS)
+CLAUSE_VERBS = lexicon.rows(lexicon.CLAUSE_VERBS)
+ADJECTIVES = lexicon.rows(lexicon.ADJECTIVES)
+TIMES = lexicon.rows(lexicon.TIMES)
+MANNERS = lexicon.rows(lexicon.MANNERS)
+PLACES = lexicon.rows(lexicon.PLACES)
+PREPOSITIONS = lexicon.rows(lexicon.PREPOSITIONS)
+
+
+@dataclass
+class Speaker:
+    """Draws trees. `combinations` collects which words were put together, such as ("eat", "apple")."""
+
+    rng: random.Random
+    combinations: set[tuple[str, str]] = field(default_factory=set)
+
+    def chance(self, probability: float) -> bool:
+        return self.rng.random() < probability
+
+    def with_class(self, table: list, classes: list[str], column: int) -> Row:
+        return self.rng.choice([row for row in table if set(row[column]) & set(classes)])
+
+    def noun_phrase(self, classes: list[str], verb: str = "", plain: bool = False, depth: int = 0) -> NounPhrase:
+        """A noun of one of the classes. `plain`: no number or quantity, which negation would make ambiguous."""
+        noun = self.with_class(NOUNS, classes, 3)
+        plural = self.chance(0.25)
+        usable = [name for name, row in DETERMINERS.items() if row[int(plural)] is not None]
+        if plain:
+            usable = [name for name in usable if name not in ("every", "some", "many", "two", "three")]
+        weights = [{"the": 8, "a": 5}.get(name, 1) for name in usable]
+        phrase = NounPhrase(self.rng.choices(usable, weights)[0], noun, plural)
+        if verb:
+            self.combinations.add((verb, noun[0][0]))
+        if self.chance(0.3):
+            phrase.adjective = self.adjective(noun)
+        if depth == 0 and set(noun[3]) & {"person", "animal", "thing", "food"} and self.chance(0.06):
+            phrase.relative = self.relative(phrase)
+        return phrase
+
+    def adjective(self, noun: Row) -> Row | None:
+        fitting = [row for row in ADJECTIVES if set(row[2]) & set(noun[3])]
+        if not fitting:
+            return None
+        adjective = self.rng.choice(fitting)
+        self.combinations.add((adjective[0][0], noun[0][0]))
+        return adjective
+
+    def relative(self, head: NounPhrase) -> Clause:
+        """What the head does; or, for things always, what is done to it."""
+        if not set(head.noun[3]) & {"person", "animal"} or self.chance(0.4):
+            subject = self.noun_phrase(["person"], depth=1)
+            verbs = [row for row in VERBS if row[3] == ["transitive"] and set(row[5]) & set(head.noun[3])]
+            return Clause(subject, subject.number, self.rng.choice(["present", "past"]), self.rng.choice(verbs))
+        clause = self.clause(head)
+        clause.tense = self.rng.choice(["present", "past"])
+        return clause
+
+    def subject(self, classes: list[str], verb: str) -> NounPhrase | Pronoun:
+        if "person" in classes and self.chance(0.3):
+            return Pronoun(self.rng.choice(PRONOUNS))
+        return self.noun_phrase(classes, verb)
+
+    def clause(self, head: NounPhrase | None = None) -> Clause:
+        """A clause with a subject; or a relative clause to `head`, without adverbs, negation and modal verbs."""
+        if self.chance(0.12):
+            return self.copula(head)
+        verb = self.rng.choice([row for row in VERBS if head is None or set(row[4]) & set(head.noun[3])])
+        actor = self.subject(verb[4], verb[0][0]) if head is None else head
+        clause = Clause(
+            actor if head is None else None,
+            actor.number,
+            self.rng.choice(["present", "present", "past", "future"]),
+            verb,
+        )
+        if head is None:
+            clause.negated = self.chance(0.2)
+            if clause.tense == "present" and self.chance(0.2):
+                clause.modal = self.rng.choice(MODALS)
+                clause.negated &= clause.modal[0][0] in ("can", "wants to", "should")
+        self.add_objects(clause, verb, depth=0 if head is None else 1)
+        if head is None:
+            self.add_adverbs(clause, verb)
+        return clause
+
+    def copula(self, head: NounPhrase | None) -> Clause:
+        actor = self.subject(["person", "animal", "thing", "food"], "be") if head is None else head
+        fitting = [row for row in ADJECTIVES if set(row[2]) & set(actor.noun[3] if actor.noun else ["person"])]
+        predicate = self.rng.choice(fitting)
+        if isinstance(actor, NounPhrase):
+            actor.adjective = None
+            self.combinations.add((predicate[0][0], actor.noun[0][0]))
+        clause = Clause(
+            actor if head is None else None,
+            actor.number,
+            self.rng.choice(["present", "past", "future"]),
+            predicate=predicate,
+        )
+        if head is None:
+            clause.negated = self.chance(0.2)
+            clause.time = self.time(clause.tense) if self.chance(0.3) else None
+        return clause
+
+    def add_objects(self, clause: Clause, verb: Row, depth: int) -> None:
+        frame, name = verb[3][0], verb[0][0]
+        phrase: NounPhrase | Pronoun
+        if frame in ("dative", "transitive"):
+            if "person" in verb[5] and self.chance(0.2):
+                phrase = self.object_pronoun(clause)
+            else:
+                phrase = self.noun_phrase(verb[5], name, plain=clause.negated, depth=depth)
+            setattr(clause, "dative" if frame == "dative" else "accusative", phrase)
+        elif frame in ("ditransitive", "placement"):
+            if frame == "ditransitive":
+                is_pronoun = self.chance(0.25)
+                clause.dative = self.object_pronoun(clause) if is_pronoun else self.noun_phrase(["person"], depth=1)
+            clause.accusative = self.noun_phrase(verb[5], name, plain=clause.negated, depth=1)
+        if frame in ("motion", "placement"):
+            clause.place = self.direction(into=frame == "motion")
+
+    def object_pronoun(self, clause: Clause) -> Pronoun:
+        """Any but the subject's own, which would be a reflexive one."""
+        return Pronoun(self.rng.choice([row for row in PRONOUNS if row[5] == 1 or row[5] != clause.number]))
+
+    def direction(self, into: bool) -> tuple[str, str]:
+        """Whither: two-way prepositions with the accusative."""
+        english, german, classes = self.rng.choice(PREPOSITIONS[: 2 if into else 3])
+        where = self.noun_phrase(classes, depth=1)
+        name = english[0] + "to" if into else english[0]
+        return join(name, where.english()), join(german[0], where.german("acc"))
+
+    def add_adverbs(self, clause: Clause, verb: Row) -> None:
+        if self.chance(0.2):
+            clause.manner = self.rng.choice(MANNERS)
+        if clause.place is None and self.chance(0.3):
+            if self.chance(0.3):
+                english, german = self.rng.choice(PLACES)
+                clause.place = (english[0], german[0])
+            else:  # where: with the dative
+                english, german, classes = self.rng.choice(PREPOSITIONS)
+                where = self.noun_phrase(classes, verb[0][0] if verb[3] == ["intransitive"] else "", depth=1)
+                clause.place = join(english[0], where.english()), join(german[0], where.german("dat"))
+        if self.chance(0.35):
+            clause.time = self.time("present" if clause.modal else clause.tense)
+            clause.time_first = self.chance(0.4)
+
+    def time(self, tense: str) -> Row:
+        return self.with_class(TIMES, [tense], 2)
+
+    def sentence(self) -> tuple[str, str]:
+        """One sentence in English and German."""
+        kind = self.rng.choices(["statement", "question", "that", "because", "when", "and"], [60, 12, 10, 7, 6, 5])[0]
+        clause = self.clause()
+        if kind == "question":
+            return self.question(clause)
+        if kind == "statement":
+            return finish(clause.english(), "."), finish(clause.german(), ".")
+        if kind == "that":
+            subject = self.subject(["person"], "")
+            tense = self.rng.choice(["present", "past"])
+            verb = self.rng.choice(CLAUSE_VERBS)
+            outer = Clause(subject, subject.number, tense, verb, complement=clause)
+            clause.time_first = False
+            return finish(outer.english(), "."), finish(outer.german(), ".")
+        second = self.clause()
+        if kind == "and":
+            second.time_first = False
+            return (
+                finish(join(clause.english(), "and", second.english()), "."),
+                finish(join(clause.german(), "und", second.german()), "."),
+            )
+        second.time_first = False
+        if kind == "because":
+            return (
+                finish(join(clause.english(), "because", second.english()), "."),
+                finish(join(clause.german(), ",", "weil", second.german("final")), "."),
+            )
+        clause.time_first = False
+        when = "als" if second.tense == "past" else "wenn"  # once, in the past; or whenever
+        return (
+            finish(join("when", second.english(), ",", clause.english()), "."),
+            finish(join(when, second.german("final"), ",", clause.german("inverted")), "."),
+        )
+
+    def question(self, clause: Clause) -> tuple[str, str]:
+        words = {"": ""}
+        if clause.place is None and clause.verb is not None:
+            words["where"] = "wo"
+        if clause.time is None:
+            words["when"] = "wann"
+        words["why"] = "warum"
+        english = self.rng.choice(list(words))
+        clause.time_first = False
+        return finish(clause.english(question=english), "?"), finish(
+            clause.german("question", question=words[english]), "?"
+        )
+
+
+def digest(*words: str) -> int:
+    """The same number for the same words, on every machine and in every run."""
+    return int.from_bytes(sha256(" ".join(words).encode()).digest()[:4], "big")
+
+
+def is_held_out(combination: tuple[str, str]) -> bool:
+    """One combination of words in 25 never occurs in training."""
+    return digest(*combination) % 25 == 0
+
+
+def generate(train: int = 40_000, validation: int = 500, test: int = 1_000, seed: int = 0) -> dict[str, list]:
+    """The corpus: distinct sentences of 3 to 20 English words.
+
+    Half of the held-out sentences hold a combination of words that training never shows, such as a verb with an object;
+    the other half are new sentences of known combinations.
+
+    Args:
+        train, validation, test: pairs in each split; tens of thousands are no trouble.
+        seed: another seed draws other sentences.
+
+    Returns:
+        `{"train": [(english, german), ...], "validation": ..., "test": ...}`.
+    """
+    speaker = Speaker(random.Random(seed))
+    splits: dict[str, list] = {"train": [], "validation": [], "test": []}
+    wanted = {"train": train, "validation": validation, "test": test}
+    by_novelty = {name: [0, 0] for name in splits}
+    seen = set()
+    while any(len(splits[name]) < wanted[name] for name in splits):
+        speaker.combinations.clear()
+        english, german = speaker.sentence()
+        if english in seen or not 3 <= len(english.split()) <= 20:
+            continue
+        seen.add(english)
+        is_new_combination = any(map(is_held_out, speaker.combinations))
+        bucket = digest(english) % 10
+        name = "train"
+        if is_new_combination or bucket == 0:
+            name = "validation" if digest(english, "split") % (validation + test) < validation else "test"
+            if by_novelty[name][is_new_combination] * 2 >= wanted[name]:
+                continue
+        if len(splits[name]) < wanted[name]:
+            by_novelty[name][is_new_combination] += 1
+            splits[name].append((english, german))
+    return splits
+
+
+def main() -> None:
+    parser = CommandLine("training.demo.corpus", __doc__)
+    parser.add_argument("folder", type=Path, help="where train.en, train.de and so on are written")
+    parser.add_argument("--seed", type=int, default=0, help="another seed draws other sentences")
+    arguments = parser.parse_args()
+    with one_line_errors(parser.prog):
+        write(arguments.folder, arguments.seed)
+
+
+def write(folder: Path, seed: int) -> None:
+    """The corpus as text files, a sentence a line. Raises ValueError where one of them is there already."""
+    corpus = generate(seed=seed)
+    for path in (folder / f"{split}.{language}" for split in corpus for language in ("en", "de")):
+        if path.exists():
+            raise ValueError(f"{path} exists already: give another folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, pairs in corpus.items():
+        for side, language in enumerate(("en", "de")):
+            with whole(folder / f"{split}.{language}") as path:
+                path.write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
+        print(f"{len(pairs):6d} pairs  {folder / split}.{{en,de}}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What a training begins with: tokenizer, training set, model, and the precision that it trains in."""
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate.utils import gather_object
+from datasets.distributed import split_dataset_by_node
+from peft import LoraConfig, get_peft_model
+from transformers import GenerationConfig
+
+from training.data.batching import TokenBatchSampler
+from training.data.encoding import encode, sequence_lengths
+from training.data.pairs import ParallelText
+from training.data.streaming import TokenBatchStream, stream_pairs
+from training.data.tokenizer import load_tokenizer, train_tokenizer, vocabulary_sizes
+from training.loading import read_settings
+from training.outputs import remove, writing
+from training.recipe import Recipe
+from training.run.hardware import choose_precision_and_attention
+from training.run.losses import smooths_labels, training_loss
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.shared.loading import load_model
+from vanilla_transformer.shared.loading import load_tokenizer as read_tokenizer
+
+TRIED = 12  # batches, where precision and attention are chosen by measurement
+
+
+def make_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText], folder: Path) -> Any:
+    """The run's tokenizer: from the output folder where it has one already, else trained or loaded, and saved there."""
+    if (folder / "tokenizer_config.json").exists():
+        return read_tokenizer(folder)
+    if recipe.training.base_model is not None:
+        tokenizer = load_tokenizer(recipe.training.base_model, "base_model")
+        save_tokenizer(tokenizer, folder)
+        return tokenizer
+    if "train" in corpus:
+        sources, targets = corpus["train"].sources, corpus["train"].targets
+    else:
+        rows = list(stream_pairs(recipe.data).take(recipe.tokenizer.tokenizer_pairs))
+        sources, targets = [row["source"] for row in rows], [row["target"] for row in rows]
+    if not sources:
+        raise ValueError("the training set has no pairs.")
+    tokenizer = train_tokenizer(sources, targets, recipe.tokenizer)
+    save_tokenizer(tokenizer, folder)
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Into the run's folder; the file that says it is there comes last, since a kill may come before."""
+    unfinished = folder / "tokenizer.unfinished"
+    with writing(folder):
+        remove(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        for path in sorted(unfinished.iterdir(), key=lambda path: path.name == "tokenizer_config.json"):
+            path.replace(folder / path.name)
+        unfinished.rmdir()
+
+
+def make_train_set(recipe: Recipe, corpus: dict[str, ParallelText], tokenizer: Any) -> Any:
+    """The training pairs as token ids: a `Dataset` of all, or, streaming, a `TokenBatchStream` of this process's."""
+    args = recipe.training
+    if not recipe.data.streaming:
+        return encode(corpus["train"], tokenizer, recipe.data, recipe.tokenizer.bpe_dropout)
+    pairs = split_dataset_by_node(stream_pairs(recipe.data), args.process_index, args.world_size)
+    return TokenBatchStream(pairs, tokenizer, recipe.data, args.max_tokens, args.data_seed or args.seed)
+
+
+def make_validation_set(corpus: dict[str, ParallelText], tokenizer: Any) -> Any:
+    """The validation pairs as token ids, sorted by length, so that a batch has little padding; None: there are none."""
+    if "validation" not in corpus:
+        return None
+    data = encode(corpus["validation"], tokenizer)
+    return data.select(np.argsort(sequence_lengths(data).max(1), kind="stable"))
+
+
+def make_model(recipe: Recipe, tokenizer: Any) -> Any:
+    """The recipe's `base_model`, or a fresh one."""
+    return fresh_model(recipe, tokenizer) if recipe.training.base_model is None else load_base(recipe)
+
+
+def fresh_model(recipe: Recipe, tokenizer: Any) -> VanillaTransformerForConditionalGeneration:
+    """A fresh model of the recipe's size, with the tokenizer's vocabularies and the recipe's way of decoding."""
+    multiple = recipe.tokenizer.vocabulary_multiple
+    source_size, target_size = (-(-size // multiple) * multiple for size in vocabulary_sizes(tokenizer))
+    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.pad_token_id
+    special_ids = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "decoder_start_token_id": start,
+    }
+    model = VanillaTransformerForConditionalGeneration(
+        VanillaTransformerConfig(
+            vocab_size=source_size,
+            decoder_vocab_size=target_size,
+            share_encoder_decoder_embeddings=getattr(tokenizer, "target_tokenizer", None) is None,
+            **special_ids,
+            **vars(recipe.model),
+        )
+    )
+    model.generation_config = GenerationConfig(**decoding_settings(recipe), **special_ids)
+    return model
+
+
+def decoding_settings(recipe: Recipe) -> dict[str, Any]:
+    settings = {name: getattr(recipe.decoding, name) for name in ("num_beams", "length_penalty", "max_new_tokens")}
+    if recipe.decoding.num_beams == 1:
+        del settings["length_penalty"]  # transformers refuses one that greedy decoding would ignore
+    return settings
+
+
+def load_base(recipe: Recipe) -> Any:
+    """The recipe's `base_model`, of whatever class, with its dropouts and way of decoding; for LoRA inside peft's."""
+    args = recipe.training
+    dropouts = {name: value for name, value in vars(recipe.model).items() if name in recipe.given}
+    model = load_model(str(args.base_model), f"base_model={args.base_model}:", **dropouts)
+    model.generation_config.update(max_length=None, **decoding_settings(recipe))
+    if not args.lora_rank:
+        return model
+    lora = LoraConfig("SEQ_2_SEQ_LM", r=args.lora_rank, lora_alpha=2 * args.lora_rank, target_modules="all-linear")
+    return get_peft_model(model, lora)
+
+
+def settle_precision(recipe: Recipe, model: Any, train_set: Any, collator: Any, resumed: Path | None) -> None:
+    """Resolves `precision` and `attention`: as a resumed run began, else by the first process's measurement."""
+    args = recipe.training
+    if resumed:
+        before = read_settings(resumed)
+        args.precision, args.attention = before.get("precision", "fp32"), before.get("attention", "sdpa")
+    else:
+        model.to(args.device)
+        if isinstance(train_set, TokenBatchStream):
+            begin = train_set.state_at(0)
+            picked = list(islice(train_set, TRIED))
+            train_set.load_state(begin)
+        else:
+            sampler = TokenBatchSampler(sequence_lengths(train_set), args.max_tokens, args.seed)
+            picked = [[train_set[i] for i in batch] for batch in islice(sampler, TRIED)]
+        batches = [{name: each.to(args.device) for name, each in collator(rows).items()} for rows in picked]
+
+        def loss_of(batch: dict[str, Any]) -> Any:
+            return training_loss(model, batch, args.label_smoothing_factor, args.rdrop_alpha, smooths_labels(model))[0]
+
+        found = choose_precision_and_attention(model, batches, args.precision, args.attention, loss_of)
+        args.precision, args.attention, seconds = gather_object([found])[0]
+        if seconds:
+            told = ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in seconds.items())
+            print(f"a training step takes: {told}; chosen: {args.precision}, {args.attention}")
+    model.set_attn_implementation(args.attention)
+    if args.precision == "bf16":
+        args.bf16, args.mixed_precision = True, "bf16"

@@ -1,0 +1,81 @@
+"""What happens between the steps of a training: the moving average, a stop on Ctrl-C, the progress on the screen."""
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
+
+from training.data.batching import TokenBatchSampler
+
+
+class TellEpoch(TrainerCallback):
+    """Accelerate does not reach the sampler of a resumed run behind all of its wrappers."""
+
+    def __init__(self, sampler: TokenBatchSampler):
+        self.sampler = sampler
+
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.sampler.set_epoch(int(state.epoch or 0))
+
+
+class UpdateAverage(TrainerCallback):
+    """Draws the moving average after the weights at every update.
+
+    After n updates its decay is (1 + n) / (10 + n) at most: a short run has an average of its last tenth or so, not one
+    in which the weights that it began with still count.
+    """
+
+    def __init__(self, average: PreTrainedModel, decay: float):
+        self.average, self.decay = average, decay
+
+    @torch.no_grad()
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        decay = min(self.decay, (1 + state.global_step) / (10 + state.global_step))
+        averaged: list[torch.Tensor] = list(self.average.parameters())
+        torch._foreach_lerp_(averaged, list(kwargs["model"].parameters()), 1 - decay)
+
+
+class StopOnSignal(TrainerCallback):
+    """Ctrl-C or SIGTERM: the update that is under way is finished and saved, and training ends. A second one kills.
+
+    With several processes the signal ends them at once, and what was done since the last checkpoint is lost: they would
+    have to ask each other at every update.
+    """
+
+    received: int | None = None
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if args.world_size == 1 and threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        self._restore()
+        print(f"\n{signal.Signals(number).name}: saving after this update; once more to stop at once", flush=True)
+
+    def _restore(self) -> None:
+        for number, handler in self.__dict__.pop("_before", {}).items():
+            signal.signal(number, handler)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.received is not None:
+            control.should_save, control.should_evaluate = True, False
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.received is not None:  # not before: in a checkpoint it would say that the run is over
+            control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._restore()
+
+
+class TokenProgress(ProgressCallback):
+    """The bars of transformers, with target tokens a second."""
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
+        super().on_log(args, state, control, logs, **kwargs)
+        if state.is_world_process_zero and self.training_bar is not None and "tokens_per_second" in logs:
+            self.training_bar.set_postfix_str(f"{logs['tokens_per_second']:,.0f} target tokens/s")

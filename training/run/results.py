@@ -1,0 +1,141 @@
+"""What comes out of a run: scores of its test set, the facts to judge them by, all on the screen, and on the Hub."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate.utils import gather_object
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from training.data.corpora import record
+from training.data.pairs import ParallelText
+from training.metrics import likelihood, make_metric
+from training.recipe import Recipe
+from training.run.hardware import describe
+from training.run.pictures import plot_cross_attention
+from training.run.trainer import TokenBatchTrainer
+from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.shared.lines import as_cell, read_lines
+
+SAMPLES = 100  # of the test set, in samples.tsv
+SHOWN = 10  # of them on the screen
+
+
+def scores_of_ids(metric: Any, tokenizer: Any):
+    """What the Trainer calls on generated ids and labels, both padded with -100 or the pad token."""
+
+    def compute_metrics(prediction) -> dict[str, float]:
+        texts = [
+            tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
+            for ids in (prediction.predictions, prediction.label_ids)
+        ]
+        scores = metric.compute(predictions=texts[0], references=texts[1])
+        return {name: value for name, value in scores.items() if not isinstance(value, str)}
+
+    return compute_metrics
+
+
+def translate_and_score(recipe: Recipe, folder: Path, test: ParallelText, trainer: TokenBatchTrainer) -> dict[str, Any]:
+    """Loads the checkpoint back as a stranger would, translates the test set, and writes samples and heat maps.
+
+    Every process translates its share; the first one scores.
+    """
+    args = trainer.args
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(args.device)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    translator = TranslationPipeline(model=model, tokenizer=tokenizer, batch_size=args.per_device_eval_batch_size)
+    start = time.perf_counter()
+    share = test.sources[args.process_index :: args.world_size]
+    outputs = [output["translation_text"] for output in translator(share, progress=args.process_index == 0)]
+    gathered = gather_object([(args.process_index + i * args.world_size, text) for i, text in enumerate(outputs)])
+    if args.process_index > 0:
+        return {}
+    translations = [text for _, text in sorted(gathered)]
+    seconds = time.perf_counter() - start
+    rows = list(zip(test.sources, test.targets, translations, strict=True))
+    lines = ["\t".join(map(as_cell, row)) for row in rows[:SAMPLES]]
+    (folder / "samples.tsv").write_text("\n".join(["source\treference\ttranslation", *lines, ""]), encoding="utf-8")
+    for number in recipe.decoding.attention_lines:
+        if 1 <= number <= len(rows):
+            source, _, translation = rows[number - 1]
+            plot_cross_attention(model, tokenizer, source, translation, folder / f"attention_{number}.png")
+    scores = make_metric(recipe.decoding.metric, recipe.data.target_lang).compute(
+        predictions=translations, references=test.references or test.targets
+    )
+    nats, tokens = (sum(column) for column in zip(*likelihood(model, tokenizer, test, 64), strict=True))
+    scores |= {"loss": nats / tokens, "seconds": seconds}
+    return {f"test_{name}": value for name, value in scores.items()}
+
+
+def facts(recipe: Recipe, corpus: dict[str, ParallelText], trainer: TokenBatchTrainer) -> dict[str, Any]:
+    """What one must know to judge the scores: data, amount of training, hardware, versions."""
+    found = {
+        "recipe": recipe.name,
+        "data": record(corpus, recipe.data),
+        "updates": trainer.state.global_step,
+        "train_target_tokens": trainer.target_tokens,
+        "parameters": trainer.model.num_parameters(),
+        **describe(trainer.args.device),
+        "processes": trainer.args.world_size,
+        "precision": trainer.args.precision,
+        "attention": trainer.args.attention,
+        "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "sacrebleu")},
+    }
+    if "train" in corpus:
+        dropped = corpus["train"].dropped
+        found |= {"train_pairs": len(trainer.train_dataset), "train_sha256": corpus["train"].digest()}
+        found["train_pairs_dropped"] = dict(dropped)
+    else:
+        stream = trainer.train_dataset
+        found |= {"train_pairs_read": stream.pairs_read, "train_pairs_dropped": stream.pairs_dropped}
+    return found
+
+
+def last_losses(trainer: TokenBatchTrainer) -> dict[str, float]:
+    """The last loss and scores on the validation set."""
+    evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    return {name: value for name, value in (evaluations or [{}])[-1].items() if name.startswith("eval_")}
+
+
+def show(folder: Path) -> None:
+    """The result of a run on the screen."""
+    path = folder / "all_results.json"
+    try:
+        results: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}): remove it, and the same command makes it anew.") from error
+    if (folder / "samples.tsv").exists():
+        for line in read_lines(folder / "samples.tsv")[1 : SHOWN + 1]:
+            for name, text in zip(("source", "reference", "translation"), line.split("\t"), strict=True):
+                print(f"{name:>12}: {text}")
+            print()
+    if "test_bleu" in results:
+        for name in ("bleu", "chrf", "ter"):
+            label = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}[name]
+            print(f"{label:>12} {results[f'test_{name}']:.1f}   {results[f'test_{name}_signature']}")
+        print(f"{'BLEU':>12} {results['test_bleu_tokenized_lc']:.1f}   normalised, lower-cased, Moses tokens")
+    elif "test_exact_match" in results:
+        for name, label in (("exact_match", "exact match"), ("wer", "WER"), ("per", "PER")):
+            print(f"{label:>12} {results[f'test_{name}']:.2f} %")
+    print(
+        f"trained {results['train_runtime'] / 60:.1f} minutes, {results['train_target_tokens']:,} target tokens; "
+        f"everything is in {folder}"
+    )
+    print("\n".join(f"  {path.name}" for path in sorted(folder.glob("*.png"))))
+
+
+def push(recipe: Recipe, folder: Path) -> None:
+    """Uploads what a finished run has made, by `hub.push`, which looks at it first and leaves pickles at home."""
+    args = recipe.training
+    command = [sys.executable, "-m", "hub.push", str(folder), args.hub_model_id or folder.resolve().name]
+    command += ["--private"] if args.hub_private_repo else []
+    command += ["--revision", args.hub_revision] if args.hub_revision else []
+    environment = os.environ | ({"HF_TOKEN": args.hub_token} if args.hub_token else {})
+    if subprocess.run(command, env=environment, check=False, cwd=Path(__file__).parents[2]).returncode:
+        raise ValueError(f"the model was not uploaded; it is whole in {folder}: python -m hub.push {folder} USER/NAME")

@@ -1,0 +1,324 @@
+"""The `Seq2SeqTrainer` of transformers with what it has no hook for: batches by tokens, the losses of section 5.4 and
+of R-Drop, a moving average of the weights, and checkpoints that are whole or not there at all."""
+
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, ProgressCallback, Seq2SeqTrainer
+from transformers.trainer import FSDP_MODEL_NAME
+from transformers.utils import SAFE_WEIGHTS_NAME
+
+from training.data.batching import TokenBatchSampler
+from training.data.encoding import sequence_lengths
+from training.data.streaming import TokenBatchStream
+from training.run.callbacks import StopOnSignal, TellEpoch, TokenProgress, UpdateAverage
+from training.run.checkpoints import AVERAGED, average, choose, keep_only, seal
+from training.run.losses import smooths_labels, training_loss
+
+ADAPTER = "adapter"  # in a run's folder: what LoRA trained, alone
+PROGRESS = "progress.json"  # in a checkpoint: what was done for it
+STREAM = "stream_{}.json"  # in a checkpoint: where each process's stream goes on
+
+
+class TokenBatchTrainer(Seq2SeqTrainer):
+    """Trains on batches of at most `args.max_tokens` tokens a process.
+
+    `args` are `training.recipe.TrainingArguments`. `train_dataset` has the columns `input_ids` and `labels` (and
+    `lengths`, where those come anew each time), or is a `TokenBatchStream`.
+
+    The loss is the label-smoothed cross-entropy (section 5.4) a target token of the whole update, whatever the number
+    of processes and accumulation steps; in evaluation it is the plain one, so that it can be compared.
+
+    Raises:
+        FloatingPointError: the loss is not a finite number.
+        OSError: a checkpoint cannot be written; the half-written one is removed.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.label_smoother = None  # compute_loss smooths in training; an evaluation that generates would use this
+        if isinstance(self.train_dataset, TokenBatchStream):
+            self.args.ignore_data_skip = True  # it goes on by itself where its state was taken
+        self.stop = StopOnSignal()
+        self.add_callback(self.stop)
+        if self.pop_callback(ProgressCallback) is not None:
+            self.add_callback(TokenProgress())
+        if self.args.fsdp and not self.is_fsdp_enabled:
+            raise ValueError("fsdp: Accelerate splits a model over several GPUs alone, one process each; leave it out.")
+        if self.is_fsdp_enabled:
+            if self.args.ema_decay or isinstance(self.model, PeftModel):
+                raise ValueError("ema_decay and lora_rank need whole weights in each process: leave them or FSDP out.")
+            self.model.__module__ = type(self.model).__module__  # whose code goes along; it will get another class
+            self.model.set_input_embeddings(self.model.get_input_embeddings())  # one module where two share a weight
+        self.average_model: PreTrainedModel | None = None
+        if self.args.ema_decay:
+            self.average_model = deepcopy(self.model)
+            self.add_callback(UpdateAverage(self.average_model, self.args.ema_decay))
+        self.target_tokens = 0  # trained on, over all processes, without padding; a resumed run goes on counting
+        self._was_over = False  # the checkpoint that is resumed was the last of its run
+        self.seconds_before = 0.0  # of training, in the runs that this one resumes
+        self._start = self._last_log = time.perf_counter()
+        self._tokens_at_last_log = 0
+        self._nll, self._nll_tokens = 0.0, 0
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        self._start = self._last_log = time.perf_counter()
+        return super().train(*args, **kwargs)
+
+    @property
+    def own_model(self) -> PreTrainedModel:
+        """The model itself, where peft has put another around it."""
+        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether the model smooths labels itself; it reads the projection's weight, of which FSDP keeps parts."""
+        return smooths_labels(self.own_model) and not self.is_fsdp_enabled
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of training with its evaluations, over all runs that resume each other."""
+        return self.seconds_before + time.perf_counter() - self._start
+
+    def _load_callback_state(self) -> None:
+        super()._load_callback_state()
+        self._was_over = self.control.should_training_stop
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """As in transformers, which would train on where the checkpoint is the last of its run."""
+        if self._was_over or self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
+
+    @property
+    def batches_per_update(self) -> int:
+        return self.args.world_size * self.args.gradient_accumulation_steps
+
+    def get_train_dataloader(self) -> DataLoader:
+        seed = self.args.data_seed or self.args.seed
+        loading = {
+            "num_workers": self.args.dataloader_num_workers,
+            "pin_memory": self.args.dataloader_pin_memory,
+            "collate_fn": self.data_collator,
+        }
+        if isinstance(self.train_dataset, TokenBatchStream):  # each process has its own share: nothing to deal out
+            own = torch.Generator()  # a loader draws a seed, which a resumed run would draw once more
+            return DataLoader(self.train_dataset, batch_size=None, generator=own, **loading)
+        sampler = TokenBatchSampler(
+            sequence_lengths(self.train_dataset), self.args.max_tokens, seed, self.batches_per_update
+        )
+        self.add_callback(TellEpoch(sampler))
+        return self.accelerator.prepare(DataLoader(self.train_dataset, batch_sampler=sampler, **loading))
+
+    def get_batch_samples(self, *args: Any) -> tuple[list, torch.Tensor | int | None]:
+        batches, num_items = super().get_batch_samples(*args)
+        if num_items is not None:
+            self.target_tokens += int(num_items)
+        return batches, num_items
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Sum over this batch's target tokens, divided by those of the whole update."""
+        if not model.training:
+            outputs = model(**inputs)
+            return (outputs.loss, outputs) if return_outputs else outputs.loss
+        labels, smoothing = inputs["labels"], self.args.label_smoothing_factor
+        items = num_items_in_batch if num_items_in_batch is not None else (labels != -100).sum()
+        loss, outputs = training_loss(model, inputs, smoothing, self.args.rdrop_alpha, self.has_own_loss)
+        loss = loss / items
+        loss = loss * self.args.world_size  # DDP takes the mean over processes
+        if loss.device.type == "cpu" and not math.isfinite(float(loss.detach())):  # a GPU is asked when it logs
+            self.refuse_loss(float(loss.detach()))
+        return (loss, outputs) if return_outputs else loss
+
+    def refuse_loss(self, loss: float) -> None:
+        raise FloatingPointError(
+            f"the loss is {loss} at update {self.state.global_step + 1}: lower the learning rate, lengthen the "
+            f"warm-up, or clip gradients (max_grad_norm). Nothing was saved since the last checkpoint."
+        )
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As in transformers, of the averaged weights where there are such."""
+        with self.averaged_weights():
+            return super().evaluate(*args, **kwargs)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but the loss is the mean over tokens, not over batches of different length."""
+        self._nll, self._nll_tokens = 0.0, 0
+        output = super().evaluation_loop(*args, **kwargs)
+        sums = torch.tensor([self._nll, float(self._nll_tokens)], dtype=torch.float32, device=self.args.device)
+        total, tokens = self.accelerator.reduce(sums).tolist()
+        key = f"{kwargs.get('metric_key_prefix', 'eval')}_loss"
+        if key in output.metrics and tokens:
+            output.metrics[key] = total / tokens
+        return output
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> tuple:
+        """As in transformers, which leaves its defaults (`max_length=20`, ...) in the model's generation config."""
+        generation_config = deepcopy(self.own_model.generation_config)
+        inputs = {**inputs, "labels": self._without_repeated(inputs["labels"])}
+        try:
+            loss, outputs, labels = super().prediction_step(model, inputs, *args, **kwargs)
+        finally:
+            self.own_model.generation_config = generation_config
+        tokens = int((inputs["labels"] != -100).sum())
+        if loss is not None and tokens:
+            self._nll += float(loss) * tokens
+            self._nll_tokens += tokens
+        return loss, outputs, labels
+
+    def _without_repeated(self, labels: torch.Tensor) -> torch.Tensor:
+        """Labels without those of sentences that Accelerate repeats to fill the last batches of several processes."""
+        state = self.accelerator.gradient_state
+        if self.args.world_size == 1 or not state.end_of_dataloader or state.remainder < 1:
+            return labels
+        real = state.remainder - self.args.process_index * len(labels)  # of this process's rows, the first ones
+        return torch.where(torch.arange(len(labels), device=labels.device)[:, None] < real, labels, -100)
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Within it the model's weights are the moving average, where there is one."""
+        if self.average_model is None:
+            yield
+            return
+        averaged: list[torch.Tensor] = list(self.average_model.parameters())
+        parameters: list[torch.Tensor] = list(self.model.parameters())
+        with torch.no_grad():
+            kept = [parameter.clone() for parameter in parameters]
+            torch._foreach_copy_(parameters, averaged)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, kept)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As in transformers, with target tokens a second in place of samples, which would take a batch for one."""
+        logs.pop("train_samples_per_second", None)
+        if not math.isfinite(logs.get("loss", 0.0)):
+            self.refuse_loss(logs["loss"])
+        if "loss" in logs:
+            now, tokens = time.perf_counter(), self.target_tokens - self._tokens_at_last_log
+            logs |= {
+                "target_tokens": self.target_tokens,
+                "tokens_per_second": round(tokens / (now - self._last_log), 1),
+            }
+            self._last_log, self._tokens_at_last_log = now, self.target_tokens
+        super().log(logs, *args, **kwargs)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """As in transformers; then the moving average, the stream's place, and, last, the list that makes it whole."""
+        run = Path(self.args.output_dir)
+        folder = run / f"checkpoint-{self.state.global_step}"
+        limit, self.args.save_total_limit = self.args.save_total_limit, None  # older ones go when this one is whole
+        try:
+            super()._save_checkpoint(model, trial)
+            if self.average_model is not None and self.args.should_save:
+                self.average_model.save_pretrained(folder / AVERAGED)
+            if isinstance(self.train_dataset, TokenBatchStream):
+                steps = self.state.global_step * self.args.gradient_accumulation_steps
+                path = folder / STREAM.format(self.args.process_index)
+                path.write_text(json.dumps(self.train_dataset.state_at(steps)), encoding="utf-8")
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                progress = {
+                    "target_tokens": self.target_tokens,
+                    "seconds": self.seconds,
+                    "updates": self.state.global_step,
+                }
+                (folder / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
+                for pickle in ("training_args.bin", f"{FSDP_MODEL_NAME}.bin"):  # recipe.yaml, model.safetensors say it
+                    (folder / pickle).unlink(missing_ok=True)
+                seal(folder)
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch.save and safetensors have their own types
+            shutil.rmtree(folder, ignore_errors=True)
+            free = shutil.disk_usage(run).free / 2**20
+            raise OSError(
+                f"{folder} could not be written ({error}); {free:,.0f} MiB are free there. The checkpoints before it "
+                f"are untouched: make room, and the same command goes on from the last one."
+            ) from error
+        finally:
+            self.args.save_total_limit = limit
+        if self.args.should_save:
+            keep_only(run, self._kept(run))
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        """As in transformers; what FSDP gathers holds a tied weight several times."""
+        if state_dict is not None:
+            tied = self.own_model.all_tied_weights_keys
+            state_dict = {name: tensor for name, tensor in state_dict.items() if name not in tied}
+        super()._save(output_dir, state_dict)
+
+    def _kept(self, run: Path) -> list[Path]:
+        """The newest checkpoints, and those that the final model is to be averaged from."""
+        args = self.args
+        kept = choose(run, args.save_total_limit or sys.maxsize, "last")
+        if args.average_by == "last":
+            return kept + choose(run, args.average_checkpoints, "last")
+        try:
+            better = args.metric_for_best_model, bool(args.greater_is_better)
+            return kept + choose(run, args.average_checkpoints, "best", *better)
+        except ValueError:  # none was evaluated yet
+            return kept
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        folder = Path(resume_from_checkpoint)
+        if self.is_fsdp_enabled:  # transformers would read a pickle in which it does not find tied weights
+            whole = load_file(folder / SAFE_WEIGHTS_NAME) if self.args.process_index == 0 else {}
+            options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+            set_model_state_dict(self.model, dict[str, Any](whole), options=options)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        self.target_tokens = self._tokens_at_last_log = progress["target_tokens"]
+        self.seconds_before = progress["seconds"]
+        if self.average_model is not None:
+            self.average_model.load_state_dict(type(self.model).from_pretrained(folder / AVERAGED).state_dict())
+        if isinstance(self.train_dataset, TokenBatchStream):
+            path = folder / STREAM.format(self.args.process_index)
+            self.train_dataset.load_state(json.loads(path.read_text(encoding="utf-8")))
+
+    def save_final(self) -> None:
+        """Saves what the run is for: the last weights, their moving average, or the mean of the chosen checkpoints."""
+        args, run = self.args, Path(self.args.output_dir)
+        if isinstance(self.model, PeftModel):
+            if args.should_save:
+                self.model.save_pretrained(run / ADAPTER)
+                deepcopy(self.model).merge_and_unload().save_pretrained(run)
+                self.processing_class.save_pretrained(run)
+        elif args.average_checkpoints == 1 and args.average_by == "last" and self.average_model is None:
+            self.save_model(_internal_call=True)  # else it would be uploaded here, by push_to_hub
+            if args.should_save:
+                (run / "training_args.bin").unlink()  # a pickle; recipe.yaml says the same for everybody to read
+        elif args.should_save:
+            if args.average_checkpoints == 1 and args.average_by == "last":
+                model: PreTrainedModel = self.average_model  # type: ignore[assignment]
+            else:
+                better = bool(args.greater_is_better)
+                chosen = choose(run, args.average_checkpoints, args.average_by, args.metric_for_best_model, better)
+                print(f"the final model is the mean of {', '.join(folder.name for folder in chosen)}")
+                model = average(chosen)
+            model.save_pretrained(run)
+            self.processing_class.save_pretrained(run)
+        self.accelerator.wait_for_everyone()

@@ -1,0 +1,145 @@
+# Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
+"""The decoder a token a step, for `beam_search`: of one model, or of several that predict together.
+
+Keys and values of cross-attention are computed once a source and shared by its beams, those of self-attention lie in
+one buffer, and a sentence that is done leaves the batch.
+
+Imports nothing of its siblings, so that it can stand in a repository of its own: a model here is a
+`VanillaTransformerForConditionalGeneration`, an `attention` a `MultiHeadAttention`.
+
+Shapes: B sentences still being translated, K beams, T tokens so far, S source length, D model width, H heads,
+V target vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+ROOM = 32  # steps that a buffer of keys and values grows by
+
+
+class IncrementalDecoder:
+    """A model's decoder, a token a step, for K hypotheses of each of B sources.
+
+    Args:
+        model: one of ours.
+        states: the encoder's output (B, S, D).
+        mask: (B, S), zero at padding; None: no padding.
+        beams: K.
+        prompt_mask: (B, T) of the tokens to begin with, zero at padding; None: no padding.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        states: torch.Tensor,
+        mask: torch.Tensor | None,
+        beams: int,
+        prompt_mask: torch.Tensor | None = None,
+    ):
+        self.decoder, self.lm_head, self.beams = model.get_decoder(), model.lm_head, beams
+        self.mask = None
+        if mask is not None and not mask.bool().all():
+            self.mask = additive(mask, states)  # (B, 1, 1, S)
+        self.prompt_mask = None if prompt_mask is None else prompt_mask.repeat_interleave(beams, 0)  # (B * K, T)
+        self.past_mask: torch.Tensor | None = None  # (B * K, 1, 1, tokens so far)
+        self.sources = [self.keys_and_values(layer.cross_attn, states) for layer in self.decoder.layers]
+        self.past: list[list[torch.Tensor]] = []  # of each layer keys and values: (room, B * K, H * head_dim)
+        self.length = 0  # tokens in it
+
+    @staticmethod
+    def keys_and_values(attention: Any, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        key = attention.split_heads(attention.k_proj(states), attention.key_head_dim)
+        value = attention.split_heads(attention.v_proj(states), attention.value_head_dim)
+        return key.contiguous(), value.contiguous()
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The next token of every hypothesis (B * K) -> logits of the one after it (B * K, V)."""
+        embedded = self.decoder.embed_tokens(tokens[:, None])
+        positions = torch.full((1, 1), self.length, device=tokens.device)
+        if self.prompt_mask is not None:  # as the model does: positions count real tokens alone
+            new = self.prompt_mask.new_ones(len(tokens), max(0, self.length + 1 - self.prompt_mask.shape[1]))
+            seen = torch.cat([self.prompt_mask[:, : self.length + 1], new], 1)
+            positions = (seen.long().sum(1, keepdim=True) - 1).clamp(min=0)
+            self.past_mask = additive(seen, embedded)
+        states = self.decoder.embed(embedded, positions)
+        for i, layer in enumerate(self.decoder.layers):
+            states = layer.residual(layer.self_attn_layer_norm, states, partial(self.attend_to_past, i))
+            states = layer.residual(layer.cross_attn_layer_norm, states, partial(self.attend_to_source, i))
+            states = layer.residual(layer.feed_forward_layer_norm, states, layer.feed_forward)
+        self.length += 1
+        return self.lm_head(self.decoder.norm(states))[:, 0]
+
+    def attend_to_past(self, i: int, states: torch.Tensor) -> torch.Tensor:
+        """Self-attention of layer `i` for one new token a hypothesis: (B * K, 1, D)."""
+        attention = self.decoder.layers[i].self_attn
+        query = attention.split_heads(attention.q_proj(states), attention.key_head_dim)
+        new = attention.k_proj(states), attention.v_proj(states)
+        if i == len(self.past):
+            self.past.append([tensor.new_empty(ROOM, len(states), tensor.shape[-1]) for tensor in new])
+        elif self.length == len(self.past[i][0]):
+            self.past[i] = [nn.functional.pad(buffer, (0, 0, 0, 0, 0, ROOM)) for buffer in self.past[i]]
+        for buffer, tensor in zip(self.past[i], new, strict=True):
+            buffer[self.length] = tensor[:, 0]
+        key, value = (
+            buffer[: self.length + 1].unflatten(-1, (-1, head_dim)).permute(1, 2, 0, 3)  # (B * K, H, T, head_dim)
+            for buffer, head_dim in zip(self.past[i], (attention.key_head_dim, attention.value_head_dim), strict=True)
+        )
+        return self.attend(attention, query, key, value, self.past_mask)
+
+    def attend_to_source(self, i: int, states: torch.Tensor) -> torch.Tensor:
+        """Cross-attention of layer `i`, in which the beams of a source stand as its queries: (B * K, 1, D)."""
+        attention = self.decoder.layers[i].cross_attn
+        query = attention.q_proj(states).view(-1, self.beams, attention.q_proj.out_features)
+        query = attention.split_heads(query, attention.key_head_dim)  # (B, H, K, d_k)
+        output = self.attend(attention, query, *self.sources[i], self.mask)
+        return output.view(-1, 1, output.shape[-1])
+
+    @staticmethod
+    def attend(attention: Any, query, key, value, mask) -> torch.Tensor:
+        heads = nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=attention.scaling)
+        return attention.out_proj(heads.transpose(1, 2).flatten(2))
+
+    def keep(self, hypotheses: torch.Tensor, sentences: torch.Tensor | None) -> None:
+        """Goes on with these hypotheses (indices into B * K) and, where some left, these sentences (indices into B)."""
+        for layer in self.past:
+            for n, buffer in enumerate(layer):
+                layer[n] = buffer.new_empty(len(buffer), len(hypotheses), buffer.shape[-1])
+                torch.index_select(buffer[: self.length], 1, hypotheses, out=layer[n][: self.length])
+        self.prompt_mask = None if self.prompt_mask is None else self.prompt_mask[hypotheses]
+        if sentences is not None:
+            self.sources = [(key[sentences], value[sentences]) for key, value in self.sources]
+            self.mask = None if self.mask is None else self.mask[sentences]
+
+
+def additive(mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """A mask (B, S), zero at padding, as what is added to scores (B, 1, 1, S), in the states' dtype."""
+    zeros = torch.zeros(mask.shape, dtype=states.dtype, device=states.device)
+    return zeros.masked_fill(mask == 0, torch.finfo(states.dtype).min)[:, None, None]
+
+
+class Ensemble:
+    """Several decoders that predict together: the mean of their probabilities."""
+
+    def __init__(self, decoders: list[IncrementalDecoder]):
+        self.decoders = decoders
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """As `IncrementalDecoder.step`; of several models log-probabilities instead of logits."""
+        logits = [decoder.step(tokens).float() for decoder in self.decoders]
+        if len(logits) == 1:
+            return logits[0]
+        return torch.stack([each.log_softmax(-1) for each in logits]).logsumexp(0) - math.log(len(logits))
+
+    def keep(self, hypotheses: torch.Tensor, sentences: torch.Tensor | None) -> None:
+        for decoder in self.decoders:
+            decoder.keep(hypotheses, sentences)
+
+
+__all__ = ["Ensemble", "IncrementalDecoder"]

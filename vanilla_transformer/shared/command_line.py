@@ -1,0 +1,149 @@
+"""What the commands of `training` and `hub` share: how options are spelled, and how a mistake ends them.
+
+parser = CommandLine("training.average", __doc__)
+parser.add_argument("--num_beams", type=int)
+with one_line_errors(parser.prog):
+    run(parser.parse_args())
+"""
+
+import argparse
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from transformers.utils.logging import disable_progress_bar
+
+LARGEST_EXPONENT = 100  # of a length: any more, and no number is large enough for it
+TOO_LARGE = 2**31  # for seeds and counters of torch
+
+
+class CommandLine(argparse.ArgumentParser):
+    """Options are written with underscores, as a recipe's keys are; with dashes they are the same.
+
+    A mistake ends the program with one line on stderr, which has the nearest right name of an unknown option, and
+    status 2.
+
+    Args:
+        prog: the command as one types it behind `python -m`.
+        doc: the module's docstring; its first paragraph is the description in `--help`.
+    """
+
+    def __init__(self, prog: str, doc: str | None = None, **options: Any):
+        description = " ".join((doc or "").partition("\n\n")[0].split()) or None
+        super().__init__(**{"prog": prog, "description": description, "allow_abbrev": False, **options})
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """As argparse does; but numbers are finite, and whole ones such as torch can count with."""
+        if "type" in options:
+            options["type"] = NUMBERS.get(options["type"], options["type"])
+        return super().add_argument(*names, **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_known_args(underscored(sys.argv[1:] if args is None else args), namespace)
+
+    def error(self, message: str) -> NoReturn:
+        known = [option.lstrip("-") for action in self._actions for option in action.option_strings]
+        for word in re.findall(r"(?<!\S)--(\w+)", message):
+            if word not in known and (name := nearest(word, known)):
+                message += f"; did you mean --{name}?"
+                break
+        self.exit(2, f"{self.prog}: {one_line(message)}\n")
+
+
+def finite_number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return value
+
+
+def whole_number(text: str) -> int:
+    value = int(text)
+    if abs(value) >= TOO_LARGE:
+        raise argparse.ArgumentTypeError(f"{text[:50]} is not between -2^31 and 2^31")
+    return value
+
+
+def exponent(text: str) -> float:
+    """The type of an option that lengths are raised to the power of."""
+    value = finite_number(text)
+    if abs(value) > LARGEST_EXPONENT:
+        raise argparse.ArgumentTypeError(f"{text[:50]} is not between -{LARGEST_EXPONENT} and {LARGEST_EXPONENT}")
+    return value
+
+
+finite_number.__name__, whole_number.__name__, exponent.__name__ = "float", "int", "float"  # in messages of argparse
+NUMBERS: dict[Any, Any] = {float: finite_number, int: whole_number}
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """The name that a mistyped word was probably meant to be; None: it is like none of them."""
+    return next(iter(get_close_matches(word, names, n=1)), None)
+
+
+def underscored(arguments: Sequence[str]) -> list[str]:
+    """The arguments with underscores in the names of options, up to a bare `--`: `--num-beams=5` is `--num_beams=5`."""
+    found: list[str] = []
+    for i, argument in enumerate(arguments):
+        if argument == "--":
+            return [*found, *arguments[i:]]
+        name, equals, value = argument.partition("=")
+        is_option = name.startswith("--") and not re.search(r"\s", name)
+        found.append("--" + name[2:].replace("-", "_") + equals + value if is_option else argument)
+    return found
+
+
+def in_plain_words(error: Exception) -> str:
+    """What an error says, without the numbers of the operating system, and never nothing."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}."
+    return str(error) or type(error).__name__
+
+
+@contextmanager
+def one_line_errors(
+    prog: str, *more: type[Exception], in_words: Callable[[Exception], str] = in_plain_words
+) -> Iterator[None]:
+    """Within it what a user can mend ends the program: one line on stderr, and status 2.
+
+    Bars of progress are for a terminal: elsewhere that line stands alone.
+
+    Ctrl-C ends it with status 130, and a reader of its output that has seen enough, as `head` has, with status 0.
+
+    Args:
+        prog: begins the line.
+        more: errors of a user besides `ValueError` and `OSError`.
+        in_words: what the line says of an error.
+    """
+    caught: tuple[type[Exception], ...] = (ValueError, OSError, *more)
+    if not sys.stderr.isatty():
+        disable_progress_bar()
+    try:
+        yield
+        sys.stdout.flush()  # what cannot be written is told here, and not by Python at the very end
+    except BrokenPipeError:
+        forget_output()
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except caught as error:
+        print(f"{prog}: {one_line(in_words(error))}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            forget_output()
+        sys.exit(2)
+
+
+def forget_output() -> None:
+    """What stdout still holds goes nowhere: Python would try to write it once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
