@@ -2,10 +2,12 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # several workers with several threads each mostly wait for each other
@@ -192,13 +194,15 @@ def recipe(tmp_path, make_recipe) -> Path:
     return make_recipe(tmp_path)
 
 
+KILLS = int(os.environ.get("VT_KILLS", "4"))  # of each kind of program
+
 SERVER = """
 import importlib, json, os, sys, traceback
 for name in sys.argv[1:]:
     importlib.import_module(name)
 
 def child(request):
-    os.setsid()
+    os.setpgid(0, 0)
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.dup2(os.open(request["stdin"], os.O_RDONLY), 0)
@@ -225,6 +229,7 @@ for line in sys.stdin:
     elif (pid := os.fork()) == 0:
         child(request)
     else:
+        os.setpgid(pid, pid)  # here as well: whoever reads the number may send signals at once
         print(pid, flush=True)
 """
 
@@ -247,6 +252,10 @@ class Program:
         return self._status
 
     @property
+    def has_ended(self) -> bool:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+    @property
     def stdout(self) -> str:
         return self.files["stdout"].read_text(errors="replace")
 
@@ -254,12 +263,14 @@ class Program:
     def stderr(self) -> str:
         return self.files["stderr"].read_text(errors="replace")
 
-    def wait_for(self, condition, seconds: float = 120) -> None:
+    def wait_for(self, condition, seconds: float = 500) -> None:
         """Until `condition()`; fails where the program ends before, or it takes too long."""
         end = time.monotonic() + seconds
-        while not condition():
-            zombie = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-            assert not zombie, self.stdout[-2000:] + self.stderr[-3000:]
+        while True:
+            has_ended = self.has_ended
+            if condition():  # looked at behind the other: it may come true, and the program end, in between
+                return
+            assert not has_ended, self.stdout[-2000:] + self.stderr[-3000:]
             assert time.monotonic() < end, f"still waiting after {seconds} s"
             time.sleep(0.01)
 
@@ -316,3 +327,34 @@ def start_programs(tmp_path_factory):
         return Server(tmp_path_factory.mktemp("programs"), modules, environment)
 
     return start
+
+
+@pytest.fixture(scope="session")
+def kill_at_random_moments():
+    """(start, look) kills `VT_KILLS` programs that `start()` begins, half of them near their end, and calls `look()`
+    behind each. How long one takes is measured all the time, on a machine that may be slow now and fast then."""
+
+    def kill_at_random_moments(start: Callable[[], Program], look: Callable[[], None]) -> None:
+        begin = time.monotonic()
+        process = start()
+        assert process.status == 0, process.stderr[-4000:]
+        look()
+        seconds, killed, rng = time.monotonic() - begin, 0, random.Random(0)
+        for i in range(10 * KILLS):
+            moment = seconds * (rng.random() if i % 2 else 0.8 + 0.3 * rng.random())
+            begin = time.monotonic()
+            process = start()
+            while not (process.has_ended or time.monotonic() > begin + moment):
+                time.sleep(0.001)
+            process.kill()
+            was_killed = process.status == -signal.SIGKILL
+            assert was_killed or process.status == 0, process.stderr[-4000:]
+            elapsed = time.monotonic() - begin
+            seconds = max(seconds, elapsed) if was_killed else elapsed
+            look()
+            killed += was_killed
+            if killed == KILLS:
+                return
+        raise AssertionError(f"of {10 * KILLS} programs only {killed} could be killed before they ended")
+
+    return kill_at_random_moments

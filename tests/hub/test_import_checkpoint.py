@@ -1,9 +1,4 @@
 import json
-import os
-import random
-import shutil
-import signal
-import time
 from functools import partial
 from pathlib import Path
 
@@ -237,41 +232,3 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(make_reference, save_as, com
     assert line.startswith("hub.import_checkpoint: ")
     assert line.endswith("out could not be written: File too large. Nothing of it is left.")
     assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.slow
-def test_killed_imports_leave_nothing_or_all(make_reference, save_as, command, tmp_path, capsys):
-    """Some 50 kills at random moments: the folder loads, or is not there, and the next run removes what was left."""
-    _, state, _, _, _ = make_reference("notebook")
-    path, chance = save_as("bare", state, tmp_path), random.Random(0)
-    arguments = (path, tmp_path / "out", "--num_heads", 4)
-    command(path, tmp_path / "warm", "--num_heads", 4)  # the first does more than the others
-    shutil.rmtree(tmp_path / "warm")
-    started = time.monotonic()
-    command(*arguments)
-    whole, longest = sorted(each.name for each in (tmp_path / "out").iterdir()), time.monotonic() - started
-    left = done = kills = 0
-    while kills < 50 or not (left and done):  # at least as many, and some of them in the middle and some at the end
-        kills += 1
-        assert kills < 500, f"of {kills} kills {left} left a folder, and {done} came too late"
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        child = os.fork()
-        if not child:
-            torch.set_num_threads(1)  # its other threads are not there after a fork
-            try:
-                command(*arguments)
-            finally:
-                os._exit(0)
-        time.sleep(chance.uniform(0, 4 * longest))  # a forked child is slower
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        left += len(list(tmp_path.glob("out.unfinished-*")))
-        if (tmp_path / "out").exists():
-            assert sorted(each.name for each in (tmp_path / "out").iterdir()) == whole
-            AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
-            done += 1
-    print(f"{kills} kills: {left} folders were left, {done} were done")
-    assert done < kills
-    shutil.rmtree(tmp_path / "out", ignore_errors=True)
-    command(*arguments)
-    assert {each.name for each in tmp_path.iterdir()} == {path.name, "out"}

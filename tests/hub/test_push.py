@@ -145,14 +145,15 @@ def test_private_repositories_and_revisions(programs, hub, checkpoint):
 SLOW_CHECK = """
 import hub.push, tempfile
 tempfile.tempdir = {!r}
-hub.push.CHECK = "import time; time.sleep(60)"
+hub.push.CHECK = "import time; time.sleep(600)"
 """
 SLOW_UPLOAD = f"""{FAST}
 from huggingface_hub import HfApi
-def slowly(*arguments, seconds=60, preupload=HfApi.preupload_lfs_files, **options):
-    import time
+def slowly(*arguments, preupload=HfApi.preupload_lfs_files, **options):
+    import os, time
     print("uploading", flush=True)
-    time.sleep(seconds)
+    while not os.path.exists({{!r}}):
+        time.sleep(0.01)
     return preupload(*arguments, **options)
 HfApi.preupload_lfs_files = slowly
 """
@@ -217,14 +218,15 @@ def test_a_readme_in_the_folder_is_not_passed_over(programs, hub, checkpoint):
     assert b"12.34" in hub.repositories["user/readme"].files("main")["README.md"]
 
 
-def test_two_pushes_at_once_do_not_mix(programs, hub, checkpoint):
+def test_two_pushes_at_once_do_not_mix(programs, hub, checkpoint, tmp_path):
     """The second finds that the repository is no longer what it has looked at; done again, it is whole."""
     programs.run("hub.push", checkpoint(seed=1), "user/both", before=FAST)
-    waiting = SLOW_UPLOAD.replace("seconds=60", "seconds=10")
-    slow = programs.start("hub.push", checkpoint(seed=2), "user/both", before=waiting)
+    go_on = tmp_path / "go on"
+    slow = programs.start("hub.push", checkpoint(seed=2), "user/both", before=SLOW_UPLOAD.format(str(go_on)))
     fast = checkpoint(seed=3)
     slow.wait_for(lambda: "uploading" in slow.stdout)
     programs.run("hub.push", fast, "user/both", before=FAST)
+    go_on.touch()
     assert slow.status == 2
     assert "user/both was changed by somebody else in the meantime" in slow.stderr
     weights = hub.repositories["user/both"].files("main")["model.safetensors"]
@@ -289,7 +291,7 @@ def test_without_a_network_there_is_one_line(start_programs, checkpoint):
 def test_ctrl_c_ends_it_quietly(programs, hub, checkpoint, tmp_path, moment):
     name, temporary = f"user/stopped-{moment}", tmp_path / "temporary"
     temporary.mkdir()
-    before = SLOW_CHECK.format(str(temporary)) if moment == "check" else SLOW_UPLOAD
+    before = SLOW_CHECK.format(str(temporary)) if moment == "check" else SLOW_UPLOAD.format("/never")
     process = programs.start("hub.push", checkpoint(), name, before=before)
     process.wait_for(lambda: "uploading" in process.stdout or list(temporary.rglob("README.md")))
     process.kill(signal.SIGINT)

@@ -107,16 +107,33 @@ def same(first: Path, second: Path) -> bool:
     return (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
 
 
+KILL = """
+from pathlib import Path
+def replace(self, target, os=os, original=Path.replace):  # of the list that makes a checkpoint whole
+    found = original(self, target)
+    os.kill(os.getpid(), 9) if str(target).endswith("{}/files.json") else None
+    return found
+Path.replace = replace
+"""
+SIGNAL = """
+def write(text, os=os, original=sys.stdout.write):
+    os.kill(os.getpid(), {:d}) if "'loss'" in text else None
+    return original(text)
+sys.stdout.write = write
+"""
+KILLS = int(os.environ.get("VT_KILLS", "4"))
 LONG = ("--max_steps", "40", "--save_steps", "4", "--eval_steps", "10", "--ema_decay", "0.9")
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_random_moments_change_nothing(programs, recipe, tmp_path):
+def test_kills_at_random_moments_change_nothing(programs, recipe, tmp_path):
     """Each run is killed, in whatever it does, somewhat after it has begun; the same command goes on, bit for bit."""
     programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "whole")
-    rng, resumed = random.Random(0), 0
+    rng, resumed, kills = random.Random(0), 0, 0
     out = tmp_path / "killed"
-    for kills in range(20):
+    while kills < 5 * KILLS or resumed < 2 * KILLS:  # on a fast machine many have ended before
+        kills += 1
+        assert kills < 100, f"of {kills} programs only {resumed} went on from a checkpoint"
         process = programs.start("training.train", recipe, *LONG, "--output_dir", out)
         before = set(out.glob("checkpoint-*"))
         if rng.random() < 0.3:  # in the start or the first steps
@@ -132,7 +149,6 @@ def test_twenty_kills_at_random_moments_change_nothing(programs, recipe, tmp_pat
             out = tmp_path / f"killed_{kills}"
     programs.run("training.train", recipe, *LONG, "--output_dir", out)
     assert same(tmp_path / "whole", out)
-    assert resumed >= 8
     first, second = (json.loads((folder / "all_results.json").read_text()) for folder in (tmp_path / "whole", out))
     assert first["train_target_tokens"] == second["train_target_tokens"]
     assert first["test_bleu"] == second["test_bleu"]
@@ -146,10 +162,8 @@ def begun(out: Path, before: set[Path]) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_stops(programs, recipe, tmp_path, number):
     programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "whole")
-    process = programs.start("training.train", recipe, *LONG, "--save_strategy", "no")
-    process.wait_for(lambda: "'loss'" in process.stdout)
-    process.kill(number)
-    assert process.status == 128 + number
+    arguments = (recipe, *LONG, "--save_strategy", "no")
+    process = programs.run("training.train", *arguments, before=SIGNAL.format(number), status=128 + number)
     assert "the same command goes on from there" in process.stdout
     assert "Traceback" not in process.stderr
     (checkpoint,) = (tmp_path / "out").glob("checkpoint-*")
@@ -163,10 +177,7 @@ def test_a_signal_saves_and_stops(programs, recipe, tmp_path, number):
 def test_a_checkpoint_that_is_not_whole_is_passed_over(programs, recipe, tmp_path, damage):
     programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "whole")
     out = tmp_path / "out"
-    process = programs.start("training.train", recipe, *LONG)
-    process.wait_for(lambda: (out / "checkpoint-20" / "files.json").exists())
-    process.kill()
-    assert process.status == -signal.SIGKILL
+    programs.run("training.train", recipe, *LONG, before=KILL.format("checkpoint-20"), status=-signal.SIGKILL)
     last = max(out.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     victim = last / "optimizer.pt"
     if damage == "truncate":
@@ -189,10 +200,7 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(programs, recipe, tmp_pat
 def test_a_stream_resumes_bit_for_bit(programs, recipe, tmp_path):
     stream = (*LONG, "--streaming", "true", "--buffer_size", "50")
     programs.run("training.train", recipe, *stream, "--output_dir", tmp_path / "whole")
-    process = programs.start("training.train", recipe, *stream)
-    process.wait_for(lambda: (tmp_path / "out" / "checkpoint-20" / "files.json").exists())
-    process.kill()
-    assert process.status == -signal.SIGKILL
+    programs.run("training.train", recipe, *stream, before=KILL.format("checkpoint-20"), status=-signal.SIGKILL)
     assert "going on from" in programs.run("training.train", recipe, *stream).stdout
     assert same(tmp_path / "whole", tmp_path / "out")
 
@@ -202,10 +210,7 @@ def test_a_disk_that_is_full_leaves_the_last_checkpoint(programs, recipe, tmp_pa
     """Writing fails behind a certain size of file, as it does on a full disk."""
     out = tmp_path / "out"
     programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "whole")
-    process = programs.start("training.train", recipe, *LONG)
-    process.wait_for(lambda: (out / "checkpoint-8" / "files.json").exists())
-    process.kill()
-    assert process.status == -signal.SIGKILL
+    programs.run("training.train", recipe, *LONG, before=KILL.format("checkpoint-8"), status=-signal.SIGKILL)
     kept = max(out.glob("checkpoint-*/files.json"), key=lambda path: int(path.parent.name.split("-")[1])).parent
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))"
     process = programs.run("training.train", recipe, *LONG, before=limit, status=2)
@@ -273,7 +278,7 @@ def test_two_processes_resume_bit_for_bit(recipe, tmp_path):
         command, cwd=Path(__file__).parents[2], env=os.environ | {"HF_HOME": str(tmp_path / "home")},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    while not (tmp_path / "out" / "checkpoint-16" / "files.json").exists():
+    while not (tmp_path / "out" / "checkpoint-4" / "files.json").exists():
         assert process.poll() is None
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
