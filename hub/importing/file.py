@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from hub.importing.layout import State
 from hub.importing.metadata import STAND_INS, told
+from hub.importing.unfolding import why_endless
 
 WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model", "net", "weights")
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.")  # DDP, torch.compile, Lightning, one's own
@@ -57,6 +58,8 @@ def read(path: Path) -> tuple[State, dict[str, Any]]:
 def unpickle(path: Path) -> Any:
     """What the file holds, by torch's unpickler that runs nothing."""
     refuse_bombs(path)
+    if reason := why_endless(path, limit(path)):
+        raise ValueError(f"{path} is refused: {reason}. {ANOTHER_WAY}")
     with torch.serialization.safe_globals(STAND_INS), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of old formats
         try:

@@ -335,6 +335,7 @@ def opcodes(r: random.Random) -> bytes:
         b"s",
         b"u",
         b"q\x00",
+        b"q\x00h\x00\x86" * 40,
         b"q\x01",
         b"Q",
         b"0",
