@@ -10,6 +10,7 @@ import argparse
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -123,6 +124,8 @@ def one_line_errors(
     caught: tuple[type[Exception], ...] = (ValueError, OSError, *more)
     if not sys.stderr.isatty():
         disable_progress_bar()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as training/ and hub/ have it until all is imported
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
         sys.stdout.flush()  # what cannot be written is told here, and not by Python at the very end
