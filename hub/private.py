@@ -1,7 +1,11 @@
 """What must not be uploaded: paths of the owner's machine, and whatever opens a door: tokens, keys, passwords."""
 
+import contextlib
 import json
+import os
 import re
+import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +49,9 @@ PATHS = re.compile(  # in running text
     r"|(?<![\\\w])\\\\[\w.-]+\\[\w.\\$-]+"  # \\server\share
 )
 SENTENCES = ("README.md", "samples.tsv", "tokenizer.json", "source_tokenizer.json", "target_tokenizer.json")
+LONGEST_HEAD = 100_000_000  # bytes, as in safetensors
+LONGEST_TEXT = 1_000_000  # bytes of a picture's text that are looked at
+OF_THE_PICTURE = (b"IDAT", b"IHDR", b"PLTE", b"tRNS", b"pHYs", b"sBIT")
 WHOLE_PATH = re.compile(r"/{1,2}[^/\s][^/]*(?:/[^/]*)+")  # what is nothing else than a path from the root
 
 
@@ -90,6 +97,60 @@ def strings_in(value: Any) -> Iterator[tuple[str, str]]:
                 waiting += [("", name) for name in each] + [(str(name), inner) for name, inner in each.items()]
             else:
                 waiting += [(key, inner) for inner in each]
+
+
+def find_private_in_binary(path: Path, places: tuple[str, ...] = ()) -> str | None:
+    """As `find_private` does, of what weights and pictures say in words: the head of a safetensors file, with names and
+    metadata, and the texts of a PNG file, its EXIF and XMP data among them."""
+    if path.suffix == ".safetensors":
+        texts = list(strings_in(safetensors_head(path)))
+    else:
+        texts = [("", text) for text in texts_of_png(path)]
+    for key, text in texts:
+        if (found := find_token(text)) or (text.strip() and SECRET_KEYS.search(key)):
+            return f"{path.name}{f', {key},' if key else ''} holds a token ({found[1] if found else f'{text[:3]}...'})"
+        if place := find_path(text, places):
+            return f"{path.name}{f', {key},' if key else ''} holds a path of this machine ({place})"
+    return None
+
+
+def safetensors_head(path: Path) -> dict[str, Any]:
+    """What such a file begins with: tensors by name, and `__metadata__`. Raises ValueError where it does not."""
+    with path.open("rb") as file:
+        start = file.read(8)
+        size = struct.unpack("<Q", start)[0] if len(start) == 8 else LONGEST_HEAD + 1
+        try:
+            head = json.loads(file.read(size)) if size <= LONGEST_HEAD else None
+        except (ValueError, RecursionError):
+            head = None
+    if not isinstance(head, dict):
+        raise ValueError(f"{path.name} is no safetensors file, or broken: copy it anew. Nothing was uploaded.")
+    return head
+
+
+def texts_of_png(path: Path) -> Iterator[str]:
+    """All that such a file holds besides the picture, as text; what stands behind the picture, too.
+
+    Raises:
+        ValueError: it is no PNG file.
+    """
+    with path.open("rb") as file:
+        if file.read(8) != b"\x89PNG\r\n\x1a\n":
+            raise ValueError(f"{path.name} is no PNG picture: remove it. Nothing was uploaded.")
+        while len(start := file.read(8)) == 8:
+            size, kind = struct.unpack(">I4s", start)
+            if kind in OF_THE_PICTURE:
+                file.seek(size + 4, os.SEEK_CUR)  # and its check sum
+                continue
+            content = file.read(min(size, LONGEST_TEXT))
+            file.seek(size - len(content) + 4, os.SEEK_CUR)
+            zeros = re.finditer(rb"\0", content[:1000]) if kind in (b"zTXt", b"iTXt") else ()
+            for at in (zero.end() for zero in zeros):  # what is packed begins behind one
+                with contextlib.suppress(zlib.error):
+                    content += b"\n" + zlib.decompressobj().decompress(content[at + (kind == b"zTXt") :], LONGEST_TEXT)
+            yield content.decode("utf-8", errors="replace")
+            if kind == b"IEND":
+                yield file.read(LONGEST_TEXT).decode("utf-8", errors="replace")
 
 
 def find_private(name: str, content: bytes, places: tuple[str, ...] = ()) -> str | None:

@@ -21,7 +21,7 @@ from huggingface_hub import ModelCard
 
 from hub.errors import explain
 from hub.model_card import add_metadata_options, make_card, metadata
-from hub.private import find_private, places_of
+from hub.private import find_private, find_private_in_binary, places_of
 from hub.records import read_record, read_samples, shareable
 from hub.repository import LIST, commit_files, full_name
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
@@ -131,7 +131,11 @@ def choose_card(arguments: argparse.Namespace, repo_id: str) -> ModelCard:
 def refuse_private(files: dict[str, Path | bytes], places: tuple[str, ...]) -> None:
     """Raises ValueError where a file names a path of this machine or holds a token."""
     for name, content in files.items():
-        if isinstance(content, bytes) and (found := find_private(name, content, places)):
+        if isinstance(content, bytes):
+            found = find_private(name, content, places)
+        else:
+            found = find_private_in_binary(content, places)
+        if found:
             raise ValueError(f"{found}: remove it. Nothing was uploaded.")
 
 

@@ -6,19 +6,17 @@ A value that is missing is None; one of another kind than it must be is a mistak
 import json
 import math
 import re
-import struct
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from hub.private import SECRET_KEYS, find_path, find_token, strings_in
+from hub.private import SECRET_KEYS, find_path, find_token, safetensors_head, strings_in
 from vanilla_transformer.shared.lines import read_lines
 
 PATH_KEYS = ("output_dir", "data_dir", "logging_dir", "tokenizer_path")  # keys of a recipe that name folders
 DATASET_KEYS = ("dataset_name", "dataset_config")  # which training passes over where it was given files
 LARGEST = 1e100  # number that can be meant
-LONGEST_HEADER = 100_000_000  # bytes, as in safetensors
 
 
 class Record:
@@ -138,15 +136,11 @@ def shareable(recipe: Record, results: Record, places: tuple[str, ...]) -> tuple
 def count_parameters(folder: Path) -> int | None:
     """The sizes of all tensors in the heads of the weights' files; None where there are none, or they are broken."""
     total = 0
-    header: Any
     files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     for path in files:
-        with path.open("rb") as file:
-            start = file.read(8)
-            size = struct.unpack("<Q", start)[0] if len(start) == 8 else LONGEST_HEADER + 1
-            try:
-                header = json.loads(file.read(size)) if size <= LONGEST_HEADER else None
-                total += sum(math.prod(header[name]["shape"]) for name in header if name != "__metadata__")
-            except (ValueError, TypeError, KeyError, RecursionError):
-                return None
+        try:
+            head = safetensors_head(path)
+            total += sum(math.prod(head[name]["shape"]) for name in head if name != "__metadata__")
+        except (ValueError, TypeError, KeyError):
+            return None
     return total if files else None

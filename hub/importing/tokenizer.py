@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
+from vanilla_transformer.shared.loading import panics_as_errors
 
 KNOWN = {  # how tutorials write their special tokens
     "pad_token": ("<pad>", "[PAD]", "<blank>", "<PAD>"),
@@ -118,7 +119,8 @@ def read_side(path: Path) -> Side:
         raise ValueError(f"{path}: cannot be read as text ({error}).") from error
     if text.lstrip().startswith("{"):
         try:
-            tokenizer = Tokenizer.from_str(text)
+            with panics_as_errors():
+                tokenizer = Tokenizer.from_str(text)
         except Exception as error:  # tokenizers raises no narrower type
             raise ValueError(f"{path} is no file of the library tokenizers: {error}") from error
     else:

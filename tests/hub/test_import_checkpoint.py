@@ -223,6 +223,19 @@ def test_ids_that_no_vocabulary_has_are_refused(make_reference, save_as, command
     assert message in capsys.readouterr().err
 
 
+def test_a_tokenizer_at_which_the_library_panics_is_refused_in_one_line(
+    make_reference, save_as, command, tmp_path, capfd
+):
+    _, state, _, _, _ = make_reference("hkproj C")
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
+    model["continuing_subword_prefix"] = "much longer than any token"
+    (tmp_path / "t.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    given = ("--num_heads", 4, "--source_tokenizer", tmp_path / "t.json")
+    command(save_as("bare", state, tmp_path), tmp_path / "out", *given, status=2)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "t.json is no file of the library tokenizers" in line
+
+
 def test_a_full_disk_is_one_line_and_leaves_nothing(make_reference, save_as, command, tmp_path, capfd, full_disk):
     _, state, _, _, _ = make_reference("notebook")
     path = save_as("bare", state, tmp_path)

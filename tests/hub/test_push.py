@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from hub.push import gather
 
@@ -157,6 +158,7 @@ def slowly(*arguments, preupload=HfApi.preupload_lfs_files, **options):
     return preupload(*arguments, **options)
 HfApi.preupload_lfs_files = slowly
 """
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(4) + b"IEND" + bytes(4)
 MINE = {
     "notes.md": b"mine", "onnx/config.json": b"{}", "onnx/model.safetensors": b"x", "gguf/tokenizer.json": b"{}",
     "openvino/tokenizer.json": b"{}", "my_vanilla_transformer.py": b"x = 1", "training_curve.png": b"x",
@@ -316,7 +318,10 @@ def test_a_kill_leaves_no_copy_of_the_weights(programs, checkpoint, tmp_path):
     [
         (lambda folder: (folder / "tokenizer_config.json").unlink(), "it has no tokenizer_config.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), "it has no weights"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "does not load without our package"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "is no safetensors file"),
+        (lambda folder: save_file({}, folder / "model.safetensors"), "does not load without our package"),
+        (lambda folder: save_file({}, folder / "model.safetensors", {"x": "/home/me/x"}), "holds a path of this"),
+        (lambda folder: (folder / "attention_1.png").write_bytes(PNG + b"/home/me/x"), "holds a path of this machine"),
         (
             lambda folder: (folder / "all_results.json").write_text('{"where": "/home/me/x"}'),
             "holds a path of this machine",

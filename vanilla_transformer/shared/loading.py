@@ -8,6 +8,9 @@ errors of some twenty types, and often of several lines. Here they become a `Val
 is wrong in which of its files, and a cure.
 """
 
+import os
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,16 +92,38 @@ def told(name: str, part: str) -> Iterator[None]:
     logging.set_verbosity(logging.CRITICAL)  # else several lines of warning, and then an error that says the same
     logging.disable_progress_bar()
     try:
-        yield
-    except BaseException as error:  # tokenizers raises no narrower type than Exception, and panics beyond even that
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
+        with panics_as_errors():
+            yield
+    except Exception as error:  # tokenizers raises no narrower type
         message = f"{name} cannot be loaded: {part} cannot be used ({reason(error)})."
         raise ValueError(f"{message} Copy it anew from where it was made.") from error
     finally:
         logging.set_verbosity(verbosity)
         if has_bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Within it a panic of a library in Rust, which is no `Exception`, becomes a `ValueError`; and nothing of what Rust
+    writes then, past Python, goes to stderr. What others write there in the meantime does, a little later."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as file, os.fdopen(os.dup(2), "wb") as stderr:
+        os.dup2(file.fileno(), 2)
+        panic: ValueError | None = None
+        try:
+            yield
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # as pyo3 calls it, in no module that could be imported
+                raise
+            panic = ValueError(str(error))
+            raise panic from error
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr.fileno(), 2)
+            file.seek(0)
+            if panic is None and (written := file.read()):
+                stderr.write(written)
 
 
 def reason(error: BaseException) -> str:

@@ -1,6 +1,8 @@
 """What is wrong with a checkpoint is one line that names it, the file and a cure."""
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from training.loading import load_translator
-from vanilla_transformer.shared.loading import load_model, load_tokenizer
+from vanilla_transformer.shared.loading import load_model, load_tokenizer, panics_as_errors
+
+# At these tokenizers panics
+CONTINUED = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
+CONTINUED["continuing_subword_prefix"] = "much longer than any token"
+NAMELESS = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "</s>", "type_id": 0}}], "pair": []}
+NAMELESS["special_tokens"] = {}
 
 
 @pytest.fixture
@@ -43,6 +51,8 @@ def test_a_whole_checkpoint_is_loaded(checkpoint):
         ("generation_config.json", {"max_length": 2**63}, "max_length=9223372036854775808 are more than 100000"),
         ("tokenizer.json", {"model": 3}, "the tokenizer cannot be used"),
         ("tokenizer.json", b"<html>", "the tokenizer cannot be used"),
+        ("tokenizer.json", {"model": CONTINUED}, "the tokenizer cannot be used .*out of range"),
+        ("tokenizer.json", {"post_processor": NAMELESS}, "the tokenizer cannot be used .*no entry found"),
         ("tokenizer.json", None, "the tokenizer cannot be used"),
         ("tokenizer_config.json", {"pad_token": None}, "cannot be used .*pad"),
         ("model.safetensors", b"version https://git-lfs.github.com/spec/v1", "the weights cannot be used"),
@@ -83,3 +93,12 @@ def test_a_tokenizer_of_another_model_is_refused(checkpoint, make_model):
     make_model(vocab_size=20).save_pretrained(checkpoint)
     with pytest.raises(ValueError, match=r"its tokenizer has \d+ tokens, and its model 20"):
         load_translator(str(checkpoint))
+
+
+def test_what_others_write_to_stderr_while_a_checkpoint_is_loaded_is_not_lost(capfd):
+    for write in (lambda: os.write(2, b"below Python\n"), lambda: print("by Python", file=sys.stderr)):
+        with panics_as_errors():
+            write()
+    with pytest.raises(KeyError), panics_as_errors():
+        {}[os.write(2, b"before an error\n")]
+    assert sorted(capfd.readouterr().err.splitlines()) == ["before an error", "below Python", "by Python"]
