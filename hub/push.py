@@ -37,7 +37,14 @@ CHECK = """
 import sys
 sys.modules["vanilla_transformer"] = None  # as if it were not installed
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-model = AutoModelForSeq2SeqLM.from_pretrained(".", trust_remote_code=True)
+model, found = AutoModelForSeq2SeqLM.from_pretrained(".", trust_remote_code=True, output_loading_info=True)
+parameters = dict(model.named_parameters())
+drawn = [name for name in sorted(found["missing_keys"]) if name in parameters]  # at random, and translates, too
+useless = sorted(found["unexpected_keys"])
+broken = [name for name in parameters if not parameters[name].isfinite().all()]
+for names, what in ((drawn, "the weights lack"), (useless, "of no use is"), (broken, "not finite is")):
+    if names:
+        sys.exit(f"{what} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1))
 tokenizer = AutoTokenizer.from_pretrained(".", trust_remote_code=True)
 ids = model.generate(**tokenizer(sys.stdin.buffer.read().decode(), return_tensors="pt"), max_new_tokens=64)
 sys.stdout.buffer.write(tokenizer.decode(ids[0], skip_special_tokens=True).encode())

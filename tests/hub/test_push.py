@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from hub.push import gather
 
@@ -313,13 +313,22 @@ def test_a_kill_leaves_no_copy_of_the_weights(programs, checkpoint, tmp_path):
     assert not [path for path in temporary.rglob("*") if path.is_file() and path.lstat().st_size == weights]
 
 
+def add_tensor(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {"mine": torch.zeros(2)}, path, {"format": "pt"})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda folder: (folder / "tokenizer_config.json").unlink(), "it has no tokenizer_config.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), "it has no weights"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "is no safetensors file"),
-        (lambda folder: save_file({}, folder / "model.safetensors"), "does not load without our package"),
+        (
+            lambda folder: save_file({}, folder / "model.safetensors"),
+            "does not load without our package: the weights lack",
+        ),
+        (lambda folder: add_tensor(folder), "does not load without our package: of no use is mine."),
         (lambda folder: save_file({}, folder / "model.safetensors", {"x": "/home/me/x"}), "holds a path of this"),
         (lambda folder: (folder / "attention_1.png").write_bytes(PNG + b"/home/me/x"), "holds a path of this machine"),
         (
