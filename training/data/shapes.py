@@ -103,11 +103,12 @@ def cut_by_shapes(
         numbers: the shape of every pair, (pairs,).
         updates: for every shape how many there are; they are in random order.
     """
+    order = rng.permutation(np.repeat(np.arange(len(updates)), updates)).tolist()  # first: alike in all processes
     batches = {}
     for number in np.nonzero(updates)[0].tolist():
         pairs = rng.permutation(np.nonzero(numbers == number)[0])
         batches[number] = iter(np.array_split(pairs, updates[number] * batches_per_update))
-    for number in rng.permutation(np.repeat(np.arange(len(updates)), updates)).tolist():
+    for number in order:
         for _ in range(batches_per_update):
             yield number, next(batches[number])
 

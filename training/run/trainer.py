@@ -147,6 +147,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if shapes:
             print(f"batches of {len(shapes)} shapes; {100 * sampler.padding:.1f} % of their positions hold no token")
             dataset = ShapedPairs(dataset)
+        self.pop_callback(TellEpoch)  # of an earlier training
         self.add_callback(TellEpoch(sampler))
         return self.accelerator.prepare(DataLoader(dataset, batch_sampler=sampler, **loading))
 
@@ -180,7 +181,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             with sign_of_life("compiling the training step"):
                 return super().training_step(model, dict(inputs), *args, **kwargs)
         except COMPILER_ERRORS as error:
-            reason = str(error).strip().partition("\n")[0]
+            reason = " ".join(str(error).partition("\n\n")[0].split())
             print(f"the training step is not compiled, and goes on without: {type(error).__name__}: {reason}")
             self.compiled_loss = None
             model.zero_grad()

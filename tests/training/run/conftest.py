@@ -16,14 +16,15 @@ def tokenizer(train_bpe, special_tokens, sentences):
 
 @pytest.fixture
 def make_trainer(make_model, tokenizer, sentences, tmp_path):
-    def make(dropout: float = 0.0, **keys):
+    def make(dropout: float = 0.0, layers: int = 2, **keys):
         rows = tokenizer(sentences["en"], text_target=sentences["de"], return_attention_mask=False)
         data = Dataset.from_dict({"input_ids": rows["input_ids"], "labels": rows["labels"]})
         defaults = {"max_tokens": 64, "learning_rate": 0.01, "report_to": "none", "use_cpu": True, "max_steps": 3}
         defaults |= {"save_strategy": "no", "disable_tqdm": True, "predict_with_generate": False}
         defaults |= {"output_dir": str(tmp_path / "out")}
         arguments = TrainingArguments(**(defaults | keys))
-        model = make_model(dropout=dropout, vocab_size=len(tokenizer))
+        sizes = {"vocab_size": len(tokenizer), "encoder_layers": layers, "decoder_layers": layers}
+        model = make_model(dropout=dropout, **sizes)
         return TokenBatchTrainer(
             model=model,
             args=arguments,

@@ -1,6 +1,8 @@
 """The compiled step on a CPU: the plain loss and gradients, few shapes, one program, and what cannot be compiled."""
 
 import json
+import logging
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +19,7 @@ from training.run.losses import training_loss
 def _traced_alone(monkeypatch):
     """Traced and differentiated as for a GPU; what then makes machine code of it is a matter of minutes."""
     monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)  # pytest would format every line
     torch._dynamo.reset()
     counters.clear()
 
@@ -25,37 +28,46 @@ def programs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize("rdrop_alpha", [0.0, 2.0])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_value_and_gradients_are_the_plain_ones(make_trainer, smoothing, rdrop_alpha):
-    trainer = make_trainer(step="compiled", label_smoothing_factor=smoothing, rdrop_alpha=rdrop_alpha)
-    model = trainer.model.train()
-    results = []
+def assert_equal_losses(trainer, one, other):
+    """Value and gradients on two batches."""
+    model, args = trainer.model.train(), trainer.args
     for batch in list(trainer.get_train_dataloader())[:2]:
-        for loss in (
-            lambda batch: trainer.compiled_loss(model, batch, smoothing, rdrop_alpha),
-            lambda batch: whole_loss(model, batch, smoothing, rdrop_alpha),
-            lambda batch: training_loss(model, dict(batch), smoothing, rdrop_alpha, True)[0],
-        ):
+        results = []
+        for loss in (one, other):
             model.zero_grad()
-            value = loss(batch)
+            value = loss(model, dict(batch), args.label_smoothing_factor, args.rdrop_alpha)
             value.backward()
             results.append([value.detach(), *(p.grad.clone() for p in model.parameters())])
-        for found in results[-3:-1]:
-            for one, other in zip(found, results[-1], strict=True):
-                torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+        for first, second in zip(*results, strict=True):
+            torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rdrop_alpha", [0.0, 2.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_over_all_positions_is_the_plain_one(make_trainer, smoothing, rdrop_alpha):
+    trainer = make_trainer(step="compiled", label_smoothing_factor=smoothing, rdrop_alpha=rdrop_alpha)
+    assert_equal_losses(trainer, whole_loss, lambda *given: training_loss(*given, in_pieces=True)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rdrop_alpha", [0.0, 2.0])
+def test_the_compiled_loss_is_the_plain_one(make_trainer, rdrop_alpha):
+    trainer = make_trainer(layers=1, step="compiled", rdrop_alpha=rdrop_alpha)
+    assert_equal_losses(trainer, trainer.compiled_loss, whole_loss)
+
+
+@pytest.mark.slow
 def test_dropout_differs_from_step_to_step_and_between_the_passes_of_rdrop(make_trainer):
-    trainer = make_trainer(dropout=0.3, step="compiled")
+    trainer = make_trainer(dropout=0.3, layers=1, step="compiled")
     model, batch = trainer.model.train(), next(iter(trainer.get_train_dataloader()))
-    losses = [float(trainer.compiled_loss(model, batch, 0.0, alpha)) for alpha in (0.0, 0.0, 5.0)]
+    losses = [float(trainer.compiled_loss(model, batch, 0.0, alpha).detach()) for alpha in (0.0, 0.0, 5.0)]
     assert len(set(losses)) == 3
     assert losses[2] > max(losses[:2])
 
 
+@pytest.mark.slow
 def test_a_training_has_at_most_twelve_shapes_and_nothing_is_compiled_after_its_first_epoch(make_trainer):
-    trainer = make_trainer(step="compiled", max_tokens=24, num_train_epochs=4, max_steps=-1)
+    trainer = make_trainer(layers=1, step="compiled", max_tokens=24, num_train_epochs=4, max_steps=-1)
     seen, after_epoch = set(), []
     plain = trainer.training_step
 
@@ -72,11 +84,14 @@ def test_a_training_has_at_most_twelve_shapes_and_nothing_is_compiled_after_its_
     assert after_epoch[updates - 1] == after_epoch[-1] <= 12
 
 
+@pytest.mark.slow
 def test_training_is_the_same_as_plain_on_the_same_batches(make_trainer):
     weights = []
     for step in ("compiled", "compiled", "plain"):
         torch.manual_seed(0)
-        trainer = make_trainer(step=step, max_tokens=24, max_steps=6, ema_decay=0.9, gradient_accumulation_steps=2)
+        trainer = make_trainer(
+            layers=1, step=step, max_tokens=24, max_steps=6, ema_decay=0.9, gradient_accumulation_steps=2
+        )
         if step == "plain":
             trainer.compiled_loss = whole_loss
         trainer.train()
@@ -86,13 +101,21 @@ def test_training_is_the_same_as_plain_on_the_same_batches(make_trainer):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_resumed_in_mid_epoch_ends_bit_for_bit(make_trainer, tmp_path):
-    keys = {"step": "compiled", "max_tokens": 24, "dropout": 0.1, "save_strategy": "steps", "save_steps": 2}
-    for name, steps in (("whole", 5), ("resumed", 2)):
-        torch.manual_seed(0)
-        trainer = make_trainer(**keys, max_steps=steps, output_dir=str(tmp_path / name))
-        trainer.train()
-    assert trainer.state.epoch % 1
+    keys = {
+        "layers": 1,
+        "step": "compiled",
+        "max_tokens": 24,
+        "dropout": 0.1,
+        "save_strategy": "steps",
+        "save_steps": 2,
+    }
+    keys["save_total_limit"] = 9
+    torch.manual_seed(0)
+    make_trainer(**keys, max_steps=5, output_dir=str(tmp_path / "whole")).train()
+    assert json.loads((tmp_path / "whole" / "checkpoint-2" / "trainer_state.json").read_text())["epoch"] % 1
+    shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "resumed" / "checkpoint-2")
     resumed = make_trainer(**keys, max_steps=5, output_dir=str(tmp_path / "resumed"))
     resumed.train(resume_from_checkpoint=str(tmp_path / "resumed" / "checkpoint-2"))
     ends = [tmp_path / name / "checkpoint-5" for name in ("whole", "resumed")]
@@ -101,12 +124,13 @@ def test_a_run_resumed_in_mid_epoch_ends_bit_for_bit(make_trainer, tmp_path):
     assert len({json.loads((end / "progress.json").read_text())["target_tokens"] for end in ends}) == 1
 
 
+@pytest.mark.slow
 def test_what_the_compiler_refuses_is_done_plainly_and_told(make_trainer, monkeypatch, capsys):
     def broken(graph, inputs):
         raise NotImplementedError("no such machine")
 
     monkeypatch.setattr(compiled, "BACKEND", broken)
-    trainer = make_trainer(step="compiled", max_steps=2)
+    trainer = make_trainer(layers=1, step="compiled", max_steps=2)
     trainer.train()
     told = capsys.readouterr().out
     assert "the training step is not compiled, and goes on without" in told
@@ -115,8 +139,9 @@ def test_what_the_compiler_refuses_is_done_plainly_and_told(make_trainer, monkey
     assert trainer.state.global_step == 2
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_run(make_trainer):
-    trainer = make_trainer(step="compiled", learning_rate=1e30, max_steps=6, max_grad_norm=0)
+    trainer = make_trainer(layers=1, step="compiled", learning_rate=1e30, max_steps=6, max_grad_norm=0)
     with pytest.raises(FloatingPointError, match="lower the learning rate"):
         trainer.train()
 
