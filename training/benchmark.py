@@ -38,13 +38,15 @@ from training.benchmarks.decoding import Task
 from training.benchmarks.recipe import compare
 from training.benchmarks.sizes import LENGTH, SIZES
 from training.benchmarks.step import DTYPES, check_same_loss, make_batch, matrix_speed, peak_memory, step, step_models
+from training.benchmarks.update import compare_updates
 from training.run.hardware import describe, keep_memory, usable_device
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 from vanilla_transformer.shared.lines import read_lines
 from vanilla_transformer.to_marian import to_marian
 
-LINES = ("step", "greedy", "beam", "sample", "memory", "load", "recipe")
+LINES = ("step", "greedy", "beam", "sample", "memory", "load", "update", "recipe")
+UPDATES = 20  # of each in a round of the line `update`
 BEAMS = 5
 SAME = 0.995  # share of translations that have to be equal; the others are ties
 Rates = dict[str, list[float]]
@@ -71,7 +73,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def parse() -> argparse.Namespace:
     parser = CommandLine("training.benchmark", __doc__)
-    parser.add_argument("--lines", nargs="+", choices=LINES, default=LINES[:-1], help="what is measured")
+    parser.add_argument("--lines", nargs="+", choices=LINES, default=LINES[:-2], help="what is measured")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["t128", "d256", "base"], help="of random models")
     parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"], help="of a step")
     parser.add_argument("--target_tokens", nargs="+", type=int, default=[1536], help="target tokens in a step's batch")
@@ -137,6 +139,10 @@ class Benchmark:
             for size in arguments.sizes:
                 for tokens in arguments.target_tokens:
                     self.step(size, tokens)
+        elif line == "update":
+            for size in arguments.sizes:
+                for tokens in arguments.target_tokens:
+                    self.update(size, tokens)
         elif line == "memory":
             self.memory()
         elif line == "load":
@@ -160,6 +166,18 @@ class Benchmark:
             floor = counter.get_total_flops() / self.speeds[precision]
             title = f"training step of {tokens} tokens, {precision}"
             self.add(size, title, rates, "Marian", "target tokens/s", limit=count / floor)
+
+    def update(self, size: str, tokens: int) -> None:
+        """The whole update, ours by the Trainer; its share of the limit is the utilisation of the machine (MFU)."""
+        for precision in self.arguments.precision:
+            rates, peaks = compare_updates(SIZES[size], tokens, precision, self.device, self.arguments.rounds, UPDATES)
+            model = VanillaTransformerForConditionalGeneration(SIZES[size]).to(self.device)
+            batch = make_batch(tokens // LENGTH, SIZES[size].vocab_size, self.device)
+            with FlopCounterMode(display=False) as counter:
+                step("ours", model, batch, precision)
+            limit = int((batch["labels"] != -100).sum()) * self.speeds[precision] / counter.get_total_flops()
+            title = f"update of {tokens} tokens, {precision}"
+            self.add(size, title, rates, "Marian", "target tokens/s", limit, peaks or None)
 
     def memory(self) -> None:
         """Peak of a step at a vocabulary of 37,000 and 8,192 target tokens, each model in a process of its own."""

@@ -160,6 +160,13 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         "Implementation: eager, sdpa; on a GPU flash_attention_2, flex_attention, too. auto: on a CPU the faster by "
         "measurement, else sdpa.",
     )
+    step: Literal["auto", "plain", "compiled", "recorded"] = option(
+        "auto",
+        "How a training step is run. compiled: batches of at most 12 shapes, and one program from torch.compile, kept "
+        "in the folder that TORCHINDUCTOR_CACHE_DIR names. recorded: on a GPU, the program is also recorded as a CUDA "
+        "graph for each shape, for models that are too small to keep the GPU busy. auto: on a GPU recorded for models "
+        "of less than 30 million parameters, else compiled; plain on a CPU.",
+    )
     processes: int = option(
         1,
         "How many processes this program starts, where no launcher such as torchrun has started it. On a CPU, several "

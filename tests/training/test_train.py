@@ -270,6 +270,16 @@ def test_processes_and_accumulation_share_a_batch_alike(programs, recipe, tmp_pa
 
 
 @pytest.mark.slow
+def test_two_processes_train_a_compiled_step_on_a_stream(recipe, tmp_path):
+    """Real processes, the real compiler: as many updates as were asked for, with what was trained on counted."""
+    keys = ("--step", "compiled", "--streaming", "true", "--max_steps", "4", "--eval_strategy", "no")
+    launched(recipe, *keys, "--processes", "2", "--encoder_layers", "1", "--decoder_layers", "1")
+    results = json.loads((tmp_path / "out" / "all_results.json").read_text())
+    assert results["processes"] == 2
+    assert results["train_target_tokens"] > 0
+
+
+@pytest.mark.slow
 def test_two_processes_resume_bit_for_bit(recipe, tmp_path):
     arguments = (*LONG, "--processes", "2")
     launched(recipe, *arguments, "--output_dir", tmp_path / "whole")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vanilla_transformer import loss_vanilla_transformer
@@ -35,10 +36,14 @@ def gradients(loss, states, projection, labels, smoothing):
     return [value.detach(), states.grad.clone(), *(p.grad.clone() for p in projection.parameters())]
 
 
+@pytest.mark.parametrize("place", ["CPU", "GPU"])
 @pytest.mark.parametrize("pieces", ["one", "many"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("bias", [True, False])
-def test_value_and_gradients_are_the_plain_ones(case, monkeypatch, bias, smoothing, pieces):
+def test_value_and_gradients_are_the_plain_ones(case, monkeypatch, bias, smoothing, pieces, place):
+    """On a GPU, whose values are not to be looked at, padding goes along and counts nothing."""
+    if place == "GPU":
+        monkeypatch.setattr(loss_vanilla_transformer, "is_eager_on_cpu", lambda tensor: False)
     if pieces == "many":
         monkeypatch.setattr(loss_vanilla_transformer, "PIECE", 4 * 50)
     states, projection, labels = case(bias)
@@ -136,3 +141,10 @@ def test_only_the_gradients_that_are_wanted_are_computed(case):
             assert (one is None) == (other is None)
             if one is not None:
                 torch.testing.assert_close(one, other)
+
+
+def test_where_values_cannot_be_looked_at_no_size_depends_on_them(case):
+    """Fake tensors have none: whoever selects by value, or asks for one, fails."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        states, projection, labels = case(True)
+        assert smoothed_cross_entropy(states, projection, labels, 0.1).shape == ()

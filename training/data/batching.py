@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import Sampler
 
+from training.data.shapes import Shape, count_updates, cut_by_shapes, shape_numbers
+
 WINDOW = 16  # updates among which batches of equal work are looked for
 
 
@@ -40,20 +42,43 @@ class TokenBatchSampler(Sampler[list[int]]):
     waits for another, and which ones they are does not depend on how many processes share them. An epoch has a
     multiple of them: a few batches are halved for that.
 
+    With `shapes`, all batches of an update are of one of these, and a batch is its number, then the indices of pairs.
+
     Args:
         lengths: tokens of source and target of every pair, (pairs, 2).
         max_tokens: a batch's size; a pair that is longer makes a batch of its own.
         seed: of the first epoch.
         batches_per_update: processes times gradient accumulation steps.
+        shapes: of `choose_shapes`, which hold every pair.
     """
 
-    def __init__(self, lengths: np.ndarray, max_tokens: int, seed: int, batches_per_update: int = 1):
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        max_tokens: int,
+        seed: int,
+        batches_per_update: int = 1,
+        shapes: list[Shape] | None = None,
+    ):
         self.lengths = lengths
         self.max_tokens = max_tokens
         self.seed = seed
         self.batches_per_update = batches_per_update
         self.epoch = 0
-        self._len = len(self._batches(np.random.default_rng(0)))
+        self.shapes = shapes
+        if shapes:
+            self.numbers = shape_numbers(lengths, shapes)
+            counts = np.bincount(self.numbers, minlength=len(shapes))
+            self.updates = count_updates(counts, shapes, batches_per_update)
+            self._len = int(self.updates.sum()) * batches_per_update
+        else:
+            self._len = len(self._batches(np.random.default_rng(0)))
+
+    @property
+    def padding(self) -> float:
+        """With shapes: the share of positions that hold no token, missing rows included."""
+        positions = [shape.positions for shape in self.shapes or ()]
+        return 1 - self.lengths.sum() / (self.batches_per_update * np.dot(self.updates, positions))
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -63,6 +88,10 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         rng = np.random.default_rng([self.seed, self.epoch])
+        if self.shapes:
+            shaped = cut_by_shapes(self.numbers, self.updates, self.batches_per_update, rng)
+            yield from ([number, *batch.tolist()] for number, batch in shaped)
+            return
         batches = self._batches(rng)
         rng.shuffle(batches)  # type: ignore[arg-type]  # a list of arrays is a sequence
         for group in self._groups(batches, rng):

@@ -1,6 +1,6 @@
 """A corpus larger than the memory: its pairs, read as they are needed, and batches by tokens out of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from training.data.encoding import encode_rows, reasons_to_drop
 from training.data.files import TABLES, read_rows, read_table
 from training.data.hub_datasets import load, use_dataset
 from training.data.pairs import pair_of_row, why_bad
+from training.data.shapes import Shape, count_updates, cut_by_shapes, shape_numbers
 from training.keys import DataArguments
 
 
@@ -70,6 +71,10 @@ class TokenBatchStream(TorchIterableDataset):
     `state_at(n)` is what `load_state` needs to go on behind the first `n` batches: where the buffer that holds the
     next one begins, as the dataset tells it, and how many of its batches to pass over.
 
+    After `fix_shapes`, all processes have batches of one shape at an update: they tell each other at every buffer how
+    many pairs of each shape they have, and who has fewer than another hands out emptier batches. A batch is then the
+    number of its shape, and pairs of token ids: what a `FixedShapeCollator` takes.
+
     Args:
         pairs: with columns `source` and `target`; it tells and takes its state.
         arguments: the recipe's filters and `buffer_size`.
@@ -91,8 +96,27 @@ class TokenBatchStream(TorchIterableDataset):
         self.max_tokens = max_tokens
         self.seed = seed
         self.pairs_read = self.pairs_dropped = 0
+        self._shapes: list[Shape] = []
         self._start = pairs.state_dict()
         self.load_state({"batches": 0, "buffer": 0, "rows": self._start})
+
+    def fix_shapes(
+        self, shapes: list[Shape], batches_per_update: int, most: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        """Batches of these shapes from now on; one of the longest sentences has to be among them.
+
+        Args:
+            batches_per_update: gradient accumulation steps: so many successive batches are of one shape.
+            most: from this process's updates of every shape to the most of any process.
+        """
+        self._shapes, self._batches_per_update, self._most = shapes, batches_per_update, most
+
+    def first_lengths(self) -> np.ndarray:
+        """Tokens of source and target of the pairs that are kept of the first buffer, (pairs, 2)."""
+        self.pairs.load_state_dict(self._start)
+        pairs, kept = self._encode(list(islice(iter(self.pairs), self.arguments.buffer_size)))
+        self.pairs_read = self.pairs_dropped = 0
+        return np.array([[len(source), len(target)] for source, target in pairs]).reshape(-1, 2)[kept]
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Goes on where `state_at` was taken; to be called before iterating."""
@@ -104,7 +128,7 @@ class TokenBatchStream(TorchIterableDataset):
             self._buffers.pop(0)
         return self._buffers[0] | {"skip": batches - self._buffers[0]["batches"]}
 
-    def __iter__(self) -> Iterator[list[dict[str, list[int]]]]:
+    def __iter__(self) -> Iterator[Any]:
         begin, skip = self._buffers[-1], self._skip
         batches, buffer = begin["batches"], begin["buffer"]
         self.pairs.load_state_dict(begin["rows"])
@@ -123,16 +147,28 @@ class TokenBatchStream(TorchIterableDataset):
             batches, buffer, skip = batches + len(found), buffer + 1, 0
             self._buffers.append({"batches": batches, "buffer": buffer, "rows": self.pairs.state_dict()})
 
-    def _batches(self, rows: list[dict[str, str]], buffer: int) -> list[list[dict[str, list[int]]]]:
+    def _encode(self, rows: list[dict[str, str]]) -> tuple[list[tuple[list[int], list[int]]], np.ndarray]:
+        """Ids of source and target of every row, and the numbers of those rows that are kept."""
         encoded = encode_rows(self.tokenizer, [row["source"] for row in rows], [row["target"] for row in rows])
         pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
         lengths = np.array([[len(source), len(target)] for source, target in pairs])
         self.pairs_read += len(pairs)
-        rng = np.random.default_rng([self.seed, buffer])
         kept = np.nonzero(~np.any(list(reasons_to_drop(lengths, self.arguments).values()), axis=0))[0]
         self.pairs_dropped += len(pairs) - len(kept)
+        return pairs, kept
+
+    def _batches(self, rows: list[dict[str, str]], buffer: int) -> list[Any]:
+        pairs, kept = self._encode(rows)
+        lengths = np.array([[len(pairs[i][0]), len(pairs[i][1])] for i in kept]).reshape(-1, 2)
+        rng = np.random.default_rng([self.seed, buffer])
+        if self._shapes:
+            numbers = shape_numbers(lengths, self._shapes)
+            counts = np.bincount(numbers, minlength=len(self._shapes))
+            updates = self._most(count_updates(counts, self._shapes, self._batches_per_update))
+            shaped = cut_by_shapes(numbers, updates, self._batches_per_update, rng)
+            return [(number, [pairs[i] for i in kept[batch].tolist()]) for number, batch in shaped]
         if not len(kept):
             return []
-        batches = cut_by_tokens(lengths[kept], self.max_tokens, rng)
+        batches = cut_by_tokens(lengths, self.max_tokens, rng)
         rng.shuffle(batches)  # type: ignore[arg-type]  # a list of arrays is a sequence
         return [[{"input_ids": pairs[i][0], "labels": pairs[i][1]} for i in kept[batch].tolist()] for batch in batches]

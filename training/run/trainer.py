@@ -12,7 +12,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from accelerate.utils import gather_object
 from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -25,13 +27,16 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from training.data.batching import TokenBatchSampler
 from training.data.encoding import sequence_lengths
+from training.data.shapes import FixedShapeCollator, Shape, ShapedPairs, choose_shapes
 from training.data.streaming import TokenBatchStream
 from training.run.callbacks import StopOnSignal, TellEpoch, TokenProgress, UpdateAverage
 from training.run.checkpoints import AVERAGED, average, choose, keep_only, seal
+from training.run.compiled import COMPILER_ERRORS, choose_step, compile_loss, sign_of_life
 from training.run.losses import smooths_labels, training_loss
 
 ADAPTER = "adapter"  # in a run's folder: what LoRA trained, alone
 PROGRESS = "progress.json"  # in a checkpoint: what was done for it
+LOADERS = 2  # processes that make batches for a GPU; one makes 1.9 million target tokens in a second of its time
 STREAM = "stream_{}.json"  # in a checkpoint: where each process's stream goes on
 
 
@@ -69,7 +74,10 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.args.ema_decay:
             self.average_model = deepcopy(self.model)
             self.add_callback(UpdateAverage(self.average_model, self.args.ema_decay))
-        self.target_tokens = 0  # trained on, over all processes, without padding; a resumed run goes on counting
+        step = choose_step(self.args.step, self.model, self.args)
+        self.compiled_loss = None if step == "plain" else compile_loss(recorded=step == "recorded")
+        self._has_compiled = False
+        self._target_tokens, self._tokens_not_counted = 0, list[Any]()
         self._was_over = False  # the checkpoint that is resumed was the last of its run
         self.seconds_before = 0.0  # of training, in the runs that this one resumes
         self._start = self._last_log = time.perf_counter()
@@ -107,6 +115,13 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             super()._run_epoch(*args, **kwargs)
 
     @property
+    def target_tokens(self) -> int:
+        """Trained on, over all processes, without padding; a resumed run goes on counting."""
+        self._target_tokens += sum(map(int, self._tokens_not_counted))
+        self._tokens_not_counted.clear()
+        return self._target_tokens
+
+    @property
     def batches_per_update(self) -> int:
         return self.args.world_size * self.args.gradient_accumulation_steps
 
@@ -117,20 +132,60 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             "pin_memory": self.args.dataloader_pin_memory,
             "collate_fn": self.data_collator,
         }
-        if isinstance(self.train_dataset, TokenBatchStream):  # each process has its own share: nothing to deal out
+        dataset: Any = self.train_dataset
+        shapes = self._fix_shapes() if self.compiled_loss else None
+        if shapes:
+            loading["collate_fn"] = FixedShapeCollator(shapes, self.own_model, self.processing_class.pad_token_id)
+        if isinstance(dataset, TokenBatchStream):  # each process has its own share: nothing to deal out
             own = torch.Generator()  # a loader draws a seed, which a resumed run would draw once more
-            return DataLoader(self.train_dataset, batch_size=None, generator=own, **loading)
+            return DataLoader(dataset, batch_size=None, generator=own, **loading)
         sampler = TokenBatchSampler(
-            sequence_lengths(self.train_dataset), self.args.max_tokens, seed, self.batches_per_update
+            sequence_lengths(dataset), self.args.max_tokens, seed, self.batches_per_update, shapes
         )
+        if shapes and self.args.device.type == "cuda" and not loading["num_workers"]:  # small models would wait for it
+            loading |= {"num_workers": LOADERS, "pin_memory": True}
+        if shapes:
+            print(f"batches of {len(shapes)} shapes; {100 * sampler.padding:.1f} % of their positions hold no token")
+            dataset = ShapedPairs(dataset)
+        self.pop_callback(TellEpoch)  # of an earlier training
         self.add_callback(TellEpoch(sampler))
-        return self.accelerator.prepare(DataLoader(self.train_dataset, batch_sampler=sampler, **loading))
+        return self.accelerator.prepare(DataLoader(dataset, batch_sampler=sampler, **loading))
+
+    def _fix_shapes(self) -> list[Shape]:
+        """The shapes of the batches: of all data, or of the first buffer of the first process's stream."""
+        dataset, max_tokens = self.train_dataset, self.args.max_tokens
+        if not isinstance(dataset, TokenBatchStream):
+            return choose_shapes(sequence_lengths(dataset), max_tokens, self.batches_per_update)
+        lengths = dataset.first_lengths()
+        if not len(lengths):
+            raise ValueError("no pair of the first buffer is left: see max_length, bad_lines and buffer_size.")
+        longest = np.full((1, 2), dataset.arguments.max_length)  # may come in a later buffer
+        own = choose_shapes(np.concatenate([lengths, longest]), max_tokens, self.batches_per_update)
+        shapes = gather_object([own])[0]
+        accumulated = self.args.gradient_accumulation_steps
+        dataset.fix_shapes(shapes, accumulated, lambda updates: np.max(gather_object([updates]), axis=0))
+        return shapes
 
     def get_batch_samples(self, *args: Any) -> tuple[list, torch.Tensor | int | None]:
         batches, num_items = super().get_batch_samples(*args)
         if num_items is not None:
-            self.target_tokens += int(num_items)
+            self._tokens_not_counted.append(num_items)  # on a GPU it would be waited for here
         return batches, num_items
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As in transformers; the first one compiles, and if that cannot be done, is done plainly, like all others."""
+        if self.compiled_loss is None or self._has_compiled:
+            return super().training_step(model, inputs, *args, **kwargs)
+        self._has_compiled = True
+        try:
+            with sign_of_life("compiling the training step"):
+                return super().training_step(model, dict(inputs), *args, **kwargs)
+        except COMPILER_ERRORS as error:
+            reason = " ".join(str(error).partition("\n\n")[0].split())
+            print(f"the training step is not compiled, and goes on without: {type(error).__name__}: {reason}")
+            self.compiled_loss = None
+            model.zero_grad()
+            return super().training_step(model, inputs, *args, **kwargs)
 
     def compute_loss(
         self,
@@ -145,7 +200,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             return (outputs.loss, outputs) if return_outputs else outputs.loss
         labels, smoothing = inputs["labels"], self.args.label_smoothing_factor
         items = num_items_in_batch if num_items_in_batch is not None else (labels != -100).sum()
-        loss, outputs = training_loss(model, inputs, smoothing, self.args.rdrop_alpha, self.has_own_loss)
+        outputs = None
+        if self.compiled_loss is not None and not return_outputs:
+            loss = self.compiled_loss(model, inputs, smoothing, self.args.rdrop_alpha)
+        else:
+            loss, outputs = training_loss(model, inputs, smoothing, self.args.rdrop_alpha, self.has_own_loss)
         loss = loss / items
         loss = loss * self.args.world_size  # DDP takes the mean over processes
         if loss.device.type == "cpu" and not math.isfinite(float(loss.detach())):  # a GPU is asked when it logs
@@ -291,7 +350,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-        self.target_tokens = self._tokens_at_last_log = progress["target_tokens"]
+        self._target_tokens = self._tokens_at_last_log = progress["target_tokens"]
         self.seconds_before = progress["seconds"]
         if self.average_model is not None:
             self.average_model.load_state_dict(type(self.model).from_pretrained(folder / AVERAGED).state_dict())

@@ -1,8 +1,13 @@
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from datasets import IterableDataset
 from datasets.distributed import split_dataset_by_node
 
+from training.data.shapes import choose_shapes
 from training.data.streaming import TokenBatchStream, stream_pairs
 from training.keys import DataArguments
 
@@ -68,3 +73,57 @@ def test_streams_refuse_or_drop_bad_lines_too(write, arguments):
     assert [row["source"] for row in stream_pairs(arguments(bad_lines="drop"))] == ["one", "four"]
     with pytest.raises(ValueError, match="line 2: blank"):
         list(stream_pairs(arguments()))
+
+
+def together(streams):
+    """Streams of fixed shapes that ask each other, in threads, as processes do; 40 batches of each."""
+    barrier, told = threading.Barrier(len(streams)), {}
+    shapes = choose_shapes(np.concatenate([streams[0].first_lengths(), [[20, 20]]]), 50)
+
+    def run(rank: int, stream: TokenBatchStream) -> list:
+        rounds = itertools.count()
+
+        def most(updates):
+            key = next(rounds)
+            told[key, rank] = updates
+            barrier.wait(timeout=60)
+            return np.max([told[key, other] for other in range(len(streams))], axis=0)
+
+        stream.fix_shapes(shapes, 2, most)
+        return take(stream, 40)
+
+    with ThreadPoolExecutor(len(streams)) as threads:
+        return shapes, list(threads.map(run, range(len(streams)), streams))
+
+
+def test_streams_of_fixed_shapes_have_the_same_shape_at_each_update(tokenizer):
+    """Their shares differ, and one filter leaves fewer pairs to the second process."""
+    streams = [stream(tokenizer, rank=0, world=2, max_length=20), stream(tokenizer, rank=1, world=2, max_length=8)]
+    shapes, batches = together(streams)
+    numbers = [[number for number, _ in own] for own in batches]
+    assert numbers[0] == numbers[1]
+    assert numbers[0][::2] == numbers[0][1::2]  # two accumulated batches make an update
+    assert len(set(numbers[0])) > 1
+    for own in batches:
+        for number, pairs in own:
+            assert len(pairs) <= shapes[number].rows
+            lengths = [[len(source), len(target)] for source, target in pairs]
+            assert (np.array(lengths).reshape(-1, 2) <= [shapes[number].source, shapes[number].target]).all()
+    rows = [sum(len(pairs) for _, pairs in own) for own in batches]
+    assert rows[1] < rows[0]
+
+
+@pytest.mark.parametrize("count", [0, 17, 60])
+def test_a_stream_of_fixed_shapes_goes_on_where_its_state_was_taken(tokenizer, count):
+    shapes = choose_shapes(np.concatenate([stream(tokenizer).first_lengths(), [[256, 256]]]), 300)
+    streams = []
+    for _ in range(2):
+        streams.append(stream(tokenizer))
+        streams[-1].fix_shapes(shapes, 1, lambda updates: updates)
+    original, resumed = streams
+    iterator = iter(original)
+    for _ in range(count):
+        next(iterator)
+    ahead = [next(iterator) for _ in range(5)]
+    resumed.load_state(original.state_at(count))
+    assert take(resumed, 5) == ahead

@@ -1,0 +1,37 @@
+"""What the tests of a run share: trainers of a tiny model on a few pairs."""
+
+import pytest
+from datasets import Dataset
+from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast
+
+from training.keys import TrainingArguments
+from training.run.trainer import TokenBatchTrainer
+
+
+@pytest.fixture
+def tokenizer(train_bpe, special_tokens, sentences):
+    texts = sentences["en"] + sentences["de"]
+    return PreTrainedTokenizerFast(tokenizer_object=train_bpe(texts, 60), **special_tokens)
+
+
+@pytest.fixture
+def make_trainer(make_model, tokenizer, sentences, tmp_path):
+    def make(dropout: float = 0.0, layers: int = 2, **keys):
+        rows = tokenizer(sentences["en"], text_target=sentences["de"], return_attention_mask=False)
+        data = Dataset.from_dict({"input_ids": rows["input_ids"], "labels": rows["labels"]})
+        defaults = {"max_tokens": 64, "learning_rate": 0.01, "report_to": "none", "use_cpu": True, "max_steps": 3}
+        defaults |= {"save_strategy": "no", "disable_tqdm": True, "predict_with_generate": False}
+        defaults |= {"output_dir": str(tmp_path / "out")}
+        arguments = TrainingArguments(**(defaults | keys))
+        sizes = {"vocab_size": len(tokenizer), "encoder_layers": layers, "decoder_layers": layers}
+        model = make_model(dropout=dropout, **sizes)
+        return TokenBatchTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=data,
+            eval_dataset=data,
+            processing_class=tokenizer,
+            data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        )
+
+    return make
