@@ -10,6 +10,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.stock import StockClass, to_stock
 
 NEVER = -1e9  # a logit whose probability is zero in any sum; -inf would become NaN where a search multiplies it by 0
+DEFAULT_LIMIT = 20  # tokens that generate() of transformers 5 gives where nothing sets a limit; that of 4.40 gives 19
 USAGE = """{out} is a model of transformers' own. To load it, with transformers alone:
     model = AutoModelForSeq2SeqLM.from_pretrained("{out}")
     tokenizer = AutoTokenizer.from_pretrained("{source}")"""
@@ -31,7 +32,11 @@ def convert(
     """
     if quantization:
         raise ValueError("--quantization is for --to ctranslate2, not for a model of transformers.")
-    return with_tables_of_one_length(to_stock(model, stock)).save_pretrained
+    theirs = with_tables_of_one_length(to_stock(model, stock))
+    settings = theirs.generation_config
+    if settings.max_length is None and settings.max_new_tokens is None:
+        settings.max_new_tokens = DEFAULT_LIMIT
+    return theirs.save_pretrained
 
 
 def with_tables_of_one_length(theirs: PreTrainedModel) -> PreTrainedModel:
