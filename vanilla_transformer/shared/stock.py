@@ -158,8 +158,16 @@ def to_stock(
     if "model.shared.weight" in state:
         state["model.shared.weight"] = state["model.encoder.embed_tokens.weight"]
     theirs.load_state_dict(state)
-    theirs.generation_config = GenerationConfig.from_dict(model.generation_config.to_dict())
+    theirs.generation_config = settings_of(model)
     return theirs.eval()
+
+
+def settings_of(model: Any) -> GenerationConfig:
+    """A copy of a model's settings of generation. They are no longer marked as made from its configuration: those
+    transformers 4 would make anew from the other model's."""
+    settings = GenerationConfig.from_dict(model.generation_config.to_dict())
+    settings._from_model_config = False
+    return settings
 
 
 def fitting(model: VanillaTransformerForConditionalGeneration) -> StockClass:
@@ -177,6 +185,7 @@ def their_config(stock: StockClass, config: VanillaTransformerConfig) -> Any:
     names = SAME_FIELDS + (TWO_VOCABULARIES if stock.two_vocabularies else ())
     fields = {name: getattr(config, name) for name in names}
     off: dict[str, Any] = {"forced_eos_token_id": None, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+    off |= {"encoder_no_repeat_ngram_size": 0} if stock.model_type == "blenderbot" else {}  # 3 where it is unset
     return stock.model_class.config_class(**(fields | off))
 
 
@@ -208,7 +217,7 @@ def from_stock(theirs: PreTrainedModel) -> VanillaTransformerForConditionalGener
         else:
             ours[name] = permuted(name, state[their_name(name)], back)
     model.load_state_dict(ours)
-    model.generation_config = GenerationConfig.from_dict(theirs.generation_config.to_dict())
+    model.generation_config = settings_of(theirs)
     return model.eval()
 
 

@@ -112,6 +112,7 @@ def test_what_none_can_express_is_refused(make_architecture, name):
     assert "\n" not in str(error.value)
 
 
+OWN_SETTINGS = {"_from_model_config": False}
 SIZE = {"vocab_size": 60, "d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 48}
 SIZE |= {"decoder_ffn_dim": 40, "encoder_attention_heads": 4, "decoder_attention_heads": 2, "dropout": 0.0}
 SIZE |= {"max_position_embeddings": 40}
@@ -162,7 +163,8 @@ def test_theirs_becomes_ours_and_theirs_again(make_theirs, model_type):
     for key in wanted:
         first = unread if "embed_positions" in key else 0
         assert torch.equal(got[key][first:], wanted[key][first:]), key
-    assert again.generation_config.to_dict() == theirs.generation_config.to_dict()
+    assert again.generation_config.to_dict() == ours.generation_config.to_dict()
+    assert ours.generation_config.to_diff_dict() == theirs.generation_config.to_diff_dict() | OWN_SETTINGS
     for field in (*SIZE, "pad_token_id", "eos_token_id", "decoder_start_token_id", "scale_embedding"):
         assert getattr(again.config, field) == getattr(theirs.config, field), field
 
