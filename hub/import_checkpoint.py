@@ -35,7 +35,9 @@ from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 def main() -> None:
     parser = CommandLine("hub.import_checkpoint", __doc__)
     parser.add_argument(
-        "file", type=Path, help=".pt, .pth, .tar, .chkpt or .safetensors; or folder or Hub's name of a MarianMT or alike"
+        "file",
+        type=Path,
+        help=".pt, .pth, .tar, .chkpt or .safetensors; or folder or Hub's name of a MarianMT or alike",
     )
     parser.add_argument("out", type=Path, help="folder to be made")
     parser.add_argument("--layout", choices=sorted(LAYOUTS), help="instead of finding it")

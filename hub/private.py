@@ -44,7 +44,14 @@ PATHS = re.compile(  # in running text
     r"|(?<![\w/.])\.\.[/\\][\w./\\-]*"
     r"|(?<![\\\w])\\\\[\w.-]+\\[\w.\\$-]+"  # \\server\share
 )
-SENTENCES = ("README.md", "samples.tsv", "tokenizer.json", "source_tokenizer.json", "target_tokenizer.json", "vocab.json")
+SENTENCES = (
+    "README.md",
+    "samples.tsv",
+    "tokenizer.json",
+    "source_tokenizer.json",
+    "target_tokenizer.json",
+    "vocab.json",
+)
 WHOLE_PATH = re.compile(r"/{1,2}[^/\s][^/]*(?:/[^/]*)+")  # what is nothing else than a path from the root
 
 

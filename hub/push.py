@@ -26,7 +26,13 @@ from hub.records import read_record, read_samples, shareable
 from hub.repository import LIST, commit_files, full_name
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 
-LARGE = ("*.safetensors", "*.spm", "*.model", "training_curve.png", "attention_*.png")  # sent from where they lie, never copied
+LARGE = (
+    "*.safetensors",
+    "*.spm",
+    "*.model",
+    "training_curve.png",
+    "attention_*.png",
+)  # sent from where they lie, never copied
 TEXTS = (  # with these all that a reader needs; optimizer states, pickles and logs stay at home
     *("config.json", "generation_config.json", "*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
     *("vocab.json", "merges.txt"),  # of tokenizers that came with an imported model, as *.spm and *.model above

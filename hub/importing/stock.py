@@ -94,7 +94,9 @@ def download(repo_id: str) -> Path:
             folder = Path(snapshot_download(repo_id, allow_patterns=[*SMALL, PICKLES]))
     except Exception as error:  # of the client, of the network, and for what is in no cache while offline
         if constants.is_offline_mode():
-            raise ValueError(f"{repo_id} is no folder here, and HF_HUB_OFFLINE is set: unset it to download.") from error
+            raise ValueError(
+                f"{repo_id} is no folder here, and HF_HUB_OFFLINE is set: unset it to download."
+            ) from error
         raise ValueError(f"{repo_id} is no folder here, and on the Hub: {explain(error, repo_id)}") from error
     return folder
 
@@ -184,9 +186,9 @@ def compare_with_stock(read: Stock, imported: Imported) -> dict[str, Any]:
     """
     name = type(read.model).__name__
     difference = parity(
-        lambda theirs, source, source_mask, target, target_mask: theirs(
-            input_ids=source, attention_mask=source_mask[:, 0, 0].long(), decoder_input_ids=target
-        ).logits,
+        lambda theirs, source, source_mask, target, target_mask: (
+            theirs(input_ids=source, attention_mask=source_mask[:, 0, 0].long(), decoder_input_ids=target).logits
+        ),
         read.model,
         imported.model,
     )

@@ -128,9 +128,7 @@ STOCK_CLASSES = (  # a model becomes one of the first class that fits
 )
 
 
-def to_stock(
-    model: VanillaTransformerForConditionalGeneration, stock: StockClass | None = None
-) -> PreTrainedModel:
+def to_stock(model: VanillaTransformerForConditionalGeneration, stock: StockClass | None = None) -> PreTrainedModel:
     """An equal model of transformers' own class, in evaluation mode, with the same settings of generation.
 
     Sinusoids become a table of `config.max_position_embeddings` positions: the longest sentence that it takes.

@@ -20,7 +20,11 @@ from transformers import (
 
 from vanilla_transformer.shared.stock import STOCK_CLASSES, from_stock, stock_class, to_stock
 
-PRE, LEARNED, EMBEDDING_NORM = {"norm_position": "pre"}, {"position_embedding_type": "learned"}, {"embedding_norm": True}
+PRE, LEARNED, EMBEDDING_NORM = (
+    {"norm_position": "pre"},
+    {"position_embedding_type": "learned"},
+    {"embedding_norm": True},
+)
 HEADS_BY_SIDE = {"encoder_attention_heads": 2, "decoder_attention_heads": 8, "decoder_ffn_dim": 40}
 UNTIED = {"tie_word_embeddings": False, "lm_head_bias": True}
 TWO = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 50}
@@ -64,7 +68,9 @@ def make_architecture(make_model):
 def padded_batch(sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
     """Sources of 9 down to 4 tokens, padded on the right, and targets of 7."""
     generator = torch.Generator().manual_seed(0)
-    source, target = (torch.randint(3, size, (6, n), generator=generator) for size, n in zip(sizes, (9, 7), strict=True))
+    source, target = (
+        torch.randint(3, size, (6, n), generator=generator) for size, n in zip(sizes, (9, 7), strict=True)
+    )
     mask = torch.arange(9) < 9 - torch.arange(6)[:, None]
     return {"input_ids": source * mask, "attention_mask": mask.long(), "decoder_input_ids": target}
 
