@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument(
         "file",
         type=Path,
-        help=".pt, .pth, .tar, .chkpt or .safetensors; or folder or Hub's name of a MarianMT or alike",
+        help=".pt, .pth, .tar, .chkpt or .safetensors; or a MarianMT or alike: folder, or name on the Hub",
     )
     parser.add_argument("out", type=Path, help="folder to be made")
     parser.add_argument("--layout", choices=sorted(LAYOUTS), help="instead of finding it")

@@ -194,6 +194,7 @@ def compare_with_stock(read: Stock, imported: Imported) -> dict[str, Any]:
     )
     if not difference <= TOLERANCE:
         raise ValueError(
-            f"the log-probabilities of {name} and of the imported model differ by {difference:.2g}. Nothing was written."
+            f"the log-probabilities of {name} and of the imported model differ by {difference:.2g}: does it "
+            f"hold positions of its own? Nothing was written."
         )
     return {"with": f"transformers' {name}", "largest_difference_of_log_probabilities": difference, "batches": BATCHES}
