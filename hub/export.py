@@ -1,6 +1,6 @@
 """Turns one of our checkpoints into a model that others run without our code.
 
-    python -m hub.export runs/mine OUT --to marian                             # transformers' MarianMTModel
+    python -m hub.export runs/mine OUT --to transformers                       # the class of transformers that fits
     python -m hub.export runs/mine OUT --to ctranslate2 --quantization int8    # for CTranslate2, an engine for serving
 
 The folder that it writes is whole, or not there at all.
@@ -19,7 +19,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 
-TARGETS = ("marian", "ctranslate2")  # modules of hub.exporting
+TARGETS = ("transformers", "marian", "ctranslate2")  # modules of hub.exporting
 QUANTIZATIONS = ("int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
 
 

@@ -1,11 +1,12 @@
-"""Turns a checkpoint of a "Transformer from scratch" tutorial into a folder that `AutoModelForSeq2SeqLM` loads.
+"""Turns a checkpoint of a "Transformer from scratch" tutorial, or a model such as MarianMT's, into a folder of ours.
 
     python -m hub.import_checkpoint model.pt OUT --num_heads 8
     python -m hub.import_checkpoint tmodel_10.pt OUT --num_heads 8 \\
         --source_tokenizer tokenizer_en.json --target_tokenizer tokenizer_it.json
     python -m hub.import_checkpoint model.pt OUT --num_heads 8 --pad_token_id 0 --compare_with my_code:build_model
+    python -m hub.import_checkpoint Helsinki-NLP/opus-mt-en-de OUT     # or a folder: Marian, Bart, MBart, Pegasus, ...
 
-The layout of the file is found by its keys. Every tensor is accounted for in `import_report.json`, and so is everything
+The layout of a file is found by its keys. Every tensor is accounted for in `import_report.json`, and so is everything
 that the file cannot tell. Nothing in the file is run: it is read with `weights_only=True`.
 """
 
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from hub.folders import refuse_existing, write_whole
@@ -25,13 +27,18 @@ from hub.importing.file import read
 from hub.importing.layouts import LAYOUTS
 from hub.importing.parity import compare
 from hub.importing.settings import settings
-from hub.importing.tokenizer import Tokenizers, read_tokenizers
+from hub.importing.stock import import_stock, is_stock
+from hub.importing.tokenizer import read_tokenizers
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 
 
 def main() -> None:
     parser = CommandLine("hub.import_checkpoint", __doc__)
-    parser.add_argument("file", type=Path, help=".pt, .pth, .tar, .chkpt or .safetensors")
+    parser.add_argument(
+        "file",
+        type=Path,
+        help=".pt, .pth, .tar, .chkpt or .safetensors; or a MarianMT or alike: folder, or name on the Hub",
+    )
     parser.add_argument("out", type=Path, help="folder to be made")
     parser.add_argument("--layout", choices=sorted(LAYOUTS), help="instead of finding it")
     parser.add_argument("--num_heads", type=int, help="attention heads; a file does not tell")
@@ -53,6 +60,24 @@ def main() -> None:
 def run(arguments: argparse.Namespace) -> None:
     disable_progress_bar()  # on stderr, where an error is to be one line
     refuse_existing(arguments.out)
+    if is_stock(arguments.file):
+        refuse_options(arguments)
+        imported, tokenizer, report = import_stock(arguments.file)
+    else:
+        imported, tokenizer, report = import_file(arguments)
+    save(arguments.out, imported, tokenizer, report)
+    print_summary(report, arguments.out, tokenizer)
+
+
+def refuse_options(arguments: argparse.Namespace) -> None:
+    """Raises ValueError where an option is given that tells what a folder tells itself."""
+    given = [name for name, value in vars(arguments).items() if name not in ("file", "out") and value not in (None, [])]
+    if given:
+        raise ValueError(f"--{given[0]} is for files of tutorials: {arguments.file} tells all of it. Leave it out.")
+
+
+def import_file(arguments: argparse.Namespace) -> tuple[Imported, PreTrainedTokenizerBase | None, dict[str, Any]]:
+    """The model of somebody's file, its tokenizer where files of it are given, and the report."""
     state, metadata = read(arguments.file)
     with named(arguments.file):
         layout, evidence = find_layout(state, arguments.layout)
@@ -69,8 +94,7 @@ def run(arguments: argparse.Namespace) -> None:
         report["parity"] = compare(arguments.compare_with, layout, state, imported.model, pads)
     if tokenizers:
         tokenizers.apply_to(imported.model)
-    save(arguments.out, imported, tokenizers, report)
-    print_summary(report, arguments.out, tokenizers)
+    return imported, tokenizers.tokenizer if tokenizers else None, report
 
 
 @contextmanager
@@ -82,20 +106,20 @@ def named(file: Path) -> Iterator[None]:
         raise ValueError(f"{file}: {error}") from error
 
 
-def save(out: Path, imported: Imported, tokenizers: Tokenizers | None, report: dict[str, Any]) -> None:
+def save(out: Path, imported: Imported, tokenizer: PreTrainedTokenizerBase | None, report: dict[str, Any]) -> None:
     """The model, its tokenizer and the report."""
 
     def write(folder: Path) -> None:
         imported.model.save_pretrained(folder)
-        if tokenizers:
-            tokenizers.tokenizer.save_pretrained(folder)
+        if tokenizer:
+            tokenizer.save_pretrained(folder)
         text = json.dumps(report, indent=2, ensure_ascii=False)
         (folder / "import_report.json").write_text(text + "\n", encoding="utf-8")
 
     write_whole(out, write)
 
 
-def print_summary(report: dict[str, Any], out: Path, tokenizers: Tokenizers | None) -> None:
+def print_summary(report: dict[str, Any], out: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
     print("read off the tensors: " + ", ".join(f"{name} {value}" for name, value in report["shapes"].items()))
     for fold, bound in report["folds"].items():
         print(f"  folded: {fold} [{bound}]")
@@ -105,11 +129,11 @@ def print_summary(report: dict[str, Any], out: Path, tokenizers: Tokenizers | No
         print(f"  check: {line}")
     if "parity" in report:
         difference = report["parity"]["largest_difference_of_log_probabilities"]
-        print(f"  your own model agrees: log-probabilities within {difference:.1g}")
+        print(f"  {report['parity']['with']} agrees: log-probabilities within {difference:.1g}")
     print(f"\n{len(report['used'])} tensors are in {out}, with import_report.json. To load it:")
     print("    import vanilla_transformer; from transformers import AutoModelForSeq2SeqLM")
     print(f'    model = AutoModelForSeq2SeqLM.from_pretrained("{out}")')
-    if tokenizers:
+    if tokenizer:
         print(f"    python -m training.translate {out}")
 
 

@@ -48,7 +48,10 @@ PATHS = re.compile(  # in running text
     r"|(?<![\w/.])\.\.[/\\][\w./\\-]*"
     r"|(?<![\\\w])\\\\[\w.-]+\\[\w.\\$-]+"  # \\server\share
 )
-SENTENCES = ("README.md", "samples.tsv", "tokenizer.json", "source_tokenizer.json", "target_tokenizer.json")
+SENTENCES = {  # files of sentences and words, in which a slash is no path
+    *("README.md", "samples.tsv", "vocab.json"),
+    *("tokenizer.json", "source_tokenizer.json", "target_tokenizer.json"),
+}
 LONGEST_HEAD = 100_000_000  # bytes, as in safetensors
 LONGEST_TEXT = 1_000_000  # bytes of a picture's text that are looked at
 OF_THE_PICTURE = (b"IDAT", b"IHDR", b"PLTE", b"tRNS", b"pHYs", b"sBIT")

@@ -26,9 +26,16 @@ from hub.records import read_record, read_samples, shareable
 from hub.repository import LIST, commit_files, full_name
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 
-LARGE = ("*.safetensors", "training_curve.png", "attention_*.png")  # sent from where they lie, never copied
+LARGE = (
+    "*.safetensors",
+    "*.spm",
+    "*.model",
+    "training_curve.png",
+    "attention_*.png",
+)  # sent from where they lie, never copied
 TEXTS = (  # with these all that a reader needs; optimizer states, pickles and logs stay at home
     *("config.json", "generation_config.json", "*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
+    *("vocab.json", "merges.txt"),  # of tokenizers that came with an imported model, as *.spm and *.model above
     *("special_tokens_map.json", "source_tokenizer.json", "target_tokenizer.json", "*_vanilla_transformer.py"),
     *("all_results.json", "samples.tsv", "import_report.json"),
 )

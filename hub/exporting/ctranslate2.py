@@ -23,6 +23,7 @@ USAGE = """{out} is a model for CTranslate2. To translate, with ctranslate2 and 
     tokens = source.convert_ids_to_tokens(source("a sentence").input_ids)
     best = ctranslate2.Translator("{out}").translate_batch([tokens], beam_size=5)[0].hypotheses[0]
     print(target.decode(target.convert_tokens_to_ids(best)))"""
+NEVER = -1e9  # a bias of the softmax that leaves a token no probability
 ACTIVATIONS = {
     "relu": common_spec.Activation.RELU,
     "gelu": common_spec.Activation.GELU,
@@ -69,18 +70,27 @@ def to_spec(
     set_stack(spec.encoder, spec.encoder.embeddings[0], encoder)
     set_stack(spec.decoder, spec.decoder.embeddings, decoder)
     set_linear(spec.decoder.projection, model.lm_head)
+    if forbidden := forbidden_tokens(model):
+        bias = torch.zeros(config.decoder_vocab_size) if model.lm_head.bias is None else model.lm_head.bias.detach()
+        spec.decoder.projection.bias = array(bias.index_fill(0, torch.tensor(forbidden), NEVER))
 
     source, target = vocabularies(tokenizer, config.vocab_size, config.decoder_vocab_size)
     spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(target)
     spec.config.layer_norm_epsilon = config.layer_norm_eps
     spec.config.unk_token = tokenizer.unk_token or tokenizer.pad_token
-    spec.config.bos_token = tokenizer.bos_token
+    spec.config.bos_token = tokenizer.bos_token or target[config.decoder_start_token_id]
     spec.config.eos_token = target[config.eos_token_id]
     spec.config.decoder_start_token = target[config.decoder_start_token_id]
     spec.validate()
     spec.optimize(quantization=quantization)
     return spec
+
+
+def forbidden_tokens(model: VanillaTransformerForConditionalGeneration) -> list[int]:
+    """Those that its settings of generation never let come, such as the padding of an OPUS-MT model."""
+    words = model.generation_config.bad_words_ids or []
+    return sorted({*(word[0] for word in words if len(word) == 1), *(model.generation_config.suppress_tokens or [])})
 
 
 def stack_spec(spec_class: type, heads: int, stack: TransformerStack):

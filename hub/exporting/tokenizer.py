@@ -1,4 +1,4 @@
-"""The tokenizer of an exported model, of stock classes alone, for transformers 5 and for 4.57 before it."""
+"""The tokenizer of an exported model, of stock classes alone, for transformers 5 and for 4.40 to 4.57 before it."""
 
 import json
 from pathlib import Path
@@ -26,6 +26,8 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     for side, place in zip(sides, tokenizer_folders(tokenizer, folder), strict=False):
         side.save_pretrained(place)
         name_for_transformers_4(place / "tokenizer_config.json")
+        if (place / "tokenizer.json").exists():
+            write_merges_as_before(place / "tokenizer.json")
 
 
 def name_for_transformers_4(path: Path) -> None:
@@ -35,3 +37,13 @@ def name_for_transformers_4(path: Path) -> None:
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     config["model_input_names"] = ["input_ids", "attention_mask"]
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_merges_as_before(path: Path) -> None:
+    """Each merge as one string, "t h" for ["t", "h"]: tokenizers 0.19 of transformers 4.40 reads no other, and the
+    later ones read both. Where a token has a space in it, merges stay as they are."""
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    merges = tokenizer["model"].get("merges", [])
+    if merges and not any(isinstance(merge, str) or " " in "".join(merge) for merge in merges):
+        tokenizer["model"]["merges"] = [" ".join(merge) for merge in merges]
+        path.write_text(json.dumps(tokenizer, indent=2, ensure_ascii=False), encoding="utf-8")

@@ -1,5 +1,7 @@
 import argparse
 import importlib.util
+import io
+import json
 import resource
 import sys
 from contextlib import contextmanager
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from hub.importing.layouts import LAYOUTS
 
@@ -165,3 +168,58 @@ def demo_sentences() -> list[tuple[str, str]]:
     from training.demo.corpus import generate
 
     return generate()["test"]
+
+
+@pytest.fixture(scope="session")
+def sentencepiece_models(sentences) -> dict[str, bytes]:
+    """A SentencePiece model for each language, unigrams as OPUS-MT's."""
+    import sentencepiece
+
+    found = {}
+    for side, lines in sentences.items():
+        content = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines * 20), model_writer=content, vocab_size=90, hard_vocab_limit=False,
+            bos_id=-1, pad_id=-1, eos_id=0, unk_id=1, minloglevel=2,
+        )  # fmt: skip
+        found[side] = content.getvalue()
+    return found
+
+
+@pytest.fixture
+def opus_folder(tmp_path, sentencepiece_models):
+    """() -> a folder as OPUS-MT's are: MarianMT with random weights, two SentencePiece models, one vocabulary whose
+    last token is padding, with which the decoder begins and which may never come."""
+    from sentencepiece import SentencePieceProcessor
+
+    def make(name: str = "opus-mt-en-de", **size) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        tokens = dict.fromkeys(("</s>", "<unk>"))
+        for side, content in zip(("source", "target"), sentencepiece_models.values(), strict=True):
+            (folder / f"{side}.spm").write_bytes(content)
+            pieces = SentencePieceProcessor(model_proto=content)
+            tokens |= dict.fromkeys(pieces.id_to_piece(i) for i in range(pieces.get_piece_size()))
+        pad = len(tokens)
+        vocabulary = {token: i for i, token in enumerate([*tokens, "<pad>"])}
+        (folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"source_lang": "en", "target_lang": "de"}))
+        ids = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0, "bos_token_id": 0}
+        small = {"d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64}
+        small |= {f"{side}_{part}": 2 for side in ("encoder", "decoder") for part in ("layers", "attention_heads")}
+        config = MarianConfig(
+            vocab_size=pad + 1, **ids, **(small | size), activation_function="swish", scale_embedding=True,
+            forced_eos_token_id=0,
+        )  # fmt: skip
+        model = MarianMTModel(config).eval()
+        with torch.no_grad():
+            for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
+                if "embed_positions" not in key:
+                    tensor.add_(0.2 * torch.randn(tensor.shape))
+        model.generation_config = GenerationConfig(
+            **ids, bad_words_ids=[[pad]], forced_eos_token_id=0, max_length=16, num_beams=6, renormalize_logits=True
+        )
+        model.save_pretrained(folder)
+        return folder
+
+    return make

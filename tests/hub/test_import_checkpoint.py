@@ -140,7 +140,7 @@ def test_comparing_with_ones_own_code(make_reference, save_as, command, tmp_path
     command(path, tmp_path / "out", "--num_heads", 4, "--compare_with", f"mine_{right}:build", status=0 if right else 2)
     told = capsys.readouterr()
     if right:
-        assert "your own model agrees" in told.out
+        assert "agrees: log-probabilities within" in told.out
         parity_ = json.loads((tmp_path / "out" / "import_report.json").read_text())["parity"]
         assert parity_["largest_difference_of_log_probabilities"] <= 1e-4
     else:

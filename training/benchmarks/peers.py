@@ -13,7 +13,7 @@ from transformers import BartConfig, BartForConditionalGeneration
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_encoding
-from vanilla_transformer.to_marian import SAME_FIELDS
+from vanilla_transformer.shared.stock import SAME_FIELDS
 
 
 class Peer(nn.Module):
@@ -163,6 +163,5 @@ class TutorialLayer(nn.Module):
 
 def bart(config: VanillaTransformerConfig) -> BartForConditionalGeneration:
     """Bart of the same size, new weights. It has learned positions and a norm on its embeddings besides."""
-    missing = {"decoder_vocab_size", "share_encoder_decoder_embeddings"}  # Bart has one vocabulary
-    fields = {name: getattr(config, name) for name in SAME_FIELDS if name not in missing}
+    fields = {name: getattr(config, name) for name in SAME_FIELDS}
     return BartForConditionalGeneration(BartConfig(forced_eos_token_id=None, **fields))

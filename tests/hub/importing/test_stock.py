@@ -1,0 +1,192 @@
+"""Models of transformers' own classes, from folders and the Hub: OPUS-MT's MarianMT above all."""
+
+import json
+import pickle
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    BartConfig,
+    BartForConditionalGeneration,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import hub.importing.stock
+from hub import export
+from hub.import_checkpoint import main
+from vanilla_transformer import TranslationPipeline
+
+
+@pytest.fixture
+def command(run_main):
+    return partial(run_main, main)
+
+
+LINES = ["the dog runs", "a cat sleeps in the house", "two birds sing: the old man reads a book!", "Zebra", ""]
+
+
+def generated(model, tokenizer, **options) -> list[list[int]]:
+    """Ids of the translations of `LINES` by the settings that the folder itself has."""
+    batch = tokenizer(LINES, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        return model.generate(**batch, **options).tolist()
+
+
+def test_opus_mt_becomes_ours_and_goes_back(opus_folder, command, run_main, tmp_path, capsys):
+    folder = opus_folder()
+    command(folder, tmp_path / "ours")
+    assert "transformers' MarianMTModel agrees" in capsys.readouterr().out
+    report = json.loads((tmp_path / "ours" / "import_report.json").read_text())
+    assert set(report["used"]) | set(report["left_out"]) == set(load_file(folder / "model.safetensors"))
+    assert not set(report["used"]) & set(report["left_out"])
+    assert report["layout"] == "marian"
+    assert report["shapes"]["lm_head_bias"]
+    assert report["parity"]["largest_difference_of_log_probabilities"] < 1e-5
+
+    theirs, ours = (AutoModelForSeq2SeqLM.from_pretrained(each) for each in (folder, tmp_path / "ours"))
+    first, second = (AutoTokenizer.from_pretrained(each) for each in (folder, tmp_path / "ours"))
+    assert type(second).__name__ == "MarianTokenizer"
+    for way in ({"text": LINES}, {"text_target": LINES}):
+        assert first(**way)["input_ids"] == second(**way)["input_ids"]
+    assert ours.generation_config.num_beams == 6
+    for options in ({}, {"num_beams": 1}):
+        wanted = generated(theirs, first, **options)
+        assert generated(ours, second, **options) == wanted
+        assert len({tuple(ids) for ids in wanted}) > 2
+    texts = first.batch_decode(generated(theirs, first), skip_special_tokens=True)
+    translated = TranslationPipeline(model=ours, tokenizer=second)(LINES)
+    assert [each["translation_text"] for each in translated[:4]] == texts[:4]
+
+    run_main(export.main, tmp_path / "ours", tmp_path / "back", "--to", "transformers")
+    before, after = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "back"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    for name in ("source.spm", "target.spm"):
+        assert (folder / name).read_bytes() == (tmp_path / "back" / name).read_bytes()
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "back")
+    assert generated(again, AutoTokenizer.from_pretrained(tmp_path / "back")) == generated(theirs, first)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_pickles_are_read(opus_folder, command, tmp_path, old):
+    """As OPUS-MT has them, also in the format of before PyTorch 1.6, and with the sinusoids that are computed here."""
+    folder = opus_folder()
+    state, theirs = load_file(folder / "model.safetensors"), AutoModelForSeq2SeqLM.from_pretrained(folder)
+    table = theirs.state_dict()["model.encoder.embed_positions.weight"]
+    state |= {"model.encoder.embed_positions.weight": table, "model.encoder.version": torch.ones(1)}
+    torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=not old)
+    (folder / "model.safetensors").unlink()
+    command(folder, tmp_path / "ours")
+    report = json.loads((tmp_path / "ours" / "import_report.json").read_text())
+    assert set(report["used"]) | set(report["left_out"]) == set(state)
+    assert set(report["left_out"]) == {"model.encoder.embed_positions.weight", "model.encoder.version"}
+
+
+class Payload:
+    def __reduce__(self):
+        return (Path.touch, (Path("run"),))
+
+
+def test_a_pickle_with_a_payload_is_refused(opus_folder, command, tmp_path, capsys):
+    folder = opus_folder()
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"lm_head.weight": Payload()}))
+    command(folder, tmp_path / "ours", status=2)
+    assert "is refused: to read it, Python would have to run what it names" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "ours").exists()
+
+
+SIZE = {"vocab_size": 60, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 48}
+SIZE |= {"decoder_ffn_dim": 48, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+SIZE |= {"max_position_embeddings": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+@pytest.mark.parametrize("kind", ["bart", "m2m_100"])
+def test_other_classes_come_with_their_fast_tokenizer(command, tmp_path, train_bpe, special_tokens, kind):
+    """Bart has learned positions behind two rows that nothing reads, M2M100 sinusoids of its own."""
+    if kind == "bart":
+        theirs = BartForConditionalGeneration(BartConfig(**SIZE, decoder_start_token_id=2))
+    else:
+        theirs = M2M100ForConditionalGeneration(M2M100Config(**SIZE, decoder_start_token_id=2))
+    theirs.eval().save_pretrained(tmp_path / kind)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(LINES, 60), **special_tokens)
+    tokenizer.save_pretrained(tmp_path / kind)
+    command(tmp_path / kind, tmp_path / "ours")
+    ours = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours")
+    assert ours.config.position_embedding_type == "learned"
+    same = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert same(LINES[:3])["input_ids"] == tokenizer(LINES[:3])["input_ids"]
+    report = json.loads((tmp_path / "ours" / "import_report.json").read_text())
+    assert any("layerdrop" in line for line in report["check"]) == (kind == "m2m_100")
+    batch = tokenizer(LINES[:3], return_tensors="pt", padding=True)
+    first, second = (each.generate(**batch, num_beams=3, max_new_tokens=6) for each in (theirs, ours))
+    assert torch.equal(first, second)
+
+
+def test_what_is_wrong_is_one_line(opus_folder, save_checkpoint, command, tmp_path, capsys):
+    def refused(place, *options, because: str) -> None:
+        command(place, tmp_path / "out", *options, status=2)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert because in line
+        assert not (tmp_path / "out").exists()
+
+    folder = opus_folder()
+    refused(folder, "--num_heads", 4, because="--num_heads is for files of tutorials")
+    refused(save_checkpoint()[2], because="is a model of ours already")
+    refused("someone/something", because="no folder here, and HF_HUB_OFFLINE is set")
+    T5ForConditionalGeneration(
+        T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    ).save_pretrained(tmp_path / "t5")
+    refused(tmp_path / "t5", because="a t5 is no model of this kind: it has relative positions")
+    state = load_file(folder / "model.safetensors")
+    save_file(state | {"model.encoder.adapter.weight": torch.ones(3)}, folder / "model.safetensors", {"format": "pt"})
+    refused(folder, because="model.encoder.adapter.weight has no place in a MarianMTModel")
+    del state["model.decoder.layers.0.fc1.bias"]
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    refused(folder, because="model.decoder.layers.0.fc1.bias")
+    (folder / "model.safetensors").unlink()
+    refused(folder, because="it holds no weights that are read here")
+    (folder / "config.json").unlink()
+    refused(folder, because="has no config.json")
+
+
+def test_what_is_not_equal_is_not_written(opus_folder, command, tmp_path, capsys, monkeypatch):
+    def broken(theirs):
+        model = from_stock(theirs)
+        model.lm_head.bias.data += torch.arange(len(model.lm_head.bias)) * 1e-3
+        return model
+
+    from_stock = hub.importing.stock.from_stock
+    monkeypatch.setattr(hub.importing.stock, "from_stock", broken)
+    command(opus_folder(), tmp_path / "out", status=2)
+    assert "MarianMTModel and of the imported model differ" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_of_a_repository_only_what_is_needed_is_downloaded(opus_folder, command, tmp_path, monkeypatch):
+    folder, asked = opus_folder(), []
+
+    def snapshot(repo_id, allow_patterns):
+        asked.append((repo_id, allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr(hub.importing.stock, "snapshot_download", snapshot)
+    command("Helsinki-NLP/opus-mt-en-de", tmp_path / "ours")
+    assert [repo_id for repo_id, _ in asked] == ["Helsinki-NLP/opus-mt-en-de"]
+    assert "*.bin" not in str(asked)  # not beside safetensors
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    command("Helsinki-NLP/opus-mt-en-de", tmp_path / "again")
+    assert "pytorch_model*.bin" in asked[-1][1]
+    first, second = (load_file(tmp_path / each / "model.safetensors") for each in ("ours", "again"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
