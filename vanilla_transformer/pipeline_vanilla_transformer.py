@@ -10,19 +10,11 @@ from tqdm.auto import tqdm
 from transformers import Pipeline
 from transformers.utils import logging
 
-from .generation_vanilla_transformer import beam_search
+from .generation_vanilla_transformer import beam_search, can_search
 
 logger = logging.get_logger(__name__)
 
 BATCHES_A_WINDOW = 64  # sentences of this many batches are sorted by length together
-SEARCHED = {  # what our beam search knows of generate()'s settings, which it then obeys to the same result
-    *("num_beams", "num_return_sequences", "max_length", "max_new_tokens", "length_penalty", "early_stopping"),
-    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
-}
-UNUSED = {  # settings of a generation config that change nothing in what a pipeline returns
-    *("transformers_version", "use_cache", "return_dict_in_generate", "_from_model_config"),
-    *("output_scores", "output_logits", "output_attentions", "output_hidden_states"),
-}
 EXTRA_TOKENS = 50  # section 6.1: "the maximum output length during inference [is] input length + 50"
 
 
@@ -111,10 +103,12 @@ class TranslationPipeline(Pipeline):
         sets_length = {"max_length", "max_new_tokens"} & generate_kwargs.keys()
         if not sets_length and config.max_new_tokens is None and config.max_length is None:
             generate_kwargs["max_new_tokens"] = self._longest_output(model_inputs["input_ids"].shape[1])
-        if self._can_search(config, generate_kwargs, return_scores):
-            generate_kwargs["custom_generate"] = beam_search
+        searched = self._can_search(generate_kwargs)
+        if searched:
+            generate_kwargs.setdefault("custom_generate", beam_search)
+        beams = generate_kwargs.get("num_beams", config.num_beams) or 1
         wanted = dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states"), False)
-        wanted |= {"return_dict_in_generate": True, "output_scores": return_scores}
+        wanted |= {"return_dict_in_generate": True, "output_scores": return_scores and not (searched and beams > 1)}
         outputs = self.model.generate(**model_inputs, **(generate_kwargs | wanted))
         shape = (len(model_inputs["input_ids"]), -1)
         result = {"sequences": outputs.sequences.view(*shape, outputs.sequences.shape[-1])}
@@ -123,15 +117,12 @@ class TranslationPipeline(Pipeline):
             result["scores"] = result["scores"].view(shape)
         return result
 
-    def _can_search(self, config: Any, generate_kwargs: dict[str, Any], return_scores: bool) -> bool:
-        """Whether our own search gives the asked-for result; it is faster than that of `generate()`."""
-        given = {name for name in generate_kwargs if name != "generation_config"}
-        asked = (given | set(config.to_diff_dict())) - UNUSED
-        beams = generate_kwargs.get("num_beams", config.num_beams) or 1
+    def _can_search(self, generate_kwargs: dict[str, Any]) -> bool:
+        """Whether our own search decodes this model so; else that of `generate()` does."""
         adapter = getattr(self.model, "active_peft_config", None)
         has_prompt = adapter is not None and adapter.is_prompt_learning  # PEFT's, which generate() puts in front
         ours = self.model.config.model_type == "vanilla_transformer" and not has_prompt
-        return ours and asked <= SEARCHED and not (return_scores and beams == 1)
+        return ours and can_search(self.model, generate_kwargs)
 
     def _scores(self, outputs: Any, length_penalty: float | None) -> torch.Tensor:
         if getattr(outputs, "sequences_scores", None) is not None:
