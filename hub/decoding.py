@@ -21,7 +21,7 @@ from hub.repository import commit_files, full_name
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 
 PACKAGE = Path(vanilla_transformer.__file__).parent
-NAMES = ("generation", "incremental", "search", "processors")
+NAMES = ("generation", "incremental", "search", "constraints")
 CODE = [PACKAGE / f"{name}_vanilla_transformer.py" for name in NAMES]
 GENERATE = f'''"""What transformers calls for `generate(custom_generate=REPOSITORY)`: `beam_search`."""
 

@@ -26,8 +26,8 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTime
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 
+from .constraints_vanilla_transformer import Glossary, prepare
 from .incremental_vanilla_transformer import Ensemble, IncrementalDecoder
-from .processors_vanilla_transformer import prepare
 from .search_vanilla_transformer import Task, sample, search
 
 
@@ -42,6 +42,7 @@ def beam_search(
     extra_tokens: int | None = None,
     ensemble: Sequence[PreTrainedModel] = (),
     streamer: Any = None,
+    glossary: Glossary | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateEncoderDecoderOutput | GenerateBeamEncoderDecoderOutput:
     """For `generate(custom_generate=beam_search)`, which prepares the first six arguments and `model_kwargs`.
@@ -62,6 +63,8 @@ def beam_search(
             limit in `generation_config`.
         ensemble: further models with the same vocabularies.
         streamer: of one hypothesis; `generate()` of our models hands it on.
+        glossary: terms that have to occur in each translation, with several beams; `TranslationPipeline` makes it of
+            words. Where a limit leaves no room for them, they are missing.
 
     Returns:
         As `generate()`: ids (B * n-best, T), or with `return_dict_in_generate` an output without `past_key_values`, in
@@ -72,7 +75,7 @@ def beam_search(
             that holds something, ...; or a model of the ensemble has other vocabularies; or a penalty overflows.
     """
     refuse_what_is_not_here(model, generation_config, model_kwargs)
-    refuse_combinations(generation_config, logits_processor, extra_tokens, ensemble)
+    refuse_combinations(generation_config, logits_processor, extra_tokens, ensemble, glossary)
     num_beams, num_return = generation_config.num_beams, generation_config.num_return_sequences
     copies = max(num_beams, num_return)  # generate() has repeated each source so many times
     rows = input_ids if num_beams == 1 else input_ids[::copies]
@@ -116,7 +119,9 @@ def beam_search(
         ),
         keeps_padding=has_ends,
         keep=frozenset("states" if name in ("attentions", "hidden_states") else name for name in asked),
+        keeps_parents=bool(returned),
         streamer=streamer,
+        glossary=None if glossary is None else glossary.to(rows.device),
     )
     encoded = model_kwargs["encoder_outputs"]
     if num_beams == 1:
@@ -242,11 +247,17 @@ MODES = (
 
 
 def refuse_combinations(
-    config: GenerationConfig, processors: LogitsProcessorList, extra_tokens: int | None, ensemble: Sequence
+    config: GenerationConfig,
+    processors: LogitsProcessorList,
+    extra_tokens: int | None,
+    ensemble: Sequence,
+    glossary: Any,
 ) -> None:
     """Raises ValueError that names two things of which only one can be."""
     states = config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states)
     pairs = {
+        "a glossary with a single beam": glossary is not None and config.num_beams == 1,
+        "a glossary with do_sample": glossary is not None and config.do_sample,
         "output_attentions or output_hidden_states of an ensemble": states and ensemble,
         "forced_eos_token_id with extra_tokens": (
             extra_tokens is not None and any("ForcedEOS" in type(each).__name__ for each in processors)

@@ -20,6 +20,7 @@ from torch import nn
 from .incremental_vanilla_transformer import Ensemble
 
 NEVER = -1.0e9  # the score of what is not there
+FAR = 10_000  # more continuations than are looked at
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Task:
             what is kept of every step, and for processors and criteria that may know their rows by number.
         keeps_padding: with `together`, what has ended goes on with `pad_id`.
         keep: names of what is kept of each step: "scores", "logits", or "states" (of the decoder).
+        keeps_parents: of `search`, for `Found.parents`.
         streamer: gets the tokens of each step, where hypotheses are grown by themselves.
         glossary: terms that have to occur, which share out the beams; None: there are none.
     """
@@ -54,6 +56,7 @@ class Task:
     together: bool = False
     keeps_padding: bool = True
     keep: frozenset = frozenset()
+    keeps_parents: bool = False
     streamer: Any = None
     glossary: Any = None
     kept: dict[str, list] = field(default_factory=dict)
@@ -124,8 +127,8 @@ def sample(task: Task) -> torch.Tensor:
 
 @dataclass
 class Found:
-    """What beam search found: ids (B * n, T), scores (B * n), and with `Task.together` for each new token the row of
-    the hypothesis (B * n, T - prompt) that it continued, -1 behind the end."""
+    """What beam search found: ids (B * n, T), scores (B * n), and on request for each new token the row of the
+    hypothesis (B * n, T - prompt) that it continued, -1 behind the end."""
 
     tokens: torch.Tensor
     scores: torch.Tensor
@@ -158,9 +161,10 @@ def search(
     finished_scores = torch.full((len(prompt), num_beams), NEVER, device=device)
     is_there = torch.zeros((len(prompt), num_beams), dtype=torch.bool, device=device)  # of the finished
     history = finished_history = None  # (B, K, new tokens): the rows that these continued
-    if task.together:
+    if task.keeps_parents:
         history = torch.empty((len(prompt), num_beams, 0), dtype=torch.int32, device=device)
         finished_history = torch.full((len(prompt), num_beams, longest - start), -1, dtype=torch.int32, device=device)
+        result_history = finished_history[:, :num_return].clone()
     used = start  # tokens of the longest finished hypothesis
     for length in range(1, start):
         task.step(running[:, :, length - 1].flatten())
@@ -170,16 +174,22 @@ def search(
         log_probs = task.step(running[:, :, -1].flatten()).log_softmax(-1)
         if task.process is not None or task.keep:
             log_probs = task.processed(running.flatten(0, 1), log_probs)
-        values, ids, parents = continuations(task, log_probs, scores, width)  # (B, W)
+        if task.glossary is None:
+            values, ids, parents = continuations(task, log_probs, scores, width)  # (B, W)
+        else:
+            room = limits[active] - length - 1
+            values, ids, parents, is_whole = constrained(task, log_probs, scores, running, active, room, width)
         grown = torch.cat([take(running, parents), ids[..., None]], -1)  # (B, W, T + 1)
         ended = torch.isin(ids, task.eos_ids) | (limits[active] <= length + 1)[:, None]
         if task.criteria:
             ended = ended | task.stopped(grown.flatten(0, 1)).view_as(ended)
         if history is not None:
-            rows = (parents + torch.arange(len(active), device=device)[:, None] * num_beams).int()
+            rows = (parents + active[:, None] * num_beams).int()
             grown_history = torch.cat([take(history, parents), rows[..., None]], -1)
 
         among_first = ended & (torch.arange(width, device=device) < num_beams)
+        if task.glossary is not None:  # a result that lacks a term is worse than any other
+            values = torch.where(ended & ~is_whole, values + NEVER / 4, values)
         if among_first.any():
             used = length + 1
             padded = nn.functional.pad(grown, (0, longest - length - 1), value=pad_id)
@@ -190,7 +200,14 @@ def search(
             if history is not None:
                 padded = nn.functional.pad(grown_history, (0, longest - length - 1), value=-1)
                 finished_history = take(torch.cat([finished_history, padded], 1), order)
-        scores, order = torch.add(values, ended, alpha=NEVER).topk(num_beams)
+        if task.glossary is None:
+            scores, order = torch.add(values, ended, alpha=NEVER).topk(num_beams)
+        else:  # by turns, not by score
+            values = torch.add(values, ended, alpha=NEVER)
+            turns = torch.add(-torch.arange(width, device=device), (values < NEVER / 2), alpha=-FAR)
+            order = turns.topk(num_beams).indices
+            scores, best_first = values.gather(1, order).sort(descending=True)
+            order = order.gather(1, best_first)
         running, parents = take(grown, order), parents.gather(1, order)
 
         going = may_improve(
@@ -198,16 +215,20 @@ def search(
         )
         if history is not None:
             history = take(grown_history, order)
+        if task.together:
             is_open &= going
             if not is_open.any() or ended.all():
                 break
-            task.decoder.keep((torch.arange(len(active), device=device)[:, None] * num_beams + parents).flatten(), None)
+            task.decoder.keep((active[:, None] * num_beams + parents).flatten(), None)
             continue
         if task.criteria or task.process is not None:
             going &= ~ended.all(-1)
         if not going.all():
             gone = active[~going]
             result[gone], result_scores[gone] = finished[~going, :num_return], finished_scores[~going, :num_return]
+            if history is not None:
+                result_history[gone] = finished_history[~going, :num_return]
+                history, finished_history = history[going], finished_history[going]
             active = active[going]
             if not len(active):
                 break
@@ -217,12 +238,32 @@ def search(
         rows = going.nonzero()[:, 0]
         sentences = None if going.all() else rows
         task.decoder.keep((rows[:, None] * num_beams + parents).flatten(), sentences)
-    if history is not None:
+    if task.together:
         result, result_scores = finished[:, :num_return], finished_scores[:, :num_return]
-        history = finished_history[:, :num_return].flatten(0, 1)
-        new = int((history >= 0).sum(1).max())
-        return Found(result[..., : start + new].flatten(0, 1), result_scores.flatten(), history[:, :new])
-    return Found(result[..., :used].flatten(0, 1), result_scores.flatten(), None)
+        result_history = finished_history[:, :num_return] if history is not None else None
+    parents = None
+    if history is not None:
+        parents = result_history.flatten(0, 1)
+        new = int((parents >= 0).sum(1).max())
+        used, parents = start + new, parents[:, :new]
+    return Found(result[..., :used].flatten(0, 1), result_scores.flatten(), parents)
+
+
+def constrained(
+    task: Task,
+    log_probs: torch.Tensor,
+    scores: torch.Tensor,
+    running: torch.Tensor,
+    active: torch.Tensor,
+    room: torch.Tensor,
+    width: int,
+) -> tuple[torch.Tensor, ...]:
+    """As `continuations`, by `Glossary.continuations`."""
+    _, ids = best_tokens(log_probs, min(width, log_probs.shape[-1]))
+    totals = scores[..., None] + log_probs.view(*scores.shape, -1)  # (B, K, V)
+    ids = ids.view(*scores.shape, -1)
+    values = totals.gather(-1, ids)
+    return task.glossary.continuations(values, ids, totals, running, active, task.eos_ids, room, width)
 
 
 def continuations(
