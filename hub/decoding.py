@@ -21,20 +21,24 @@ from hub.repository import commit_files, full_name
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 
 PACKAGE = Path(vanilla_transformer.__file__).parent
-CODE = [PACKAGE / f"{name}_vanilla_transformer.py" for name in ("generation", "incremental")]
+NAMES = ("generation", "incremental", "search", "constraints")
+CODE = [PACKAGE / f"{name}_vanilla_transformer.py" for name in NAMES]
 GENERATE = f'''"""What transformers calls for `generate(custom_generate=REPOSITORY)`: `beam_search`."""
 
 from typing import Any
 
 from transformers import GenerationMixin
 
-from .{CODE[0].stem} import beam_search, refuse_streamer
-from .{CODE[1].stem} import IncrementalDecoder  # noqa: F401  # transformers copies what is named in this very file
+from .{CODE[0].stem} import beam_search, handed_on
+
+# transformers copies what is named in this very file
+from .{CODE[1].stem} import IncrementalDecoder  # noqa: F401
+from .{CODE[2].stem} import search  # noqa: F401
+from .{CODE[3].stem} import prepare  # noqa: F401
 
 
-def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
-    refuse_streamer(kwargs.get("streamer"))
-    return GenerationMixin.generate(model, *args, custom_generate=beam_search, **kwargs)
+def generate(model: Any, **kwargs: Any) -> Any:
+    return GenerationMixin.generate(model, **handed_on(model, beam_search, kwargs))
 '''
 CARD = """
 # Beam search of "Attention Is All You Need"
@@ -48,7 +52,8 @@ model.generate(**batch, custom_generate="{name}", trust_remote_code=True, num_be
 ```
 
 The first gives what `generate()` gives; the second is the paper's (section 6.1): length penalty
-((5 + n) / 6)^alpha, at most 50 tokens more than the source. Greedy decoding is `num_beams=1`; sampling is refused.
+((5 + n) / 6)^alpha, at most 50 tokens more than the source. Greedy decoding is `num_beams=1`. Sampling, logits
+processors, stop strings, streamers and what `generate()` returns of each step work as they do there.
 """
 
 

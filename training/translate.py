@@ -3,6 +3,7 @@
     echo "A dog runs." | python -m training.translate runs/demo
     python -m training.translate runs/demo --input source.en --output target.de --num_beams 5
     python -m training.translate runs/demo --input source.en --nbest 3      # columns: line, score, translation
+    python -m training.translate runs/demo --input source.en --glossary terms.tsv
 
 One line comes out for each that goes in, in the same order, though batches are made by length. A line that cannot be
 translated comes out empty, and the reason goes to stderr with its number; the others are not touched by it.
@@ -19,7 +20,7 @@ from training.loading import load_translator, n_best_options
 from training.outputs import whole
 from training.run.hardware import keep_memory, usable_device
 from vanilla_transformer.shared.command_line import CommandLine, exponent, one_line_errors
-from vanilla_transformer.shared.lines import as_cell
+from vanilla_transformer.shared.lines import as_cell, read_lines
 
 
 def main() -> None:
@@ -32,6 +33,9 @@ def main() -> None:
     parser.add_argument("--length_penalty", type=exponent, help="default: the checkpoint's")
     parser.add_argument("--max_new_tokens", type=int, help="longest translation; default: the checkpoint's")
     parser.add_argument("--nbest", type=int, default=1, help="translations a line; they come with scores")
+    parser.add_argument(
+        "--glossary", type=Path, help="a term a line: the source's, a tab, and its translation, or several with tabs"
+    )
     parser.add_argument("--scores", action="store_true", help="print columns: line, score, translation")
     parser.add_argument(
         "--device", type=usable_device, help="cpu, cuda, cuda:1, ...; default: a GPU where there is one"
@@ -62,6 +66,9 @@ def run(arguments: argparse.Namespace) -> None:
         options["length_penalty"] = None  # the checkpoint's is for its beams
     with_scores = arguments.scores or arguments.nbest > 1
     options |= {"return_scores": with_scores, "progress": sys.stderr.isatty()}
+    if arguments.glossary:
+        options["glossary"] = read_glossary(arguments.glossary)
+    terms: list[bool] = []  # whether each is met
 
     with ExitStack() as files:
         source = files.enter_context(arguments.input.open("rb")) if arguments.input else sys.stdin.buffer
@@ -79,9 +86,27 @@ def run(arguments: argparse.Namespace) -> None:
                 if "error" in candidate:
                     print(f"line {number} is not translated: {candidate['error']}", file=sys.stderr)
                 text = as_cell(candidate["translation_text"])
+                terms += [each["target"] is not None for each in candidate.get("terms", ())]
                 sink.write(f"{number}\t{candidate.get('score', 0.0):.4f}\t{text}\n" if with_scores else f"{text}\n")
             if sink is sys.stdout:
                 sink.flush()
+    if arguments.glossary:
+        print(f"glossary: {sum(terms)} of {len(terms)} terms met", file=sys.stderr)
+
+
+def read_glossary(path: Path) -> dict[str, list[str]]:
+    """Source terms and their translations. Raises ValueError for a line without a tab, and for a term given twice."""
+    glossary: dict[str, list[str]] = {}
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
+        source, *targets = (each.strip() for each in line.split("\t"))
+        if not source or not targets or not all(targets):
+            raise ValueError(f"{path}, line {number}: {line[:80]!r}: give a term, a tab, and its translation.")
+        if source in glossary:
+            raise ValueError(f"{path}, line {number}: {source!r} a second time: put its translations into one line.")
+        glossary[source] = targets
+    return glossary
 
 
 def decoded(lines: BinaryIO) -> Iterator[str]:

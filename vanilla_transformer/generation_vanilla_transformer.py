@@ -13,22 +13,22 @@ Shapes: B sentences still being translated, K beams, T tokens so far, S source l
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Sequence
-from functools import cache, wraps
+from collections.abc import Sequence
+from functools import partial, wraps
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 
+from .constraints_vanilla_transformer import Glossary, prepare
 from .incremental_vanilla_transformer import Ensemble, IncrementalDecoder
-
-NEVER = -1.0e9  # the score of what is not there
+from .search_vanilla_transformer import Task, sample, search
 
 
 def beam_search(
@@ -41,14 +41,19 @@ def beam_search(
     alpha: float | None = None,
     extra_tokens: int | None = None,
     ensemble: Sequence[PreTrainedModel] = (),
+    streamer: Any = None,
+    glossary: Glossary | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateEncoderDecoderOutput | GenerateBeamEncoderDecoderOutput:
     """For `generate(custom_generate=beam_search)`, which prepares the first six arguments and `model_kwargs`.
 
-    Beam size, n-best and limits are those of `generation_config` (`num_beams`, `num_return_sequences`,
-    `max_new_tokens`, ...) and of `stopping_criteria`; one beam is greedy decoding. A given beginning
-    (`decoder_input_ids`) may be padded on the left, as its `decoder_attention_mask` says. Without the arguments below
-    the result is that of `generate()`.
+    Everything is that of `generate()`: beam size, n-best and limits, sampling, processors of logits, criteria to stop,
+    and what is returned of each step. One beam is greedy decoding. A given beginning (`decoder_input_ids`) may be
+    padded on the left, as its `decoder_attention_mask` says. Without the arguments below the result is that of
+    `generate()`, but that a hypothesis is always filled up with the padding's id behind its end.
+
+    Sentences leave the batch when they are done. They stay where `generate()` would show the difference: for
+    sampling, for what is returned of each step, and for processors and criteria of the user's own.
 
     Args:
         alpha: of the paper's length penalty: a hypothesis that ended after n tokens has the score
@@ -57,247 +62,149 @@ def beam_search(
         extra_tokens: a translation may have so many tokens more than its source (section 6.1: 50), instead of the
             limit in `generation_config`.
         ensemble: further models with the same vocabularies.
+        streamer: of one hypothesis; `generate()` of our models hands it on.
+        glossary: terms that have to occur in each translation, with several beams; `TranslationPipeline` makes it of
+            words. Where a limit leaves no room for them, they are missing.
 
     Returns:
-        As `generate()`: ids (B * n-best, T), or with `return_dict_in_generate` an output that also has
-        `sequences_scores` (B * n-best).
+        As `generate()`: ids (B * n-best, T), or with `return_dict_in_generate` an output without `past_key_values`, in
+        which beams always have `sequences_scores` (B * n-best).
 
     Raises:
-        ValueError: something is asked for that this search does not have, which it names: sampling, processors of
-            logits, other criteria to stop, attentions, a cache that holds something, ...; or a model of the ensemble
-            has other vocabularies; or a penalty overflows.
+        ValueError: something is asked for that this search does not have, which it names: assisted decoding, a cache
+            that holds something, ...; or a model of the ensemble has other vocabularies; or a penalty overflows.
     """
-    refuse_what_is_not_here(model, generation_config, logits_processor, stopping_criteria, model_kwargs)
+    refuse_what_is_not_here(model, generation_config, model_kwargs)
+    refuse_combinations(generation_config, logits_processor, extra_tokens, ensemble, glossary)
     num_beams, num_return = generation_config.num_beams, generation_config.num_return_sequences
     copies = max(num_beams, num_return)  # generate() has repeated each source so many times
-    prompt = input_ids[::copies]
+    rows = input_ids if num_beams == 1 else input_ids[::copies]
     masks = [model_kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask")]
     mask, prompt_mask = (each if each is None else each[::copies] for each in masks)
-    decoders = [IncrementalDecoder(model, model_kwargs["encoder_outputs"][0][::copies], mask, num_beams, prompt_mask)]
+    returned = generation_config.return_dict_in_generate
+    asked = {name for name in KEPT if returned and getattr(generation_config, f"output_{name}")}
+    kept = ["attentions" in asked, "hidden_states" in asked]
+    states = model_kwargs["encoder_outputs"][0][::copies]
+    decoders = [IncrementalDecoder(model, states, mask, copies, prompt_mask, *kept)]
     for other in ensemble:
         refuse_other_vocabularies(model, other)
         refuse_no_ids(inputs_tensor)
         states = other.get_encoder()(inputs_tensor, attention_mask=mask).last_hidden_state
-        decoders.append(IncrementalDecoder(other, states, mask, num_beams, prompt_mask))
-    lengths = [each.max_length for each in stopping_criteria if isinstance(each, MaxLengthCriteria)]
-    limits = torch.full((len(prompt),), generation_config.max_length, device=prompt.device)
+        decoders.append(IncrementalDecoder(other, states, mask, copies, prompt_mask))
+    lengths = [each.max_length for each in stopping_criteria if type(each) is MaxLengthCriteria]
+    limits = torch.full((len(rows),), min(lengths, default=generation_config.max_length), device=rows.device)
     if extra_tokens is not None:
-        own = mask.sum(-1) if mask is not None else torch.full_like(limits, inputs_tensor.shape[1])
-        limits = prompt.shape[1] + own + extra_tokens
+        own = mask.sum(-1) if mask is not None else torch.full((len(inputs_tensor),), inputs_tensor.shape[1])
+        limits = rows.shape[1] + own.to(rows.device).repeat_interleave(len(rows) // len(own)) + extra_tokens
         lengths = [length for length in lengths if length != generation_config.max_length]
-    limits = limits.clamp(max=min(lengths, default=int(limits.max())))
+        limits = limits.clamp(max=min(lengths, default=int(limits.max())))
     eos_ids = torch.tensor([id for each in stopping_criteria for id in ids_of(each)], dtype=torch.long)
-    eos_ids = eos_ids.to(prompt.device)
     pad_id = generation_config._pad_token_tensor
-    pad_id = int(pad_id) if pad_id is not None else 0
-    decoder = Ensemble(decoders)
-    wants_output = generation_config.return_dict_in_generate
+    process, goes_by_rows = prepare(logits_processor, model.lm_head.out_features)
+    criteria = tuple(each for each in stopping_criteria if type(each) not in (MaxLengthCriteria, EosTokenCriteria))
+    has_ends = any(hasattr(each, "eos_token_id") for each in stopping_criteria)
+    task = Task(
+        decoder=Ensemble(decoders),
+        prompt=rows,
+        limits=limits,
+        eos_ids=eos_ids.to(rows.device),
+        pad_id=int(pad_id) if pad_id is not None else 0,
+        process=process,
+        criteria=criteria,
+        is_drawn=generation_config.do_sample,
+        together=(
+            bool(generation_config.do_sample or asked or streamer is not None or not goes_by_rows)
+            or (bool(criteria) and not has_ends)
+            or any(type(each) not in (MaxTimeCriteria, StopStringCriteria) for each in criteria)
+        ),
+        keeps_padding=has_ends,
+        keep=frozenset("states" if name in ("attentions", "hidden_states") else name for name in asked),
+        keeps_parents=bool(returned),
+        streamer=streamer,
+        glossary=None if glossary is None else glossary.to(rows.device),
+    )
+    encoded = model_kwargs["encoder_outputs"]
     if num_beams == 1:
-        tokens = greedy(decoder, prompt, limits, eos_ids, pad_id)
-        return GenerateEncoderDecoderOutput(sequences=tokens) if wants_output else tokens
+        tokens = sample(task)
+        if streamer is not None:
+            streamer.end()
+        return GenerateEncoderDecoderOutput(sequences=tokens, **steps(task, encoded, asked)) if returned else tokens
+    found = search(task, num_beams, *beam_settings(generation_config, alpha, limits))
+    if not returned:
+        return found.tokens
+    return GenerateBeamEncoderDecoderOutput(
+        sequences=found.tokens,
+        sequences_scores=found.scores,
+        beam_indices=found.parents,
+        **steps(task, encoded, asked),
+    )
+
+
+def beam_settings(config: GenerationConfig, alpha: float | None, limits: torch.Tensor) -> tuple[Any, ...]:
+    """What `search` takes beside its task: width, n-best, the length penalty and when to stop."""
 
     def penalty(length: torch.Tensor | int) -> Any:
-        return ((5 + length) / 6) ** alpha if alpha is not None else length**generation_config.length_penalty
+        return ((5 + length) / 6) ** alpha if alpha is not None else length**config.length_penalty
 
     try:
         penalty(int(limits.max()))
     except OverflowError as error:
-        name, value = ("alpha", alpha) if alpha is not None else ("length_penalty", generation_config.length_penalty)
+        name, value = ("alpha", alpha) if alpha is not None else ("length_penalty", config.length_penalty)
         raise ValueError(f"{name}={value} makes numbers too large to compute with: choose one such as 1.0.") from error
-    early_stopping = generation_config.early_stopping if alpha is None else "exact"
-    if early_stopping == "never" and generation_config.length_penalty <= 0:
+    early_stopping = config.early_stopping if alpha is None else "exact"
+    if early_stopping == "never" and config.length_penalty <= 0:
         early_stopping = False  # no hypothesis gains by growing, so that its length is the one to compare with
-    ends = generation_config._eos_token_tensor
-    width = num_beams * max(2, 1 + (0 if ends is None else len(ends)))
-    tokens, scores = search(
-        decoder, prompt, limits, eos_ids, pad_id, num_beams, width, num_return, penalty, early_stopping
-    )
-    return GenerateBeamEncoderDecoderOutput(sequences=tokens, sequences_scores=scores) if wants_output else tokens
+    ends = config._eos_token_tensor
+    width = config.num_beams * max(2, 1 + (0 if ends is None else len(ends)))
+    return width, config.num_return_sequences, penalty, early_stopping
 
 
-def greedy(
-    decoder: Ensemble, prompt: torch.Tensor, limits: torch.Tensor, eos_ids: torch.Tensor, pad_id: int
-) -> torch.Tensor:
-    """The likeliest token each time, until it is one of `eos_ids` or the sentence is at its limit: ids (B, T)."""
-    tokens = torch.full((len(prompt), int(limits.max())), pad_id, device=prompt.device)
-    tokens[:, : prompt.shape[1]] = prompt
-    active = torch.arange(len(prompt), device=prompt.device)  # rows of tokens that go on
-    for length in range(1, tokens.shape[1]):
-        logits = decoder.step(tokens[active, length - 1])
-        if length < prompt.shape[1]:
-            continue
-        new = best_token(logits)
-        tokens[active, length] = new
-        going = ~torch.isin(new, eos_ids) & (limits[active] > length + 1)
-        if going.all():
-            continue
-        rows = going.nonzero()[:, 0]
-        active = active[rows]
-        if not len(active):
-            return tokens[:, : length + 1]
-        decoder.keep(rows, rows)
-    return tokens
+KEPT = ("scores", "logits", "attentions", "hidden_states")
 
 
-def search(
-    decoder: Ensemble,
-    prompt: torch.Tensor,
-    limits: torch.Tensor,
-    eos_ids: torch.Tensor,
-    pad_id: int,
-    num_beams: int,
-    width: int,
-    num_return: int,
-    penalty: Callable[[Any], Any],
-    early_stopping: bool | str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Beam search: ids (B * num_return, T) and scores (B * num_return).
-
-    At every step each sentence has K hypotheses. Of their continuations the W (`width`) best are looked at, enough for
-    K that do not end: those among the first K that end are candidates for the result, the K best of the others go on.
-    """
-    device, start, longest = prompt.device, prompt.shape[1], int(limits.max())
-    result = torch.full((len(prompt), num_return, longest), pad_id, device=device)
-    result_scores = torch.full((len(prompt), num_return), NEVER, device=device)
-    active = torch.arange(len(prompt), device=device)  # rows of the result that go on
-    running = prompt[:, None].expand(-1, num_beams, -1).contiguous()  # (B, K, T)
-    scores = torch.full((len(prompt), num_beams), NEVER, device=device)
-    scores[:, 0] = 0.0  # one hypothesis to begin with, not K equal ones
-    finished = torch.full((len(prompt), num_beams, longest), pad_id, device=device)
-    finished_scores = torch.full((len(prompt), num_beams), NEVER, device=device)
-    used = start  # tokens of the longest finished hypothesis
-    for length in range(1, start):
-        decoder.step(running[:, :, length - 1].flatten())
-
-    for length in range(start, longest):  # of the tokens that are there; one is added
-        new = length + 1 - start  # tokens behind the prompt
-        log_probs = decoder.step(running[:, :, -1].flatten()).log_softmax(-1)
-        values, ids = best_tokens(log_probs, min(width, log_probs.shape[-1]))  # (B * K, W), or all that there are
-        looked_at = values.shape[-1]
-        totals = scores[..., None] + values.view(-1, num_beams, looked_at)
-        values, picks = totals.flatten(1).topk(width)  # (B, W)
-        ids, parents = ids.view(len(active), -1).gather(1, picks), picks // looked_at
-        grown = torch.cat([take(running, parents), ids[..., None]], -1)  # (B, W, T + 1)
-        ended = torch.isin(ids, eos_ids) | (limits[active] <= length + 1)[:, None]
-
-        among_first = ended & (torch.arange(width, device=device) < num_beams)
-        if among_first.any():
-            used = length + 1
-            padded = nn.functional.pad(grown, (0, longest - length - 1), value=pad_id)
-            candidates = torch.where(among_first, values / penalty(new), NEVER)
-            finished_scores, order = torch.cat([finished_scores, candidates], 1).topk(num_beams)
-            finished = take(torch.cat([finished, padded], 1), order)
-        scores, order = torch.where(ended, NEVER, values).topk(num_beams)
-        running, parents = take(grown, order), parents.gather(1, order)
-
-        going = may_improve(scores, finished_scores, penalty, new, limits[active] - start, num_return, early_stopping)
-        if not going.all():
-            gone = active[~going]
-            result[gone], result_scores[gone] = finished[~going, :num_return], finished_scores[~going, :num_return]
-            active = active[going]
-            if not len(active):
-                break
-            running, scores, parents = running[going], scores[going], parents[going]
-            finished, finished_scores = finished[going], finished_scores[going]
-        rows = going.nonzero()[:, 0]
-        sentences = None if going.all() else rows
-        decoder.keep((rows[:, None] * num_beams + parents).flatten(), sentences)
-    return result[..., :used].flatten(0, 1), result_scores.flatten()
+def steps(task: Task, encoded: Any, asked: set[str]) -> dict[str, tuple]:
+    """What is returned of each step, as `generate()` names it: that of the beginning is one step."""
+    start = task.prompt.shape[1]
+    result: dict[str, tuple] = {}
+    for name, each in task.kept.items():
+        if name == "scores":
+            result[name] = tuple(each)
+        elif name == "logits":
+            result[name] = tuple(each[start - 1 :])
+        else:
+            along = 1 if name == "decoder_hidden_states" else 2  # the tokens
+            layers = [[as_long(tensor, start, name) for tensor in layer] for layer in zip(*each[:start], strict=True)]
+            result[name] = (tuple(torch.cat(layer, along) for layer in layers), *each[start:])
+    for name in {"attentions", "hidden_states"} & asked:
+        result[f"encoder_{name}"] = encoded.get(name)
+    return result
 
 
-def best_token(logits: torch.Tensor) -> torch.Tensor:
-    """`logits.argmax(-1)` of (rows, V), the first of equals; on a CPU in a fifth of the time, by blocks."""
-    rows, size = logits.shape
-    width = block_width(size)
-    if not width:
-        return logits.argmax(-1)
-    blocks = logits.view(rows, -1, width)
-    chosen = blocks.amax(-1).argmax(-1)  # (rows)
-    return chosen * width + blocks[torch.arange(rows, device=logits.device), chosen].argmax(-1)
-
-
-def best_tokens(log_probs: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`log_probs.topk(n)` of (rows, V); the n blocks with the largest maxima hold the n best tokens, and finding those
-    first is on a CPU nearly twice as fast."""
-    rows, size = log_probs.shape
-    width = block_width(size)
-    if not width or size < 4 * n * width:
-        return log_probs.topk(n)
-    blocks = log_probs.view(rows, -1, width)
-    chosen = blocks.amax(-1).topk(n).indices  # (rows, n)
-    values, places = blocks.gather(1, chosen[..., None].expand(-1, -1, width)).flatten(1).topk(n)
-    return values, chosen.gather(1, places // width) * width + places % width
-
-
-@cache
-def block_width(size: int) -> int:
-    """A width near 100 that divides a vocabulary of this size, or 0."""
-    return next((width for width in range(64, 257) if size % width == 0 and size > 4 * width), 0)
-
-
-def take(tokens: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Rows (B, n, T) of `tokens` (B, K, T) by `order` (B, n)."""
-    return tokens.gather(1, order[..., None].expand(-1, -1, tokens.shape[-1]))
-
-
-def may_improve(
-    scores: torch.Tensor,
-    finished: torch.Tensor,
-    penalty: Callable[[Any], Any],
-    new: int,
-    limits: torch.Tensor,
-    num_return: int,
-    early_stopping: bool | str,
-) -> torch.Tensor:
-    """Whether each sentence's search goes on (B): by the best running and the worst of the finished hypotheses.
-
-    "exact": a running one that went on without a loss to its limit would be better than one of the results. The others
-    as in `generate()`, which waits for K finished ones: False compares with the length so far, "never" with the limit,
-    True stops when there are K.
-    """
-    there = finished > NEVER / 2
-    if early_stopping == "exact":
-        bound = scores[:, 0] / penalty(limits)
-        return (bound > finished[:, num_return - 1]) & (scores[:, 0] > NEVER / 2)
-    full = there.all(-1)
-    if early_stopping is True:
-        return ~full
-    bound = scores[:, 0] / penalty(limits if early_stopping == "never" else new)
-    return ~full | (bound > finished[:, -1])
+def as_long(weights: torch.Tensor, length: int, name: str) -> torch.Tensor:
+    """Weights on the tokens so far, with zeros for those that come after them."""
+    if name != "decoder_attentions":
+        return weights
+    return torch.nn.functional.pad(weights, (0, length - weights.shape[-1]))
 
 
 def ids_of(criterion: Any) -> list[int]:
     """The tokens that end a hypothesis by a criterion to stop."""
-    return criterion.eos_token_id.flatten().tolist() if isinstance(criterion, EosTokenCriteria) else []
+    return criterion.eos_token_id.flatten().tolist() if type(criterion) is EosTokenCriteria else []
 
 
-KNOWN_CRITERIA = (MaxLengthCriteria, EosTokenCriteria)
 KNOWN_INPUTS = {  # of the model, at a step of generate(); others would change a result
     *("attention_mask", "decoder_attention_mask", "encoder_outputs", "past_key_values", "use_cache"),
     *("output_attentions", "output_hidden_states", "return_dict", "input_ids", "inputs_embeds"),
 }
 
 
-def refuse_what_is_not_here(
-    model: Any,
-    config: GenerationConfig,
-    processors: LogitsProcessorList,
-    criteria: StoppingCriteriaList,
-    model_kwargs: dict[str, Any],
-) -> None:
+def refuse_what_is_not_here(model: Any, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
     """Raises ValueError that names what would change the result of `generate()`, or is asked for beside it."""
     if model.config.model_type != "vanilla_transformer":
         raise ValueError(f"beam_search decodes a vanilla_transformer, not a {model.config.model_type}.")
-    mode = config.get_generation_mode()
-    outputs = ["output_logits", "output_attentions", "output_hidden_states"]
-    outputs += ["output_scores"] if config.num_beams == 1 else []  # of beams there are sequences_scores
     cache, prompt_mask = model_kwargs.get("past_key_values"), model_kwargs.get("decoder_attention_mask")
     wanted = {
-        "do_sample": config.do_sample,
-        mode.value: mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH),
-        **{type(each).__name__: True for each in processors},
-        **{type(each).__name__: True for each in criteria if type(each) not in KNOWN_CRITERIA},
-        **{name: config.return_dict_in_generate and getattr(config, name) for name in outputs},
+        **dict.fromkeys(absent(config), True),
         **{name: value is not None for name, value in model_kwargs.items() if name not in KNOWN_INPUTS},
         "past_key_values that hold something": cache is not None and cache.get_seq_length() > 0,
         "decoder_attention_mask of four dimensions": prompt_mask is not None and prompt_mask.ndim != 2,
@@ -312,6 +219,54 @@ def refuse_what_is_not_here(
         raise ValueError(f"beam_search has no {found[0]}: leave custom_generate out, and generate() does it.")
 
 
+def absent(config: GenerationConfig) -> list[str]:
+    """What these settings ask for that the search does not have."""
+    mode = config.get_generation_mode()
+    wanted = {
+        mode.value: mode not in MODES,
+        "low_memory": config.low_memory,
+        "guidance_scale": config.guidance_scale not in (None, 1),
+        "token_healing": config.token_healing,
+        "cache_implementation='quantized'": config.cache_implementation == "quantized",
+    }
+    return [name for name, is_wanted in wanted.items() if is_wanted]
+
+
+def can_search(model: Any, arguments: dict[str, Any]) -> bool:
+    """Whether `beam_search` has all that these arguments of `generate()` ask for, and not in another's stead."""
+    config = copy.deepcopy(arguments.get("generation_config") or model.generation_config)
+    config.update(**model.generation_config.to_dict(), defaults_only=True)
+    config.update(**arguments)
+    return not absent(config) and arguments.get("assistant_model") is None
+
+
+MODES = (
+    *(GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE),
+    *(GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE),
+)
+
+
+def refuse_combinations(
+    config: GenerationConfig,
+    processors: LogitsProcessorList,
+    extra_tokens: int | None,
+    ensemble: Sequence,
+    glossary: Any,
+) -> None:
+    """Raises ValueError that names two things of which only one can be."""
+    states = config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states)
+    pairs = {
+        "a glossary with a single beam": glossary is not None and config.num_beams == 1,
+        "a glossary with do_sample": glossary is not None and config.do_sample,
+        "output_attentions or output_hidden_states of an ensemble": states and ensemble,
+        "forced_eos_token_id with extra_tokens": (
+            extra_tokens is not None and any("ForcedEOS" in type(each).__name__ for each in processors)
+        ),
+    }
+    if found := [name for name, is_wanted in pairs.items() if is_wanted]:
+        raise ValueError(f"beam_search has no {found[0]}: leave one of the two out.")
+
+
 def refuse_no_ids(inputs: torch.Tensor) -> None:
     """Raises ValueError where the source is not tokens, which further models of an ensemble have to encode."""
     if inputs.is_floating_point() or bool((inputs == -100).all()):  # what generate() has for encoder_outputs alone
@@ -319,12 +274,6 @@ def refuse_no_ids(inputs: torch.Tensor) -> None:
             "an ensemble needs input_ids, since each model encodes them: give these instead of inputs_embeds or "
             "encoder_outputs."
         )
-
-
-def refuse_streamer(streamer: Any) -> None:
-    """Raises ValueError: whoever reads from it would wait for ever."""
-    if streamer is not None:
-        raise ValueError("custom_generate feeds no streamer: leave custom_generate out, and generate() does it.")
 
 
 def refuse_other_vocabularies(model: Any, other: Any) -> None:
@@ -337,21 +286,49 @@ def refuse_other_vocabularies(model: Any, other: Any) -> None:
             )
 
 
+def handed_on(model: Any, function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `generate()` with a function of its own as `custom_generate`, and what transformers would then drop
+    in silence: the streamer, and stop strings, for which it loses the tokenizer.
+
+    Raises:
+        ValueError: the function feeds no streamer, for which somebody would wait for ever, or not with several beams;
+            or there is an assistant model.
+    """
+    if arguments.get("assistant_model") is not None:
+        raise ValueError("custom_generate takes no assistant_model: leave one of the two out.")
+    configs = [each for each in (arguments.get("generation_config"), model.generation_config) if each is not None]
+
+    def setting(name: str) -> Any:
+        values = [arguments[name]] if name in arguments else [getattr(each, name, None) for each in configs]
+        return next((value for value in values if value is not None), None)
+
+    if (streamer := arguments.get("streamer")) is not None:
+        if "streamer" not in inspect.signature(function).parameters:
+            raise ValueError("custom_generate feeds no streamer: leave custom_generate out, and generate() does it.")
+        if (setting("num_beams") or 1) > 1:
+            raise ValueError("a streamer goes with num_beams=1: of several beams none is the result before the end.")
+        function = partial(function, streamer=streamer)
+    strings, tokenizer = setting("stop_strings"), arguments.get("tokenizer")
+    if strings is not None and tokenizer is not None:
+        criteria = [*(arguments.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
+        arguments = arguments | {"stop_strings": None, "stopping_criteria": StoppingCriteriaList(criteria)}
+    return arguments | {"custom_generate": function}
+
+
 class VanillaTransformerGenerationMixin(GenerationMixin):
     """`generate()` as in transformers, less what that drops in silence. (transformers goes by the end of its name.)"""
 
     @wraps(GenerationMixin.generate)
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        given = GENERATE_SIGNATURE.bind_partial(self, *args, **kwargs).arguments
-        if callable(given.get("custom_generate")):  # which is never handed these
-            refuse_streamer(given.get("streamer"))
-            if given.get("assistant_model") is not None:
-                raise ValueError("custom_generate takes no assistant_model: leave one of the two out.")
         if hasattr(kwargs.get("tokenizer"), "stock"):  # of two vocabularies: stop_strings are of the target's
             kwargs["tokenizer"] = kwargs["tokenizer"].stock("target")
-        return super().generate(*args, **kwargs)
+        given = GENERATE_SIGNATURE.bind_partial(self, *args, **kwargs).arguments
+        if not callable(function := given.get("custom_generate")):
+            return super().generate(*args, **kwargs)
+        arguments = {name: value for name, value in given.items() if name not in ("self", "kwargs")}
+        return super().generate(**handed_on(self, function, arguments | given.get("kwargs", {})))
 
 
 GENERATE_SIGNATURE = inspect.signature(GenerationMixin.generate)
 
-__all__ = ["VanillaTransformerGenerationMixin", "beam_search", "refuse_streamer"]
+__all__ = ["VanillaTransformerGenerationMixin", "beam_search", "can_search", "handed_on"]

@@ -33,6 +33,7 @@ class IncrementalDecoder:
         mask: (B, S), zero at padding; None: no padding.
         beams: K.
         prompt_mask: (B, T) of the tokens to begin with, zero at padding; None: no padding.
+        keep_attentions, keep_hidden_states: of a step, for `seen`.
     """
 
     def __init__(
@@ -42,7 +43,12 @@ class IncrementalDecoder:
         mask: torch.Tensor | None,
         beams: int,
         prompt_mask: torch.Tensor | None = None,
+        keep_attentions: bool = False,
+        keep_hidden_states: bool = False,
     ):
+        self.keep_attentions, self.keep_hidden_states = keep_attentions, keep_hidden_states
+        self.weights: dict[str, list[torch.Tensor]] = {}  # of the last step, by layers
+        self.hidden_states: list[torch.Tensor] = []
         self.decoder, self.lm_head, self.beams = model.get_decoder(), model.lm_head, beams
         self.mask = None
         if mask is not None and not mask.bool().all():
@@ -69,12 +75,25 @@ class IncrementalDecoder:
             positions = (seen.long().sum(1, keepdim=True) - 1).clamp(min=0)
             self.past_mask = additive(seen, embedded)
         states = self.decoder.embed(embedded, positions)
+        if self.keep_attentions or self.keep_hidden_states:
+            self.weights, self.hidden_states = {"decoder_attentions": [], "cross_attentions": []}, []
         for i, layer in enumerate(self.decoder.layers):
+            if self.keep_hidden_states:
+                self.hidden_states.append(states)
             states = layer.residual(layer.self_attn_layer_norm, states, partial(self.attend_to_past, i))
             states = layer.residual(layer.cross_attn_layer_norm, states, partial(self.attend_to_source, i))
             states = layer.residual(layer.feed_forward_layer_norm, states, layer.feed_forward)
         self.length += 1
-        return self.lm_head(self.decoder.norm(states))[:, 0]
+        states = self.decoder.norm(states)
+        if self.keep_hidden_states:
+            self.hidden_states.append(states)
+        return self.lm_head(states)[:, 0]
+
+    def seen(self) -> dict[str, tuple[torch.Tensor, ...]]:
+        """Of the last step by layers, as the model names and returns it: weights (B * K, H, 1, T) and (B * K, H, 1, S),
+        and hidden states (B * K, 1, D); of what is kept."""
+        seen = {name: tuple(weights) for name, weights in self.weights.items()} if self.keep_attentions else {}
+        return seen | ({"decoder_hidden_states": tuple(self.hidden_states)} if self.keep_hidden_states else {})
 
     def attend_to_past(self, i: int, states: torch.Tensor) -> torch.Tensor:
         """Self-attention of layer `i` for one new token a hypothesis: (B * K, 1, D)."""
@@ -91,19 +110,25 @@ class IncrementalDecoder:
             buffer[: self.length + 1].unflatten(-1, (-1, head_dim)).permute(1, 2, 0, 3)  # (B * K, H, T, head_dim)
             for buffer, head_dim in zip(self.past[i], (attention.key_head_dim, attention.value_head_dim), strict=True)
         )
-        return self.attend(attention, query, key, value, self.past_mask)
+        return self.attend(attention, query, key, value, self.past_mask, "decoder_attentions")
 
     def attend_to_source(self, i: int, states: torch.Tensor) -> torch.Tensor:
         """Cross-attention of layer `i`, in which the beams of a source stand as its queries: (B * K, 1, D)."""
         attention = self.decoder.layers[i].cross_attn
         query = attention.q_proj(states).view(-1, self.beams, attention.q_proj.out_features)
         query = attention.split_heads(query, attention.key_head_dim)  # (B, H, K, d_k)
-        output = self.attend(attention, query, *self.sources[i], self.mask)
+        output = self.attend(attention, query, *self.sources[i], self.mask, "cross_attentions")
         return output.view(-1, 1, output.shape[-1])
 
-    @staticmethod
-    def attend(attention: Any, query, key, value, mask) -> torch.Tensor:
-        heads = nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=attention.scaling)
+    def attend(self, attention: Any, query, key, value, mask, name: str) -> torch.Tensor:
+        if self.keep_attentions:
+            scores = (query * attention.scaling) @ key.transpose(2, 3)
+            weights = (scores if mask is None else scores + mask).softmax(-1)  # (B * K, H, 1, T) or (B, H, K, S)
+            kept = weights if name == "decoder_attentions" else weights.transpose(1, 2).flatten(0, 1)[:, :, None]
+            self.weights[name].append(kept)
+            heads = weights @ value
+        else:
+            heads = nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=attention.scaling)
         return attention.out_proj(heads.transpose(1, 2).flatten(2))
 
     def keep(self, hypotheses: torch.Tensor, sentences: torch.Tensor | None) -> None:
@@ -136,6 +161,10 @@ class Ensemble:
         if len(logits) == 1:
             return logits[0]
         return torch.stack([each.log_softmax(-1) for each in logits]).logsumexp(0) - math.log(len(logits))
+
+    def seen(self) -> dict[str, tuple[torch.Tensor, ...]]:
+        """As `IncrementalDecoder.seen`, of the first."""
+        return self.decoders[0].seen()
 
     def keep(self, hypotheses: torch.Tensor, sentences: torch.Tensor | None) -> None:
         for decoder in self.decoders:

@@ -10,19 +10,13 @@ from tqdm.auto import tqdm
 from transformers import Pipeline
 from transformers.utils import logging
 
-from .generation_vanilla_transformer import beam_search
+from .constraints_vanilla_transformer import Terminology
+from .generation_vanilla_transformer import beam_search, can_search
 
 logger = logging.get_logger(__name__)
 
 BATCHES_A_WINDOW = 64  # sentences of this many batches are sorted by length together
-SEARCHED = {  # what our beam search knows of generate()'s settings, which it then obeys to the same result
-    *("num_beams", "num_return_sequences", "max_length", "max_new_tokens", "length_penalty", "early_stopping"),
-    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
-}
-UNUSED = {  # settings of a generation config that change nothing in what a pipeline returns
-    *("transformers_version", "use_cache", "return_dict_in_generate", "_from_model_config"),
-    *("output_scores", "output_logits", "output_attentions", "output_hidden_states"),
-}
+BEAMS = 4  # of a glossary, where nothing sets several; section 6.1
 EXTRA_TOKENS = 50  # section 6.1: "the maximum output length during inference [is] input length + 50"
 
 
@@ -41,6 +35,9 @@ class TranslationPipeline(Pipeline):
         batch_size: sentences a batch, default 64.
         return_scores: add `"score"`: the sum of the tokens' log-probabilities / length ** length_penalty.
         progress: show a progress bar on stderr.
+        glossary: what source terms have to become, `{"dog": "Hund", "cat": ["Katze", "Kater"]}`, of several the one
+            that fits. Each dictionary then has `"terms"`, each with its `"source"` and its `"target"` in the
+            translation, None where it is missing. Needs beams: 4 where one is the default.
         any other: passed to `model.generate()`, over the model's `generation_config`. Where nothing sets a length, a
             translation may be 50 tokens longer than its source (section 6.1).
 
@@ -51,7 +48,7 @@ class TranslationPipeline(Pipeline):
     _load_tokenizer = True
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict, dict, dict]:
-        own = {name: kwargs.pop(name) for name in ("return_scores", "progress") if name in kwargs}
+        own = {name: kwargs.pop(name) for name in ("return_scores", "progress", "glossary") if name in kwargs}
         return {}, kwargs, own
 
     def __call__(self, inputs: str | Iterable[str], **kwargs: Any) -> list | Iterator:
@@ -64,7 +61,14 @@ class TranslationPipeline(Pipeline):
         single = isinstance(inputs, str)
         sentences: Iterable[str] = [inputs] if isinstance(inputs, str) else inputs
         total = len(sentences) if isinstance(sentences, Sized) else None
-        translations = self._translate(sentences, batch_size, generate_kwargs, own.get("return_scores", False))
+        words = own.get("glossary")
+        terminology = None if words is None else Terminology(words, self.tokenizer)
+        if terminology is not None and not self._can_search(generate_kwargs):
+            raise ValueError(
+                "a glossary needs our own beam search, which does not decode this model with these options."
+            )
+        return_scores = own.get("return_scores", False)
+        translations = self._translate(sentences, batch_size, generate_kwargs, return_scores, terminology)
         if own.get("progress", False):
             translations = tqdm(translations, total=total, unit=" sentences")
         if single:
@@ -73,7 +77,12 @@ class TranslationPipeline(Pipeline):
         return list(translations) if isinstance(inputs, list | tuple) else translations
 
     def _translate(
-        self, sentences: Iterable[str], batch_size: int, generate_kwargs: dict[str, Any], return_scores: bool
+        self,
+        sentences: Iterable[str],
+        batch_size: int,
+        generate_kwargs: dict[str, Any],
+        return_scores: bool,
+        terminology: Terminology | None = None,
     ) -> Iterator[dict[str, Any] | list[dict[str, Any]]]:
         sentences = iter(sentences)
         while window := list(islice(sentences, batch_size * BATCHES_A_WINDOW)):
@@ -91,12 +100,18 @@ class TranslationPipeline(Pipeline):
                     results[i] = self._in_shape([{"translation_text": "", "error": error}], generate_kwargs)
                     continue
                 encoded[i] = model_inputs
-            order = sorted(encoded, key=lambda i: len(encoded[i]["input_ids"]), reverse=True)  # the largest batch first
+            has_terms = {i: terminology is not None and bool(terminology.find(window[i])) for i in encoded}
+            # the largest batch first; the price of terms is paid where there are some
+            order = sorted(encoded, key=lambda i: (has_terms[i], len(encoded[i]["input_ids"])), reverse=True)
             for start in range(0, len(order), batch_size):
                 indices = order[start : start + batch_size]
                 batch = self.tokenizer.pad([encoded[i] for i in indices], return_tensors="pt")
-                outputs = self.forward(batch, return_scores=return_scores, **generate_kwargs)
+                own = {} if terminology is None else {"glossary": terminology.glossary([window[i] for i in indices])}
+                outputs = self.forward(batch, return_scores=return_scores, **generate_kwargs, **own)
                 for i, candidates in zip(indices, self.postprocess(outputs), strict=True):
+                    if terminology is not None:
+                        for candidate in candidates:
+                            candidate["terms"] = terminology.met(window[i], candidate["translation_text"])
                     results[i] = self._in_shape(candidates, generate_kwargs)
             yield from results
 
@@ -111,10 +126,16 @@ class TranslationPipeline(Pipeline):
         sets_length = {"max_length", "max_new_tokens"} & generate_kwargs.keys()
         if not sets_length and config.max_new_tokens is None and config.max_length is None:
             generate_kwargs["max_new_tokens"] = self._longest_output(model_inputs["input_ids"].shape[1])
-        if self._can_search(config, generate_kwargs, return_scores):
-            generate_kwargs["custom_generate"] = beam_search
+        if generate_kwargs.get("glossary") is None:
+            generate_kwargs.pop("glossary", None)
+        elif "num_beams" not in generate_kwargs and (config.num_beams or 1) == 1:
+            generate_kwargs["num_beams"] = BEAMS
+        searched = self._can_search(generate_kwargs)
+        if searched:
+            generate_kwargs.setdefault("custom_generate", beam_search)
+        beams = generate_kwargs.get("num_beams", config.num_beams) or 1
         wanted = dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states"), False)
-        wanted |= {"return_dict_in_generate": True, "output_scores": return_scores}
+        wanted |= {"return_dict_in_generate": True, "output_scores": return_scores and not (searched and beams > 1)}
         outputs = self.model.generate(**model_inputs, **(generate_kwargs | wanted))
         shape = (len(model_inputs["input_ids"]), -1)
         result = {"sequences": outputs.sequences.view(*shape, outputs.sequences.shape[-1])}
@@ -123,15 +144,12 @@ class TranslationPipeline(Pipeline):
             result["scores"] = result["scores"].view(shape)
         return result
 
-    def _can_search(self, config: Any, generate_kwargs: dict[str, Any], return_scores: bool) -> bool:
-        """Whether our own search gives the asked-for result; it is faster than that of `generate()`."""
-        given = {name for name in generate_kwargs if name != "generation_config"}
-        asked = (given | set(config.to_diff_dict())) - UNUSED
-        beams = generate_kwargs.get("num_beams", config.num_beams) or 1
+    def _can_search(self, generate_kwargs: dict[str, Any]) -> bool:
+        """Whether our own search decodes this model so; else that of `generate()` does."""
         adapter = getattr(self.model, "active_peft_config", None)
         has_prompt = adapter is not None and adapter.is_prompt_learning  # PEFT's, which generate() puts in front
         ours = self.model.config.model_type == "vanilla_transformer" and not has_prompt
-        return ours and asked <= SEARCHED and not (return_scores and beams == 1)
+        return ours and can_search(self.model, generate_kwargs)
 
     def _scores(self, outputs: Any, length_penalty: float | None) -> torch.Tensor:
         if getattr(outputs, "sequences_scores", None) is not None:

@@ -56,7 +56,8 @@ def test_card_and_folder(tmp_path, run_main, capsys):
     assert 'custom_generate="search"' in card.text
     code = tmp_path / "search" / "custom_generate"
     own = {path.name for path in decoding.CODE}
-    assert own == {"generation_vanilla_transformer.py", "incremental_vanilla_transformer.py"}
+    names = ("generation", "incremental", "search", "constraints")
+    assert own == {f"{name}_vanilla_transformer.py" for name in names}
     assert {path.name for path in code.iterdir()} == {"generate.py"} | own
     for path in decoding.CODE:
         assert (code / path.name).read_bytes() == Path(path).read_bytes()

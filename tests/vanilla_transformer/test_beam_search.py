@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import MarianConfig, MarianMTModel
 
-from vanilla_transformer.generation_vanilla_transformer import beam_search, best_token, best_tokens
+from vanilla_transformer.generation_vanilla_transformer import beam_search
+from vanilla_transformer.search_vanilla_transformer import best_token, best_tokens
 
 
 def until_end(sequences: torch.Tensor) -> list[list[int]]:
@@ -129,19 +130,6 @@ def test_bfloat16_runs(make_model, source):
     model = make_model(vocab_size=30).to(torch.bfloat16)
     found = model.generate(**source, num_beams=3, max_new_tokens=9, custom_generate=beam_search)
     assert found.shape[0] == 5
-
-
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({"do_sample": True}, "do_sample"),
-        ({"no_repeat_ngram_size": 2}, "NoRepeatNGramLogitsProcessor"),
-        ({"max_time": 5.0}, "MaxTimeCriteria"),
-    ],
-)
-def test_what_it_does_not_have_is_refused(make_model, source, options, what):
-    with pytest.raises(ValueError, match=what):
-        make_model(vocab_size=30).generate(**source, max_new_tokens=5, custom_generate=beam_search, **options)
 
 
 def test_an_ensemble_of_other_vocabularies_is_refused(make_model, source):

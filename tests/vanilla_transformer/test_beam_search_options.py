@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from transformers import TextIteratorStreamer
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, TextIteratorStreamer
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
 from vanilla_transformer import VanillaTransformerTokenizer
@@ -52,6 +52,82 @@ def test_criteria_of_the_caller(assert_same):
     assert_same([2, *ends], max_new_tokens=12, stopping_criteria=StoppingCriteriaList([criterion]))
 
 
+class EveryRowItsOwn(LogitsProcessor):
+    """One of the user's, that goes by the number of a row."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        for row in range(len(scores)):
+            scores[row, 3 + (row + input_ids.shape[1]) % 27] += 2.0
+        return scores
+
+
+class StopsByRow(StoppingCriteria):
+    def __call__(self, input_ids: torch.Tensor, scores, **kwargs) -> torch.Tensor:
+        return (input_ids[:, -1] + torch.arange(len(input_ids))) % 7 == 0
+
+
+def test_processors_of_the_caller(assert_same):
+    assert_same(max_new_tokens=9, logits_processor=LogitsProcessorList([EveryRowItsOwn()]))
+    assert_same(max_new_tokens=9, logits_processor=LogitsProcessorList([EveryRowItsOwn()]), no_repeat_ngram_size=2)
+
+
+def test_any_criterion_of_the_caller(make_model, source):
+    for seed in range(4):
+        model = make_model(seed, vocab_size=30)
+        model.generation_config.pad_token_id = 3
+        for num_beams in (1, 3):
+            options = {"num_beams": num_beams, "max_new_tokens": 9}
+            options["stopping_criteria"] = StoppingCriteriaList([StopsByRow()])
+            expected = model.generate(**source, **options)
+            assert torch.equal(model.generate(**source, **options, custom_generate=beam_search), expected)
+
+
+def test_tokens_that_a_prefix_allows(assert_same):
+    def allowed(sentence: int, ids: torch.Tensor) -> list[int]:
+        return [2, 4 + sentence, 10, 11 + len(ids), *range(20, 28)]
+
+    assert_same(max_new_tokens=9, prefix_allowed_tokens_fn=allowed)
+
+
+def test_processors_of_an_ensemble(make_model, source):
+    """As of the model alone, where the others are the same."""
+    model = make_model(vocab_size=30)
+    options = {"num_beams": 3, "max_new_tokens": 9, "no_repeat_ngram_size": 1, "bad_words_ids": [[7]]}
+    expected = model.generate(**source, **options)
+    found = model.generate(**source, **options, custom_generate=beam_search, ensemble=[model])
+    assert until_end(found, [2]) == until_end(expected, [2])
+
+
+class Collected(list):
+    """A streamer that keeps what it gets."""
+
+    put = list.append
+    is_over = False
+
+    def end(self) -> None:
+        self.is_over = True
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"no_repeat_ngram_size": 2}])
+def test_a_streamer_gets_the_same_tokens(make_model, source, options):
+    model = make_model(vocab_size=30)
+    one = {name: tensor[:1] for name, tensor in source.items()}
+    streams = Collected(), Collected()
+    for streamer, own in zip(streams, ({}, {"custom_generate": beam_search}), strict=True):
+        torch.manual_seed(0)
+        model.generate(**one, max_new_tokens=9, streamer=streamer, **options, **own)
+    assert [each.tolist() for each in streams[0]] == [each.tolist() for each in streams[1]]
+    assert streams[1].is_over
+
+
+def test_a_streamer_of_what_feeds_none_is_refused(make_model, source):
+    with pytest.raises(ValueError, match="feeds no streamer"):
+        make_model(vocab_size=30).generate(
+            **source, max_new_tokens=3, streamer=Collected(), custom_generate=lambda model, input_ids, **own: input_ids
+        )
+
+
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 2.0])
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 def test_any_penalty(assert_same, length_penalty, early_stopping):
@@ -83,11 +159,7 @@ def test_a_beginning_padded_on_the_left_is_the_beginning_alone(make_model, sourc
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
-        ({"output_logits": True, "return_dict_in_generate": True}, "output_logits"),
-        ({"output_attentions": True, "return_dict_in_generate": True, "num_beams": 2}, "output_attentions"),
-        ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
-        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "group_beam_search|HammingDiversity"),
+        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "group_beam_search"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search"),
         ({"prompt_lookup_num_tokens": 3}, "assisted_generation"),
         ({"decoder_inputs_embeds": torch.zeros(5, 2, 32)}, "decoder_inputs_embeds"),
@@ -127,14 +199,14 @@ def test_a_streamer_is_refused_before_somebody_waits_for_it(make_model, source, 
 
     def work():
         try:
-            model.generate(**source, streamer=streamer, max_new_tokens=5, custom_generate=beam_search)
+            model.generate(**source, streamer=streamer, num_beams=2, max_new_tokens=5, custom_generate=beam_search)
         except ValueError as error:
             errors.append(str(error))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert "feeds no streamer" in errors[0]
+    assert "goes with num_beams=1" in errors[0]
     assert streamer.text_queue.empty()
     with pytest.raises(ValueError, match="no assistant_model"):
         model.generate(**source, assistant_model=model, max_new_tokens=5, custom_generate=beam_search)

@@ -184,9 +184,18 @@ def test_our_search_is_taken_for_a_config_made_of_the_models(make_translator, se
     assert searches
 
 
+@pytest.mark.parametrize("options", [{"no_repeat_ngram_size": 2}, {"num_beams": 3, "bad_words_ids": [[7]]}])
+def test_our_search_obeys_every_setting(make_translator, searches, options):
+    translator = make_translator()
+    ids = translator.model.generate(**translator.tokenizer(TEXTS, padding=True, return_tensors="pt"), **options)
+    expected = translator.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    assert [each["translation_text"] for each in translator(TEXTS, **options)] == expected
+    assert searches
+
+
 def test_a_setting_that_our_search_has_not_goes_to_generate(make_translator, searches):
     translator = make_translator()
-    translator(TEXTS, no_repeat_ngram_size=2)
+    assert len(translator(TEXTS, prompt_lookup_num_tokens=2, batch_size=1)) == len(TEXTS)
     assert not searches
 
 

@@ -1,0 +1,127 @@
+"""Terms that have to occur: all of them do, as words of their own, and nothing else changes."""
+
+import random
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.constraints_vanilla_transformer import Glossary, Terminology
+from vanilla_transformer.generation_vanilla_transformer import beam_search
+
+CONTINUING = torch.arange(30) >= 25  # as if these tokens went on with a word
+
+
+def places(row: list[int], ids: list[int]) -> list[int]:
+    """Where the ids end in a row, as a word of its own."""
+    ends = [i + len(ids) for i in range(len(row)) if row[i : i + len(ids)] == ids]
+    return [end for end in ends if end == len(row) or not CONTINUING[row[end]]]
+
+
+def draw_terms(generator: random.Random) -> list[list[list[int]]]:
+    """0 to 3 terms of 1 or 2 variants of 1 to 3 tokens."""
+    return [
+        [
+            [generator.randrange(4, 30) for _ in range(generator.randint(1, 3))]
+            for _ in range(generator.randint(1, 2))
+        ]
+        for _ in range(generator.randint(0, 3))
+    ]  # fmt: skip
+
+
+def test_every_term_occurs(make_model, source):
+    for seed in range(6):
+        generator = random.Random(seed)
+        model = make_model(seed, vocab_size=30)
+        terms = [draw_terms(generator) for _ in range(5)]
+        for num_beams in (2, 5):
+            found = model.generate(
+                **source, num_beams=num_beams, max_new_tokens=18, custom_generate=beam_search,
+                glossary=Glossary(terms, CONTINUING),
+            )  # fmt: skip
+            for row, own in zip(found.tolist(), terms, strict=True):
+                row = row[: row.index(2)] if 2 in row else row
+                assert all(any(places(row, variant) for variant in variants) for variants in own)
+
+
+def test_sentences_without_terms_are_translated_as_ever(make_model, source):
+    """Also beside one that has terms."""
+    for seed in range(4):
+        model = make_model(seed, vocab_size=30)
+        options = {"num_beams": 4, "max_new_tokens": 12, "custom_generate": beam_search}
+        free = model.generate(**source, **options)
+        own = model.generate(**source, **options, glossary=Glossary([[], [[[7, 8]]], [], [], []]))
+        for row in (0, 2, 3, 4):
+            width = min(free.shape[1], own.shape[1])
+            assert torch.equal(free[row, :width], own[row, :width])
+
+
+def test_a_limit_without_room_gives_what_there_is(make_model, source):
+    model = make_model(vocab_size=30)
+    glossary = Glossary([[[[7, 8, 9, 10]]]] * 5)
+    options = {"num_beams": 3, "custom_generate": beam_search, "glossary": glossary}
+    assert model.generate(**source, **options, max_new_tokens=2).shape == (5, 3)
+    whole = model.generate(**source, **options, max_new_tokens=5)
+    assert all(places(row, [7, 8, 9, 10]) for row in whole.tolist())
+
+
+@pytest.mark.parametrize(("options", "what"), [({"num_beams": 1}, "single beam"), ({"do_sample": True}, "do_sample")])
+def test_what_does_not_go_with_a_glossary_is_refused(make_model, source, options, what):
+    options = {"num_beams": 2, "max_new_tokens": 4, "glossary": Glossary([[]] * 5)} | options
+    with pytest.raises(ValueError, match=f"a glossary with .*{what}"):
+        make_model(vocab_size=30).generate(**source, custom_generate=beam_search, **options)
+
+
+@pytest.fixture
+def tokenizer(train_bpe, sentences, special_tokens):
+    texts = sentences["en"] + sentences["de"] + ["abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
+    return PreTrainedTokenizerFast(tokenizer_object=train_bpe(texts, 130), **special_tokens)
+
+
+def test_terms_are_found_at_words_in_any_case(tokenizer):
+    words = {"man": "Mann", "old man": "Greis", "US": "USA", "us": "uns", "dog": ["Hund", "Hunde"]}
+    terminology = Terminology(words, tokenizer)
+    assert terminology.find("The Old Man sees a dog.") == {"Old Man": ["Greis"], "dog": ["Hund", "Hunde"]}
+    assert terminology.find("A man, a Man and a womanly manner") == {"man": ["Mann"]}
+    assert terminology.find("The US and us") == {"US": ["USA"], "us": ["uns"]}
+    assert terminology.find("dogs") == {}
+    assert Terminology({}, tokenizer).find("anything") == {}
+
+
+@pytest.mark.parametrize("glossary", [{"dog": ""}, {"": "Hund"}, {"dog": []}, {"dog": ["Hund", 3]}])
+def test_a_glossary_of_other_things_is_refused(tokenizer, glossary):
+    with pytest.raises(ValueError, match="give a text, or several"):
+        Terminology(glossary, tokenizer)
+
+
+def test_what_the_tokenizer_does_not_know_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="does not know all of '☃'"):
+        Terminology({"dog": "☃"}, tokenizer)
+
+
+def test_tokens_that_go_on_with_a_word(tokenizer):
+    texts = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    continuing = Terminology({}, tokenizer).continuing
+    assert {text for text, goes_on in zip(texts, continuing, strict=True) if not goes_on} == {
+        text for text in texts if text.startswith("▁") or text in tokenizer.all_special_tokens
+    }
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_translator_has_the_terms(make_model, make_tokenizer, shared):
+    tokenizer, fields = make_tokenizer(shared)
+    model = make_model(**fields)
+    translator = TranslationPipeline(model=model, tokenizer=tokenizer, max_new_tokens=25)
+    glossary = {"dog": ["Hund", "Hundes"], "old man": "alte Mann"}
+    texts = ["the dog runs", "two birds sing", "the old man reads a book to the Dog"]
+    found = translator(texts, glossary=glossary)
+    assert [[term["source"] for term in each["terms"]] for each in found] == [["dog"], [], ["old man", "Dog"]]
+    assert all(term["target"] for each in found for term in each["terms"])
+    assert found[1]["translation_text"] == translator(texts, num_beams=4)[1]["translation_text"]
+    several = translator(texts, glossary=glossary, num_beams=3, num_return_sequences=2, return_scores=True)
+    assert all(term["target"] for each in several for one in each[:1] for term in one["terms"])
+    with pytest.raises(ValueError, match="a glossary with a single beam"):
+        translator(texts, glossary=glossary, num_beams=1)
+    with pytest.raises(ValueError, match="a glossary needs our own beam search"):
+        translator(texts, glossary=glossary, guidance_scale=2.0)

@@ -1,0 +1,358 @@
+# Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
+"""What `beam_search` may not say, and what it must: logits processors of `generate()`, and glossaries.
+
+transformers' own processors copy all scores at every step; those below change in place the few that they mean.
+
+Imports nothing of its siblings, so that it can stand in a repository of its own.
+
+Shapes: B sentences, K beams, N hypotheses, T tokens so far, V target vocabulary, R variants of a sentence's terms, C
+terms of a sentence, L tokens of a variant.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LogitsProcessorList
+from transformers.generation import logits_process as stock
+
+Process = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ids (N, T), scores (N, V) -> scores (N, V)
+
+
+def prepare(processors: LogitsProcessorList, vocab_size: int) -> tuple[Process | None, bool]:
+    """All of them as one function, which may change the scores it gets, or None where there is none; and whether each
+    looks at a row alone, so that rows may leave."""
+    if not processors:
+        return None, True
+    steps: list[Process] = [
+        EQUALS[type(each)](each, vocab_size) if type(each) in EQUALS else each for each in processors
+    ]
+
+    def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for step in steps:
+            scores = step(ids, scores)
+        return scores
+
+    return process, all(goes_by_rows(each) for each in processors)
+
+
+def goes_by_rows(processor: Any) -> bool:
+    """Whether scores of a row depend on that row alone, whatever its number. Unknown of a processor of the user's."""
+    if isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor):  # one for each row
+        return False
+    return type(processor) in EQUALS or type(processor) in BY_ROWS
+
+
+def existing(ids: Iterable[int] | torch.Tensor, vocab_size: int) -> torch.Tensor:
+    ids = torch.as_tensor(ids).flatten()
+    return ids[(ids >= 0) & (ids < vocab_size)]
+
+
+def banning(ids: torch.Tensor, applies: Callable[[int], bool]) -> Process:
+    """No token of `ids` where so many tokens are there."""
+
+    def process(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.index_fill_(1, ids.to(scores.device), -math.inf) if applies(tokens.shape[1]) else scores
+
+    return process
+
+
+def forcing(token: Any, applies: Callable[[int], bool]) -> Process:
+    """This token alone where so many tokens are there."""
+
+    def process(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if applies(tokens.shape[1]):
+            scores.fill_(-math.inf)
+            scores[:, token] = 0.0
+        return scores
+
+    return process
+
+
+def min_length(own: Any, vocab_size: int) -> Process:
+    return banning(existing(own.eos_token_id, vocab_size), lambda length: length < own.min_length)
+
+
+def min_new_tokens(own: Any, vocab_size: int) -> Process:
+    longest = own.prompt_length_to_skip + own.min_new_tokens
+    return banning(existing(own.eos_token_id, vocab_size), lambda length: length < longest)
+
+
+def suppress(own: Any, vocab_size: int) -> Process:
+    return banning(existing(own.suppress_tokens, vocab_size), lambda length: True)
+
+
+def suppress_at_begin(own: Any, vocab_size: int) -> Process:
+    return banning(existing(own.begin_suppress_tokens, vocab_size), lambda length: length == own.begin_index)
+
+
+def forced_bos(own: Any, vocab_size: int) -> Process:
+    return forcing(own.bos_token_id, lambda length: length == 1)
+
+
+def forced_eos(own: Any, vocab_size: int) -> Process:
+    return forcing(own.eos_token_id, lambda length: length == own.max_length - 1)
+
+
+def no_repeat_ngrams(own: Any, vocab_size: int) -> Process:
+    """No n-gram twice in a row of ids: whatever followed the last n - 1 tokens before is banned."""
+    size = own.ngram_size
+
+    def process(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if tokens.shape[1] < size:
+            return scores
+        earlier = tokens.unfold(1, size, 1)  # (N, T - n + 1, n)
+        last = tokens[:, None, tokens.shape[1] - size + 1 :]  # (N, 1, n - 1)
+        rows, places = (earlier[..., :-1] == last).all(-1).nonzero(as_tuple=True)
+        scores[rows, earlier[rows, places, -1]] = -math.inf
+        return scores
+
+    return process
+
+
+def sequence_bias(own: Any, vocab_size: int) -> Process:
+    """To the last token of each sequence its bias, where the others are the last ones of a row. Bad words: -inf."""
+    if any(token >= vocab_size for sequence in own.sequence_bias for token in sequence):
+        return own  # and its message
+    by_length: dict[int, list[tuple[int, ...]]] = {}
+    for sequence in own.sequence_bias:
+        by_length.setdefault(len(sequence), []).append(sequence)
+    sequences = {length: torch.tensor(group) for length, group in by_length.items()}
+    biases = {length: torch.tensor([own.sequence_bias[each] for each in group]) for length, group in by_length.items()}
+
+    def process(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for length, group in sequences.items():
+            group, bias = group.to(scores.device), biases[length].to(scores)
+            if length - 1 > tokens.shape[1]:
+                continue
+            if length == 1:
+                scores.index_add_(1, group[:, 0], bias.expand(len(scores), -1))
+                continue
+            matches = (tokens[:, None, -(length - 1) :] == group[:, :-1]).all(-1)  # (N, sequences)
+            scores.index_add_(1, group[:, -1], torch.where(matches, bias, 0.0))
+        return scores
+
+    return process
+
+
+EQUALS: dict[type, Callable[[Any, int], Process]] = {
+    stock.MinLengthLogitsProcessor: min_length,
+    stock.MinNewTokensLengthLogitsProcessor: min_new_tokens,
+    stock.NoRepeatNGramLogitsProcessor: no_repeat_ngrams,
+    stock.SequenceBiasLogitsProcessor: sequence_bias,
+    stock.NoBadWordsLogitsProcessor: sequence_bias,
+    stock.ForcedBOSTokenLogitsProcessor: forced_bos,
+    stock.ForcedEOSTokenLogitsProcessor: forced_eos,
+    stock.SuppressTokensLogitsProcessor: suppress,
+    stock.SuppressTokensAtBeginLogitsProcessor: suppress_at_begin,
+}
+BY_ROWS = {
+    *(stock.RepetitionPenaltyLogitsProcessor, stock.InfNanRemoveLogitsProcessor),
+    *(stock.ExponentialDecayLengthPenalty, stock.LogitNormalization),
+}
+
+NOWHERE = -1  # an id that no token has
+FAR = 10_000  # more tokens than a sentence's terms have
+NEVER = -1.0e9  # the score of what is not there
+
+
+class Glossary:
+    """Terms that have to occur: dynamic beam allocation (Post and Vilar 2018), for all sentences at once.
+
+    Each step looks at the best tokens of every hypothesis and at those that begin or go on with one of its terms. The
+    beams are dealt out in turns to hypotheses that lack equally many tokens, so that those that begin a term are not
+    crowded out by the likelier ones without it. Only what has every term may end, and a term is begun in time for it.
+
+    What a hypothesis has is read off its tokens, so there is nothing to carry along.
+
+    Args:
+        terms: of each sentence, each as its variants, each as its ids; one of the variants has to occur. (B, C, R, L)
+        continuing: (V), whether a token goes on with the word before it: behind a term there is none, which "cat" is
+            in "cat s". None: no token does.
+    """
+
+    def __init__(self, terms: Sequence[Sequence[Sequence[Sequence[int]]]], continuing: torch.Tensor | None = None):
+        flat = [[(c, ids) for c, variants in enumerate(each) for ids in variants] for each in terms]
+        shape = (len(flat), max(1, *map(len, flat)), max((len(ids) for row in flat for _, ids in row), default=1))
+        self.tokens = torch.full(shape, NOWHERE)  # (B, R, L)
+        self.lengths = torch.ones(shape[:2], dtype=torch.long)  # (B, R)
+        self.of_term = torch.zeros((shape[0], max(1, *map(len, terms)), shape[1]), dtype=torch.bool)  # (B, C, R)
+        for b, row in enumerate(flat):
+            for r, (c, ids) in enumerate(row):
+                self.tokens[b, r, : len(ids)] = torch.tensor(ids)
+                self.lengths[b, r], self.of_term[b, c, r] = len(ids), True
+        self.continuing = continuing
+
+    def to(self, device: torch.device) -> Glossary:
+        for name in ("tokens", "lengths", "of_term", "continuing"):
+            value = getattr(self, name)
+            setattr(self, name, value if value is None else value.to(device))
+        return self
+
+    def read(self, running: torch.Tensor, active: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of hypotheses (B, K, T): whether each variant stands in them and a word ends behind it (B, K, R), and
+        whether their last n tokens are its first n (B, K, R, L + 1), n from 0."""
+        tokens, lengths = self.tokens[active][:, None], self.lengths[active][:, None]  # (B, 1, R, L), (B, 1, R)
+        size, last = tokens.shape[-1], running.shape[-1] - 1
+        begun = torch.ones((*running.shape[:2], tokens.shape[2], 1), dtype=torch.bool, device=running.device)
+        matches = begun.expand(-1, -1, -1, last + 1)  # (B, K, R, T): the variant's first n tokens end there
+        is_met, suffixes = begun[..., 0] & False, [begun[..., 0]]
+        ends_word = torch.ones_like(running, dtype=torch.bool)
+        ends_word[..., -1] = False  # not yet known
+        if self.continuing is not None:
+            ends_word[..., :-1] = ~self.continuing[running[..., 1:]]
+        for n in range(1, size + 1):
+            earlier = nn.functional.pad(matches[..., :-1], (1, 0), value=n == 1)
+            matches = earlier & (running[:, :, None] == tokens[..., n - 1, None])
+            suffixes.append(matches[..., -1])
+            is_met = is_met | ((matches & ends_word[:, :, None]).any(-1) & (lengths == n))
+        return is_met, torch.stack(suffixes, -1)
+
+    def lacking(self, is_met: torch.Tensor, progress: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+        """Tokens that are missing (...) where variants are met (..., R) or have so many of their tokens (..., R)."""
+        shape = (len(active), *[1] * (is_met.ndim - 2), -1)
+        of_term = self.of_term[active]
+        missing = (self.lengths[active].view(shape) - progress).masked_fill(is_met, 0)
+        missing = missing[..., None, :].masked_fill(~of_term.view(*shape[:-1], *of_term.shape[1:]), FAR)
+        missing = missing.amin(-1)  # of each term (..., C)
+        return missing.masked_fill(missing == FAR, 0).sum(-1)
+
+    def continuations(
+        self,
+        values: torch.Tensor,
+        ids: torch.Tensor,
+        log_probs: torch.Tensor,
+        running: torch.Tensor,
+        active: torch.Tensor,
+        eos_ids: torch.Tensor,
+        room: torch.Tensor,
+        width: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The W continuations that are looked at, in the order of their turns: scores, ids and parents (B, W), and
+        whether each may be a result.
+
+        Args:
+            values, ids: (B, K, n), the best of each hypothesis, with the scores of the whole.
+            log_probs: (B, K, V), with the scores of the whole.
+            room: (B), tokens that a hypothesis may still get behind this one.
+        """
+        beams = running.shape[1]
+        is_met, suffixes = self.read(running, active)
+        size = self.tokens.shape[-1]
+        progress = (suffixes * torch.arange(size + 1, device=ids.device)).amax(-1)  # (B, K, R)
+        progress = progress.minimum(self.lengths[active][:, None])
+        variants = self.tokens[active][:, None].expand(-1, beams, -1, -1)  # (B, K, R, L)
+        following = variants.gather(-1, progress.clamp(max=size - 1)[..., None])[..., 0]  # (B, K, R)
+        useful = (following != NOWHERE) & (progress < self.lengths[active][:, None]) & ~is_met
+        useful &= ~(following[..., None] == ids[:, :, None]).any(-1)  # (B, K, R) they are among the best anyway
+        equal = following[..., None] == following[..., None, :]  # of two variants with the same next token the first
+        useful &= ~(equal.tril(-1) & useful[..., None, :]).any(-1)
+        forced = log_probs.gather(-1, following.clamp(min=0)).masked_fill(~useful, -math.inf)
+        values, ids = torch.cat([values, forced], -1), torch.cat([ids, following.clamp(min=0)], -1)  # (B, K, M)
+
+        # what each of them would have
+        candidates = ids[..., None, None]  # (B, K, M, 1, 1)
+        grown = suffixes[:, :, None, :, :-1] & (candidates == variants[:, :, None])  # (B, K, M, R, L)
+        new = (grown * torch.arange(1, size + 1, device=ids.device)).amax(-1)  # (B, K, M, R)
+        complete = suffixes.gather(-1, self.lengths[active][:, None, :, None].expand(-1, beams, -1, 1))[..., 0]
+        goes_on = torch.zeros_like(ids, dtype=torch.bool) if self.continuing is None else self.continuing[ids]
+        met = is_met[:, :, None] | (complete[:, :, None] & ~goes_on[..., None])  # (B, K, M, R)
+        ends = torch.isin(ids, eos_ids)
+        lacks = self.lacking(met, new, active)  # (B, K, M)
+        values = values.masked_fill(ends & (lacks > 0), -math.inf)
+        late = lacks + 1 > room[:, None, None]  # no time for all of it and the end, as far as anything else is there
+        values, ids, lacks = values.flatten(1), ids.flatten(1), lacks.flatten(1)
+        keys = values + NEVER * (late.flatten(1) & (lacks > 0)) * (1 + lacks)
+
+        # in turns: the best of each number of missing tokens, then the second best of each, ...
+        keys, order = keys.sort(descending=True)
+        lacks, values, ids = lacks.gather(1, order), values.gather(1, order), ids.gather(1, order)
+        parents = order // (order.shape[1] // beams)
+        same = lacks[:, :, None] == lacks[:, None]  # (B, K * M, K * M)
+        turn = same.tril(-1).sum(-1)
+        turn[:, 0] = -1  # the best of all always goes on
+        turn = turn + (keys < NEVER / 2) * FAR
+        picks = (turn * FAR + lacks.clamp(max=FAR - 1)).argsort(stable=True)[:, :width]
+        met_all = lacks.gather(1, picks) == 0
+        return values.gather(1, picks), ids.gather(1, picks), parents.gather(1, picks), met_all
+
+
+class Terminology:
+    """A glossary in words: finds the terms of a sentence, and says which of them its translation has.
+
+    Args:
+        words: a source term's translation, or several of which the model chooses one. Terms are found at the bounds of
+            words and in any case; of overlapping ones the first, and of those the longest. Each is forced once.
+        tokenizer: of the model.
+
+    Raises:
+        ValueError: a term or a translation is no text, is empty, or has what the tokenizer does not know.
+    """
+
+    def __init__(self, words: Mapping[str, str | Sequence[str]], tokenizer: Any):
+        self.tokenizer = tokenizer
+        self.targets: dict[str, list[str]] = {}  # as they were written, and in lower case where that is still free
+        for source, given in words.items():
+            targets = [given] if isinstance(given, str) else list(given)
+            if not targets or not all(isinstance(each, str) and each.strip() for each in (source, *targets)):
+                raise ValueError(f"glossary: {source!r} is to become {given!r}: give a text, or several.")
+            self.targets[source.strip()] = [each.strip() for each in targets]
+        for source in list(self.targets):
+            self.targets.setdefault(source.lower(), self.targets[source])
+        longest_first = sorted(self.targets, key=len, reverse=True)
+        self.pattern = re.compile(
+            rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first)) or '(?!)'})(?!\w)", re.IGNORECASE
+        )
+        self.ids = {each: self.encode(each) for targets in self.targets.values() for each in targets}
+        self.continuing = continuing(tokenizer.stock("target") if hasattr(tokenizer, "stock") else tokenizer)
+
+    def encode(self, target: str) -> list[int]:
+        ids = self.tokenizer(text_target=target, add_special_tokens=False)["input_ids"]
+        if not ids or self.tokenizer.unk_token_id in ids:
+            raise ValueError(f"glossary: the tokenizer does not know all of {target!r}: take this term out.")
+        return ids
+
+    def find(self, sentence: str) -> dict[str, list[str]]:
+        """The terms of a sentence as they stand there, and the translations of each."""
+        found: dict[str, list[str]] = {}
+        for match in self.pattern.finditer(sentence):
+            targets = self.targets.get(match[0]) or self.targets.get(match[0].lower())
+            if targets and targets not in found.values():
+                found[match[0]] = targets
+        return found
+
+    def glossary(self, sentences: Sequence[str]) -> Glossary | None:
+        """For a batch of sentences; None: there are no terms in it."""
+        terms = [[[self.ids[each] for each in targets] for targets in self.find(text).values()] for text in sentences]
+        return Glossary(terms, self.continuing) if any(terms) else None
+
+    def met(self, sentence: str, translation: str) -> list[dict[str, str | None]]:
+        """Of each term of the sentence its `source`, and its `target` in the translation; None: it is not there."""
+        return [
+            {"source": source, "target": next((each for each in targets if stands_in(each, translation)), None)}
+            for source, targets in self.find(sentence).items()
+        ]
+
+
+def stands_in(term: str, text: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(term)}(?!\w)", text) is not None
+
+
+def continuing(tokenizer: Any) -> torch.Tensor:
+    """Of each token (V) whether it goes on with the word before it."""
+    start = tokenizer.convert_ids_to_tokens(tokenizer("a", add_special_tokens=False)["input_ids"])
+    shortest = len(tokenizer.convert_tokens_to_string(start))
+    special = set(tokenizer.all_special_ids)
+    tails = (
+        tokenizer.convert_tokens_to_string([*start, token])[shortest:][:1]
+        for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    )
+    return torch.tensor([tail.isalnum() and id not in special for id, tail in enumerate(tails)])
+
+
+__all__ = ["Glossary", "Terminology", "prepare"]

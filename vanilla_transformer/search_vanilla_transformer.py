@@ -1,0 +1,356 @@
+# Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
+"""The two loops of decoding, for `beam_search`: each hypothesis by itself (greedy or drawn), and beams.
+
+Imports nothing of its siblings but the decoder a step, so that it can stand in a repository of its own.
+
+Shapes: B sentences still being translated, K beams, T tokens so far, N hypotheses of all sentences, V target
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from .incremental_vanilla_transformer import Ensemble
+
+NEVER = -1.0e9  # the score of what is not there
+FAR = 10_000  # more continuations than are looked at
+
+
+@dataclass
+class Task:
+    """What a loop is given, and what it is to keep beside its result.
+
+    Args:
+        decoder: gives the logits of a step.
+        prompt: (B, T), tokens to begin with; of `sample` (N, T).
+        limits: (B) or (N), the longest that each may get, with the prompt.
+        eos_ids: (n), tokens that end a hypothesis.
+        pad_id: stands behind the end.
+        process: (ids (N, T), scores (N, V)) -> scores, the logits processors; None: there are none.
+        criteria: other reasons to stop: (ids (N, T), scores of each step or None) -> (N), booleans.
+        is_drawn: tokens are drawn by their probability.
+        together: all sentences stay until the last is done, row by row as in `generate()`: for draws in its order, for
+            what is kept of every step, and for processors and criteria that may know their rows by number.
+        keeps_padding: with `together`, what has ended goes on with `pad_id`.
+        keep: names of what is kept of each step: "scores", "logits", or "states" (of the decoder).
+        keeps_parents: of `search`, for `Found.parents`.
+        streamer: gets the tokens of each step, where hypotheses are grown by themselves.
+        glossary: terms that have to occur, which share out the beams; None: there are none.
+    """
+
+    decoder: Ensemble
+    prompt: torch.Tensor
+    limits: torch.Tensor
+    eos_ids: torch.Tensor
+    pad_id: int
+    process: Callable | None = None
+    criteria: tuple = ()
+    is_drawn: bool = False
+    together: bool = False
+    keeps_padding: bool = True
+    keep: frozenset = frozenset()
+    keeps_parents: bool = False
+    streamer: Any = None
+    glossary: Any = None
+    kept: dict[str, list] = field(default_factory=dict)
+
+    def processed(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Scores (N, V) by the processors."""
+        if self.process is not None:
+            scores = self.process(ids, scores)
+        if "scores" in self.keep:
+            self.kept.setdefault("scores", []).append(scores.clone())
+        return scores
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """As `Ensemble.step`: logits (N, V)."""
+        logits = self.decoder.step(tokens)
+        if "logits" in self.keep:
+            self.kept.setdefault("logits", []).append(logits.clone())
+        if "states" in self.keep:
+            for name, value in self.decoder.seen().items():
+                self.kept.setdefault(name, []).append(value)
+        return logits
+
+    def stopped(self, ids: torch.Tensor) -> torch.Tensor:
+        """By another criterion than an end or a limit: booleans (N) for ids (N, T + 1)."""
+        scores = tuple(self.kept["scores"]) if "scores" in self.kept else None
+        stopped = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+        for criterion in self.criteria:
+            stopped = stopped | criterion(ids, scores)
+        return stopped
+
+
+def sample(task: Task) -> torch.Tensor:
+    """The likeliest token each time, or one drawn, until each hypothesis has ended or is at its limit: ids (N, T)."""
+    start, longest = task.prompt.shape[1], int(task.limits.max())
+    tokens = torch.full((len(task.prompt), longest), task.pad_id, device=task.prompt.device)
+    tokens[:, :start] = task.prompt
+    active = torch.arange(len(task.prompt), device=task.prompt.device)  # rows of tokens that go on
+    unfinished = torch.ones_like(active, dtype=torch.bool)  # of them; only `together` has others among them
+    for length in range(1, longest):
+        logits = task.step(tokens[active, length - 1])
+        if length < start:
+            continue
+        if task.process is not None or task.keep:
+            logits = task.processed(tokens[active, :length], logits)
+        new = torch.multinomial(logits.softmax(-1), 1)[:, 0] if task.is_drawn else best_token(logits)
+        if task.together and task.keeps_padding:
+            new = torch.where(unfinished, new, task.pad_id)
+        tokens[active, length] = new
+        if task.streamer is not None:
+            task.streamer.put(new.cpu())
+        going = ~torch.isin(new, task.eos_ids) & (task.limits[active] > length + 1)
+        if task.criteria:
+            going &= ~task.stopped(tokens[active, : length + 1])
+        if task.together:
+            unfinished &= going
+            if not unfinished.any():
+                return tokens[:, : length + 1]
+            continue
+        if going.all():
+            continue
+        rows = going.nonzero()[:, 0]
+        active = active[rows]
+        if not len(active):
+            return tokens[:, : length + 1]
+        task.decoder.keep(rows, rows)
+    return tokens
+
+
+@dataclass
+class Found:
+    """What beam search found: ids (B * n, T), scores (B * n), and on request for each new token the row of the
+    hypothesis (B * n, T - prompt) that it continued, -1 behind the end."""
+
+    tokens: torch.Tensor
+    scores: torch.Tensor
+    parents: torch.Tensor | None
+
+
+def search(
+    task: Task,
+    num_beams: int,
+    width: int,
+    num_return: int,
+    penalty: Callable[[Any], Any],
+    early_stopping: bool | str,
+) -> Found:
+    """Beam search.
+
+    At every step each sentence has K hypotheses. Of their continuations the W (`width`) best are looked at, enough for
+    K that do not end: those among the first K that end are candidates for the result, the K best of the others go on.
+    """
+    prompt, limits, pad_id = task.prompt, task.limits, task.pad_id
+    device, start, longest = prompt.device, prompt.shape[1], int(limits.max())
+    result = torch.full((len(prompt), num_return, longest), pad_id, device=device)
+    result_scores = torch.full((len(prompt), num_return), NEVER, device=device)
+    active = torch.arange(len(prompt), device=device)  # rows of the result that go on
+    is_open = torch.ones_like(active, dtype=torch.bool)  # of them; only `together` has others among them
+    running = prompt[:, None].expand(-1, num_beams, -1).contiguous()  # (B, K, T)
+    scores = torch.full((len(prompt), num_beams), NEVER, device=device)
+    scores[:, 0] = 0.0  # one hypothesis to begin with, not K equal ones
+    finished = torch.full((len(prompt), num_beams, longest), pad_id, device=device)
+    finished_scores = torch.full((len(prompt), num_beams), NEVER, device=device)
+    is_there = torch.zeros((len(prompt), num_beams), dtype=torch.bool, device=device)  # of the finished
+    history = finished_history = None  # (B, K, new tokens): the rows that these continued
+    if task.keeps_parents:
+        history = torch.empty((len(prompt), num_beams, 0), dtype=torch.int32, device=device)
+        finished_history = torch.full((len(prompt), num_beams, longest - start), -1, dtype=torch.int32, device=device)
+        result_history = finished_history[:, :num_return].clone()
+    used = start  # tokens of the longest finished hypothesis
+    for length in range(1, start):
+        task.step(running[:, :, length - 1].flatten())
+
+    for length in range(start, longest):  # of the tokens that are there; one is added
+        new = length + 1 - start  # tokens behind the prompt
+        log_probs = task.step(running[:, :, -1].flatten()).log_softmax(-1)
+        if task.process is not None or task.keep:
+            log_probs = task.processed(running.flatten(0, 1), log_probs)
+        if task.glossary is None:
+            values, ids, parents = continuations(task, log_probs, scores, width)  # (B, W)
+        else:
+            room = limits[active] - length - 1
+            values, ids, parents, is_whole = constrained(task, log_probs, scores, running, active, room, width)
+        grown = torch.cat([take(running, parents), ids[..., None]], -1)  # (B, W, T + 1)
+        ended = torch.isin(ids, task.eos_ids) | (limits[active] <= length + 1)[:, None]
+        if task.criteria:
+            ended = ended | task.stopped(grown.flatten(0, 1)).view_as(ended)
+        if history is not None:
+            rows = (parents + active[:, None] * num_beams).int()
+            grown_history = torch.cat([take(history, parents), rows[..., None]], -1)
+
+        among_first = ended & (torch.arange(width, device=device) < num_beams)
+        if task.glossary is not None:  # a result that lacks a term is worse than any other
+            values = torch.where(ended & ~is_whole, values + NEVER / 4, values)
+        if among_first.any():
+            used = length + 1
+            padded = nn.functional.pad(grown, (0, longest - length - 1), value=pad_id)
+            candidates = torch.add(values / penalty(new), ~(among_first & is_open[:, None]), alpha=NEVER)
+            finished_scores, order = torch.cat([finished_scores, candidates], 1).topk(num_beams)
+            finished = take(torch.cat([finished, padded], 1), order)
+            is_there = torch.cat([is_there, among_first], 1).gather(1, order)
+            if history is not None:
+                padded = nn.functional.pad(grown_history, (0, longest - length - 1), value=-1)
+                finished_history = take(torch.cat([finished_history, padded], 1), order)
+        if task.glossary is None:
+            scores, order = torch.add(values, ended, alpha=NEVER).topk(num_beams)
+        else:  # by turns, not by score
+            values = torch.add(values, ended, alpha=NEVER)
+            turns = torch.add(-torch.arange(width, device=device), (values < NEVER / 2), alpha=-FAR)
+            order = turns.topk(num_beams).indices
+            scores, best_first = values.gather(1, order).sort(descending=True)
+            order = order.gather(1, best_first)
+        running, parents = take(grown, order), parents.gather(1, order)
+
+        going = may_improve(
+            scores, finished_scores, is_there, penalty, new, limits[active] - start, num_return, early_stopping
+        )
+        if history is not None:
+            history = take(grown_history, order)
+        if task.together:
+            is_open &= going
+            if not is_open.any() or ended.all():
+                break
+            task.decoder.keep((active[:, None] * num_beams + parents).flatten(), None)
+            continue
+        if task.criteria or task.process is not None:
+            going &= ~ended.all(-1)
+        if not going.all():
+            gone = active[~going]
+            result[gone], result_scores[gone] = finished[~going, :num_return], finished_scores[~going, :num_return]
+            if history is not None:
+                result_history[gone] = finished_history[~going, :num_return]
+                history, finished_history = history[going], finished_history[going]
+            active = active[going]
+            if not len(active):
+                break
+            running, scores, parents = running[going], scores[going], parents[going]
+            finished, finished_scores, is_there = finished[going], finished_scores[going], is_there[going]
+            is_open = is_open[going]
+        rows = going.nonzero()[:, 0]
+        sentences = None if going.all() else rows
+        task.decoder.keep((rows[:, None] * num_beams + parents).flatten(), sentences)
+    if task.together:
+        result, result_scores = finished[:, :num_return], finished_scores[:, :num_return]
+        result_history = finished_history[:, :num_return] if history is not None else None
+    parents = None
+    if history is not None:
+        parents = result_history.flatten(0, 1)
+        new = int((parents >= 0).sum(1).max())
+        used, parents = start + new, parents[:, :new]
+    return Found(result[..., :used].flatten(0, 1), result_scores.flatten(), parents)
+
+
+def constrained(
+    task: Task,
+    log_probs: torch.Tensor,
+    scores: torch.Tensor,
+    running: torch.Tensor,
+    active: torch.Tensor,
+    room: torch.Tensor,
+    width: int,
+) -> tuple[torch.Tensor, ...]:
+    """As `continuations`, by `Glossary.continuations`."""
+    _, ids = best_tokens(log_probs, min(width, log_probs.shape[-1]))
+    totals = scores[..., None] + log_probs.view(*scores.shape, -1)  # (B, K, V)
+    ids = ids.view(*scores.shape, -1)
+    values = totals.gather(-1, ids)
+    return task.glossary.continuations(values, ids, totals, running, active, task.eos_ids, room, width)
+
+
+def continuations(
+    task: Task, log_probs: torch.Tensor, scores: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The W best continuations of a sentence's hypotheses, or W drawn ones: scores, ids and parents, each (B, W).
+
+    Args:
+        log_probs: (B * K, V) of the next token.
+        scores: (B, K) of the hypotheses.
+    """
+    num_beams = scores.shape[1]
+    if task.together:
+        size = log_probs.shape[-1]
+        totals = (scores[..., None] + log_probs.view(-1, num_beams, size)).flatten(1)  # (B, K * V)
+        if task.is_drawn:
+            picks = torch.multinomial(totals.softmax(-1), width)
+            values = totals.gather(1, picks)
+        else:
+            values, picks = totals.topk(width)
+        return values, picks % size, picks // size
+    values, ids = best_tokens(log_probs, min(width, log_probs.shape[-1]))  # (B * K, W), or all that there are
+    looked_at = values.shape[-1]
+    totals = scores[..., None] + values.view(-1, num_beams, looked_at)
+    values, picks = totals.flatten(1).topk(width)  # (B, W)
+    return values, ids.view(len(scores), -1).gather(1, picks), picks // looked_at
+
+
+def best_token(logits: torch.Tensor) -> torch.Tensor:
+    """`logits.argmax(-1)` of (rows, V), the first of equals; on a CPU in a fifth of the time, by blocks."""
+    rows, size = logits.shape
+    width = block_width(size)
+    if not width:
+        return logits.argmax(-1)
+    blocks = logits.view(rows, -1, width)
+    chosen = blocks.amax(-1).argmax(-1)  # (rows)
+    return chosen * width + blocks[torch.arange(rows, device=logits.device), chosen].argmax(-1)
+
+
+def best_tokens(log_probs: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`log_probs.topk(n)` of (rows, V); the n blocks with the largest maxima hold the n best tokens, and finding those
+    first is on a CPU nearly twice as fast."""
+    rows, size = log_probs.shape
+    width = block_width(size)
+    if not width or size < 4 * n * width:
+        return log_probs.topk(n)
+    blocks = log_probs.view(rows, -1, width)
+    chosen = blocks.amax(-1).topk(n).indices  # (rows, n)
+    values, places = blocks.gather(1, chosen[..., None].expand(-1, -1, width)).flatten(1).topk(n)
+    return values, chosen.gather(1, places // width) * width + places % width
+
+
+@cache
+def block_width(size: int) -> int:
+    """A width near 100 that divides a vocabulary of this size, or 0."""
+    return next((width for width in range(64, 257) if size % width == 0 and size > 4 * width), 0)
+
+
+def take(tokens: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Rows (B, n, T) of `tokens` (B, K, T) by `order` (B, n)."""
+    return tokens.gather(1, order[..., None].expand(-1, -1, tokens.shape[-1]))
+
+
+def may_improve(
+    scores: torch.Tensor,
+    finished: torch.Tensor,
+    is_there: torch.Tensor,
+    penalty: Callable[[Any], Any],
+    new: int,
+    limits: torch.Tensor,
+    num_return: int,
+    early_stopping: bool | str,
+) -> torch.Tensor:
+    """Whether each sentence's search goes on (B): by the best running and the worst of the finished hypotheses.
+
+    "exact": a running one that went on without a loss to its limit would be better than one of the results. The others
+    as in `generate()`, which waits for K finished ones: False compares with the length so far, "never" with the limit,
+    True stops when there are K.
+    """
+    if early_stopping == "exact":
+        bound = scores[:, 0] / penalty(limits)
+        return (bound > finished[:, num_return - 1]) & (scores[:, 0] > NEVER / 2)
+    full = is_there.all(-1)
+    if early_stopping is True:
+        return ~full
+    bound = scores[:, 0] / penalty(limits if early_stopping == "never" else new)
+    return bound > torch.where(full, finished[:, -1], NEVER)
+
+
+__all__ = ["Task", "sample", "search"]
