@@ -10,6 +10,7 @@ from tqdm.auto import tqdm
 from transformers import Pipeline
 from transformers.utils import logging
 
+from .alignment_vanilla_transformer import align, token_scores
 from .generation_vanilla_transformer import beam_search
 
 logger = logging.get_logger(__name__)
@@ -21,7 +22,7 @@ SEARCHED = {  # what our beam search knows of generate()'s settings, which it th
 }
 UNUSED = {  # settings of a generation config that change nothing in what a pipeline returns
     *("transformers_version", "use_cache", "return_dict_in_generate", "_from_model_config"),
-    *("output_scores", "output_logits", "output_attentions", "output_hidden_states"),
+    *("alignment_heads", "output_scores", "output_logits", "output_attentions", "output_hidden_states"),
 }
 EXTRA_TOKENS = 50  # section 6.1: "the maximum output length during inference [is] input length + 50"
 
@@ -40,6 +41,10 @@ class TranslationPipeline(Pipeline):
     Keyword arguments, of the constructor or of a call:
         batch_size: sentences a batch, default 64.
         return_scores: add `"score"`: the sum of the tokens' log-probabilities / length ** length_penalty.
+        return_token_scores: add `"tokens"`, `"token_scores"` (the log-probability of each, by the model alone and in
+            nats) and their sum, `"log_probability"`.
+        return_alignments: add `"alignments"`: which words translate each other, as pairs of spans of characters,
+            `((start, end), (start, end))` of the source and of the translation. See `align`.
         progress: show a progress bar on stderr.
         any other: passed to `model.generate()`, over the model's `generation_config`. Where nothing sets a length, a
             translation may be 50 tokens longer than its source (section 6.1).
@@ -51,7 +56,8 @@ class TranslationPipeline(Pipeline):
     _load_tokenizer = True
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict, dict, dict]:
-        own = {name: kwargs.pop(name) for name in ("return_scores", "progress") if name in kwargs}
+        names = ("return_scores", "return_token_scores", "return_alignments", "progress")
+        own = {name: kwargs.pop(name) for name in names if name in kwargs}
         return {}, kwargs, own
 
     def __call__(self, inputs: str | Iterable[str], **kwargs: Any) -> list | Iterator:
@@ -64,8 +70,9 @@ class TranslationPipeline(Pipeline):
         single = isinstance(inputs, str)
         sentences: Iterable[str] = [inputs] if isinstance(inputs, str) else inputs
         total = len(sentences) if isinstance(sentences, Sized) else None
-        translations = self._translate(sentences, batch_size, generate_kwargs, own.get("return_scores", False))
-        if own.get("progress", False):
+        progress = own.pop("progress", False)
+        translations = self._translate(sentences, batch_size, generate_kwargs, **own)
+        if progress:
             translations = tqdm(translations, total=total, unit=" sentences")
         if single:
             (translation,) = translations
@@ -73,7 +80,13 @@ class TranslationPipeline(Pipeline):
         return list(translations) if isinstance(inputs, list | tuple) else translations
 
     def _translate(
-        self, sentences: Iterable[str], batch_size: int, generate_kwargs: dict[str, Any], return_scores: bool
+        self,
+        sentences: Iterable[str],
+        batch_size: int,
+        generate_kwargs: dict[str, Any],
+        return_scores: bool = False,
+        return_token_scores: bool = False,
+        return_alignments: bool = False,
     ) -> Iterator[dict[str, Any] | list[dict[str, Any]]]:
         sentences = iter(sentences)
         while window := list(islice(sentences, batch_size * BATCHES_A_WINDOW)):
@@ -95,8 +108,13 @@ class TranslationPipeline(Pipeline):
             for start in range(0, len(order), batch_size):
                 indices = order[start : start + batch_size]
                 batch = self.tokenizer.pad([encoded[i] for i in indices], return_tensors="pt")
-                outputs = self.forward(batch, return_scores=return_scores, **generate_kwargs)
-                for i, candidates in zip(indices, self.postprocess(outputs), strict=True):
+                outputs = self.forward(
+                    batch, return_scores=return_scores, return_token_scores=return_token_scores, **generate_kwargs
+                )
+                found = self.postprocess(outputs)
+                if return_alignments:
+                    self._add_alignments([window[i] for i in indices], found)
+                for i, candidates in zip(indices, found, strict=True):
                     results[i] = self._in_shape(candidates, generate_kwargs)
             yield from results
 
@@ -105,8 +123,14 @@ class TranslationPipeline(Pipeline):
         encoding = self.tokenizer(sentence)
         return {"input_ids": encoding["input_ids"], "attention_mask": encoding["attention_mask"]}
 
-    def _forward(self, model_inputs: dict[str, torch.Tensor], return_scores: bool, **generate_kwargs: Any) -> dict:
-        """A padded batch (B, S) -> token ids (B, n, T) and, on request, scores (B, n)."""
+    def _forward(
+        self,
+        model_inputs: dict[str, torch.Tensor],
+        return_scores: bool,
+        return_token_scores: bool = False,
+        **generate_kwargs: Any,
+    ) -> dict:
+        """A padded batch (B, S) -> token ids (B, n, T) and, on request, scores (B, n), of each token (B, n, T - 1)."""
         config = generate_kwargs.get("generation_config", self.model.generation_config)
         sets_length = {"max_length", "max_new_tokens"} & generate_kwargs.keys()
         if not sets_length and config.max_new_tokens is None and config.max_length is None:
@@ -121,6 +145,8 @@ class TranslationPipeline(Pipeline):
         if return_scores:
             result["scores"] = self._scores(outputs, generate_kwargs.get("length_penalty", config.length_penalty))
             result["scores"] = result["scores"].view(shape)
+        if return_token_scores:
+            result["token_scores"] = token_scores(self.model, model_inputs, result["sequences"])
         return result
 
     def _can_search(self, config: Any, generate_kwargs: dict[str, Any], return_scores: bool) -> bool:
@@ -146,14 +172,30 @@ class TranslationPipeline(Pipeline):
     def postprocess(self, model_outputs: dict[str, torch.Tensor]) -> list[list[dict[str, Any]]]:
         """Token ids (B, n, T) -> n dictionaries a sentence."""
         results = []
+        target_tokenizer = self.tokenizer.stock("target") if hasattr(self.tokenizer, "stock") else self.tokenizer
         for row, sequences in enumerate(model_outputs["sequences"]):
             texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
             candidates = [{"translation_text": text} for text in texts]
             if "scores" in model_outputs:
                 for candidate, score in zip(candidates, model_outputs["scores"][row].tolist(), strict=True):
                     candidate["score"] = score
+            if "token_scores" in model_outputs:
+                for candidate, ids, scores in zip(
+                    candidates, sequences[:, 1:], model_outputs["token_scores"][row], strict=True
+                ):
+                    is_token = ~scores.isnan()
+                    candidate["tokens"] = target_tokenizer.convert_ids_to_tokens(ids[is_token].tolist())
+                    candidate["token_scores"] = scores[is_token].tolist()
+                    candidate["log_probability"] = sum(candidate["token_scores"])
             results.append(candidates)
         return results
+
+    def _add_alignments(self, sources: list[str], found: list[list[dict[str, Any]]]) -> None:
+        pairs = [(source, each) for source, candidates in zip(sources, found, strict=True) for each in candidates]
+        texts = [each["translation_text"] for _, each in pairs]
+        links = align(self.model, self.tokenizer, [source for source, _ in pairs], texts)
+        for (_, each), own in zip(pairs, links, strict=True):
+            each["alignments"] = own
 
     def _in_shape(self, candidates: list[dict[str, Any]], generate_kwargs: dict[str, Any]) -> Any:
         """One dictionary a sentence, or a list of them where several were asked for."""
