@@ -98,8 +98,11 @@ class TranslationPipeline(Pipeline):
                 if not sentence.strip():
                     results[i] = self._in_shape([{"translation_text": ""}], generate_kwargs)
                     continue
-                model_inputs = self.preprocess(sentence.rstrip("\r\n"))  # lines of a file
-                if error := self._too_long(len(model_inputs["input_ids"])):
+                model_inputs, error = {}, no_text(sentence)
+                if error is None:
+                    model_inputs = self.preprocess(sentence.rstrip("\r\n"))  # lines of a file
+                    error = self._not_fitting(len(model_inputs["input_ids"]))
+                if error is not None:
                     logger.warning(f"Not translated: {error} {sentence[:80]!r}...")
                     results[i] = self._in_shape([{"translation_text": "", "error": error}], generate_kwargs)
                     continue
@@ -203,7 +206,9 @@ class TranslationPipeline(Pipeline):
         asked = generate_kwargs.get("num_return_sequences", config.num_return_sequences) or 1
         return candidates[0] if asked == 1 else candidates
 
-    def _too_long(self, length: int) -> str | None:
+    def _not_fitting(self, length: int) -> str | None:
+        if not length:
+            return "the sentence has no tokens."
         limit = self._last_position()
         if limit is None or length <= limit:
             return None
@@ -217,6 +222,15 @@ class TranslationPipeline(Pipeline):
         config = self.model.config
         is_sinusoidal = getattr(config, "position_embedding_type", None) == "sinusoidal"
         return None if is_sinusoidal else getattr(config, "max_position_embeddings", None)
+
+
+def no_text(sentence: str) -> str | None:
+    """What is wrong with a string that has no UTF-8, if it is one."""
+    try:
+        sentence.encode()
+    except UnicodeEncodeError as error:
+        return f"character {error.start + 1} of the sentence is half of a surrogate pair, which is no text."
+    return None
 
 
 __all__ = ["TranslationPipeline"]
