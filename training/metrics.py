@@ -1,5 +1,7 @@
 """Scores of outputs against references, through `evaluate`'s interface, with no network; and the model's own scores."""
 
+import math
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -109,20 +111,35 @@ def make_metric(name: str, target_lang: str) -> evaluate.Metric:
 
 
 @torch.no_grad()
-def likelihood(model: PreTrainedModel, tokenizer: Any, text: ParallelText, batch_size: int) -> list[tuple[float, int]]:
-    """The model's own score of given pairs: (-log p(target | source) in nats, target tokens with `</s>`) of each."""
-    model.eval()
+def likelihood(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    text: ParallelText,
+    batch_size: int,
+    ensemble: Sequence[PreTrainedModel] = (),
+    show: bool = True,
+) -> list[tuple[float, int]]:
+    """The model's own score of given pairs: (-log p(target | source) in nats, target tokens with `</s>`) of each.
+
+    Args:
+        ensemble: further models with the same tokenizer; p of a token is then the mean of their probabilities, as
+            `beam_search` has it.
+        show: a progress bar, where stderr is a terminal.
+    """
+    models = [each.eval() for each in (model, *ensemble)]
     collate = DataCollatorForSeq2Seq(tokenizer, model=model)
     encoded = tokenizer(text.sources, text_target=text.targets, return_attention_mask=False)
     pairs = [{"input_ids": s, "labels": t} for s, t in zip(encoded["input_ids"], encoded["labels"], strict=True)]
     order = sorted(range(len(pairs)), key=lambda i: (len(pairs[i]["labels"]), len(pairs[i]["input_ids"])))
     nats = [0.0] * len(pairs)
-    for start in tqdm(range(0, len(order), batch_size), unit=" batches", desc="likelihood", disable=None):
+    hide = None if show else True
+    for start in tqdm(range(0, len(order), batch_size), unit=" batches", desc="likelihood", disable=hide):
         indices = order[start : start + batch_size]
         batch = collate([pairs[i] for i in indices]).to(model.device)
         labels = batch.pop("labels")
-        logits = model(**batch).logits.float()  # (B, T, V)
-        losses = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(1)
+        log_probs = [each(**batch).logits.float().log_softmax(-1) for each in models]
+        mean = torch.stack(log_probs).logsumexp(0) - math.log(len(models))  # (B, T, V)
+        losses = nn.functional.nll_loss(mean.transpose(1, 2), labels, reduction="none").sum(1)
         for i, loss in zip(indices, losses.tolist(), strict=True):
             nats[i] = loss
     return [(loss, len(pair["labels"])) for loss, pair in zip(nats, pairs, strict=True)]

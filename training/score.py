@@ -3,7 +3,7 @@
 python -m training.score runs/demo --source test.en --reference test.de
 python -m training.score runs/demo --source test.refs.tsv                  # source, references ... in columns
 python -m training.score runs/demo --source test.en --reference test.de --compare runs/other
-python -m training.score runs/demo --source test.en --reference test.de --nll --per_line scores.tsv
+python -m training.score runs/demo --source test.en --reference test.de --likelihood --per_line scores.tsv
 """
 
 import argparse
@@ -37,8 +37,13 @@ def main() -> None:
     )
     parser.add_argument("--target_lang", help="for Moses tokens; default: as the recipe says, or de")
     parser.add_argument("--samples", type=int, default=1000, help="bootstrap resamples (default: %(default)s)")
-    parser.add_argument("--nll", action="store_true", help="score the given pairs by the model; no translation")
-    parser.add_argument("--per_line", type=Path, help="with --nll: file to be made with each line's nats and tokens")
+    parser.add_argument(
+        "--likelihood", "--nll", action="store_true", help="score the given pairs by the model; no translation"
+    )
+    parser.add_argument("--per_line", type=Path, help="with --likelihood: file to be made, each line's nats and tokens")
+    parser.add_argument(
+        "--ensemble", nargs="+", default=[], help="with --likelihood: further checkpoints with the same tokenizer"
+    )
     parser.add_argument("--num_beams", type=int, help="beam size; default: the checkpoint's")
     parser.add_argument("--length_penalty", type=exponent, help="default: the checkpoint's")
     parser.add_argument("--batch_size", type=int, default=64, help="sentences a batch (default: %(default)s)")
@@ -58,13 +63,13 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError("--samples and --batch_size: give at least 2 and 1.")
     if arguments.compare == arguments.checkpoint:
         raise ValueError("--compare names the same checkpoint: give another one.")
+    for name in ("per_line", "ensemble"):
+        if getattr(arguments, name) and not arguments.likelihood:
+            raise ValueError(f"--{name} is for --likelihood: give that, too.")
     text = read_test_set(arguments.source, arguments.reference)
     if not len(text):
         raise ValueError(f"{arguments.source} holds no sentences: give a test set with at least one.")
-    if arguments.nll:
-        results = nll(load_translator(arguments.checkpoint, arguments.device), text, arguments)
-    else:
-        results = scores(arguments, text)
+    results = nll(text, arguments) if arguments.likelihood else scores(arguments, text)
     print(f"{len(text)} sentences", file=sys.stderr)
     print(json.dumps(results, indent=2, ensure_ascii=False))
     if arguments.output:
@@ -140,9 +145,15 @@ def translate(translator: TranslationPipeline, sources: list[str], arguments: ar
     return [output["translation_text"] for output in outputs]
 
 
-def nll(translator: TranslationPipeline, text: ParallelText, arguments: argparse.Namespace) -> dict[str, Any]:
+def nll(text: ParallelText, arguments: argparse.Namespace) -> dict[str, Any]:
     """Negative log-likelihood of the first reference of each source, in nats, the end of sentence included."""
-    scored = likelihood(translator.model, translator.tokenizer, text, arguments.batch_size)
+    names = [arguments.checkpoint, *arguments.ensemble]
+    translator, *others = (load_translator(name, arguments.device) for name in names)
+    for name, other in zip(arguments.ensemble, others, strict=True):
+        if vocabularies(other.tokenizer) != vocabularies(translator.tokenizer):
+            raise ValueError(f"{name} has another tokenizer than {arguments.checkpoint}: give models that share one.")
+    models = [other.model for other in others]
+    scored = likelihood(translator.model, translator.tokenizer, text, arguments.batch_size, models)
     if arguments.per_line:
         rows = (f"{nats:.4f}\t{tokens}\t{nats / tokens:.4f}\n" for nats, tokens in scored)
         with whole(arguments.per_line) as path:
@@ -150,6 +161,12 @@ def nll(translator: TranslationPipeline, text: ParallelText, arguments: argparse
     total, tokens = (sum(column) for column in zip(*scored, strict=True))
     mean = total / tokens
     return {"nll_per_token": mean, "perplexity": math.exp(mean), "target_tokens": tokens, "pairs": len(scored)}
+
+
+def vocabularies(tokenizer: Any) -> list[dict[str, int]]:
+    """Of the sources and of the targets."""
+    sides = (tokenizer.stock("source"), tokenizer.stock("target")) if hasattr(tokenizer, "stock") else (tokenizer,) * 2
+    return [side.get_vocab() for side in sides]
 
 
 if __name__ == "__main__":

@@ -27,7 +27,15 @@ from training.run.folder import claim, data_lines, refuse_other_data, refuse_oth
 from training.run.hardware import keep_memory
 from training.run.pictures import plot_training_curve
 from training.run.processes import die_with_parent, launch, leave_together, let_one_speak, the_first_fails_first
-from training.run.results import facts, last_losses, push, scores_of_ids, show, translate_and_score
+from training.run.results import (
+    facts,
+    keep_alignment_heads,
+    last_losses,
+    push,
+    scores_of_ids,
+    show,
+    translate_and_score,
+)
 from training.run.trainer import TokenBatchTrainer
 from vanilla_transformer.shared.command_line import one_line_errors
 
@@ -90,6 +98,9 @@ def run(recipe: Recipe) -> None:
     seconds = trainer.seconds
     with writing(folder):
         trainer.save_final()
+        with args.main_process_first(local=False):
+            if trainer.is_world_process_zero():
+                keep_alignment_heads(folder, corpus["validation"], args.device)
     curve = folder / "training_curve.png"
     plot_training_curve(trainer.state.log_history, curve, args.label_smoothing_factor, args.rdrop_alpha)
 

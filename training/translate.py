@@ -1,26 +1,39 @@
-"""Translates lines of text: from stdin to stdout, or file to file.
+"""Translates lines of text, or a whole document: from stdin to stdout, or file to file.
 
     echo "A dog runs." | python -m training.translate runs/demo
     python -m training.translate runs/demo --input source.en --output target.de --num_beams 5
     python -m training.translate runs/demo --input source.en --nbest 3      # columns: line, score, translation
     python -m training.translate runs/demo --input source.en --glossary terms.tsv
+    python -m training.translate runs/demo --input source.en --json         # an object a line, with all that is known
+    python -m training.translate runs/demo --input letter.en --document     # paragraphs of several sentences
+    python -m training.translate runs/forward --input source.en --rerank runs/backward
 
 One line comes out for each that goes in, in the same order, though batches are made by length. A line that cannot be
-translated comes out empty, and the reason goes to stderr with its number; the others are not touched by it.
+translated comes out empty, and the reason goes to stderr with its number; the others are not touched by it. With
+`--document` it stays as it was.
 """
 
 import argparse
+import json
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from training.loading import load_translator, n_best_options
+from training.data.pairs import ParallelText
+from training.loading import load_translator, n_best_options, read_settings
 from training.outputs import whole
 from training.run.hardware import keep_memory, usable_device
+from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.shared.command_line import CommandLine, exponent, one_line_errors
 from vanilla_transformer.shared.lines import as_cell, read_lines
+from vanilla_transformer.text.documents import translate_document
+
+RERANK_WEIGHT = 0.5  # of the other direction
+LINES_A_WINDOW = 64  # batches of lines that are reranked together
 
 
 def main() -> None:
@@ -38,11 +51,22 @@ def main() -> None:
     )
     parser.add_argument("--scores", action="store_true", help="print columns: line, score, translation")
     parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print an object a line: source, translations, scores, tokens, token_scores, alignments",
+    )
+    parser.add_argument("--document", action="store_true", help="split paragraphs into sentences; keep white space")
+    parser.add_argument("--source_lang", help="with --document: language of the text; default: the recipe's, or en")
+    parser.add_argument("--rerank", help="checkpoint of the other direction, which chooses among the --num_beams best")
+    parser.add_argument(
+        "--rerank_weight", type=float, default=RERANK_WEIGHT, help="of that checkpoint (default: %(default)s)"
+    )
+    parser.add_argument(
         "--device", type=usable_device, help="cpu, cuda, cuda:1, ...; default: a GPU where there is one"
     )
     arguments = parser.parse_args()
     keep_memory()
-    with one_line_errors(parser.prog):
+    with one_line_errors(parser.prog, ImportError):
         run(arguments)
 
 
@@ -54,6 +78,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{arguments.output} exists already: give a file that does not.")
     if arguments.nbest > 1 and (arguments.num_beams or arguments.nbest) < arguments.nbest:
         raise ValueError(f"--nbest {arguments.nbest} needs as many beams: --num_beams {arguments.num_beams} are fewer.")
+    if arguments.document and (arguments.rerank or arguments.nbest > 1 or arguments.scores):
+        raise ValueError("--document gives one text: leave --nbest, --scores and --rerank out, or give --json.")
     translator = load_translator(arguments.checkpoint, arguments.device)
     options: dict[str, Any] = {
         name: getattr(arguments, name)
@@ -64,34 +90,63 @@ def run(arguments: argparse.Namespace) -> None:
         options = n_best_options(translator, arguments.nbest) | options
     if options.get("num_beams") == 1 and "length_penalty" not in options:
         options["length_penalty"] = None  # the checkpoint's is for its beams
-    with_scores = arguments.scores or arguments.nbest > 1
-    options |= {"return_scores": with_scores, "progress": sys.stderr.isatty()}
     if arguments.glossary:
         options["glossary"] = read_glossary(arguments.glossary)
-    terms: list[bool] = []  # whether each is met
-
     with ExitStack() as files:
         source = files.enter_context(arguments.input.open("rb")) if arguments.input else sys.stdin.buffer
         sink: TextIO = sys.stdout
         if arguments.output:
             path = files.enter_context(whole(arguments.output))
-            sink = files.enter_context(path.open("w", encoding="utf-8"))
-        lines = decoded(source)
+            sink = files.enter_context(path.open("w", encoding="utf-8", newline=""))
+        if arguments.document:
+            translate_text(translator, source.read(), sink, options, arguments)
+        else:
+            translate_lines(translator, source, sink, options, arguments)
+
+
+def translate_lines(
+    translator: TranslationPipeline, source: BinaryIO, sink: TextIO, options: dict[str, Any], arguments: Any
+) -> None:
+    """Line by line, or an object or some columns for each."""
+    with_scores = arguments.scores or arguments.nbest > 1
+    options |= {"return_scores": with_scores or arguments.json, "progress": sys.stderr.isatty()}
+    lines, unanswered = remembered(decoded(source))
+    if arguments.rerank:
+        backward = load_translator(arguments.rerank, arguments.device)
+        results: Iterable = reranked(translator, backward, lines, options, arguments)
+    else:
+        options |= everything_known(translator) if arguments.json else {}
         if sys.stdin.isatty() and not arguments.input:  # somebody types: answer each line at once
-            results: Iterable = (result for line in lines for result in translator([line], **options))
+            results = (result for line in lines for result in translator([line], **options))
         else:
             results = translator(lines, batch_size=arguments.batch_size, **options)
-        for number, result in enumerate(results, start=1):
-            for candidate in result if isinstance(result, list) else [result]:
-                if "error" in candidate:
-                    print(f"line {number} is not translated: {candidate['error']}", file=sys.stderr)
+    terms: list[bool] = []  # whether each is met
+    for number, result in enumerate(results, start=1):
+        candidates = result if isinstance(result, list) else [result]
+        text = unanswered.popleft()
+        for candidate in candidates:
+            if "error" in candidate:
+                print(f"line {number} is not translated: {candidate['error']}", file=sys.stderr)
+        if arguments.json:
+            sink.write(as_json(text.rstrip("\r\n"), candidates))
+        else:
+            for candidate in candidates:
                 text = as_cell(candidate["translation_text"])
-                terms += [each["target"] is not None for each in candidate.get("terms", ())]
                 sink.write(f"{number}\t{candidate.get('score', 0.0):.4f}\t{text}\n" if with_scores else f"{text}\n")
-            if sink is sys.stdout:
-                sink.flush()
+        terms += are_met(candidates)
+        if sink is sys.stdout:
+            sink.flush()
     if arguments.glossary:
-        print(f"glossary: {sum(terms)} of {len(terms)} terms met", file=sys.stderr)
+        tell_terms(terms)
+
+
+def are_met(candidates: list[dict[str, Any]]) -> list[bool]:
+    """Whether each term of a glossary is in each of the translations."""
+    return [term["target"] is not None for each in candidates for term in each.get("terms", ())]
+
+
+def tell_terms(terms: list[bool]) -> None:
+    print(f"glossary: {sum(terms)} of {len(terms)} terms met", file=sys.stderr)
 
 
 def read_glossary(path: Path) -> dict[str, list[str]]:
@@ -107,6 +162,97 @@ def read_glossary(path: Path) -> dict[str, list[str]]:
             raise ValueError(f"{path}, line {number}: {source!r} a second time: put its translations into one line.")
         glossary[source] = targets
     return glossary
+
+
+def translate_text(
+    translator: TranslationPipeline, source: bytes, sink: TextIO, options: dict[str, Any], arguments: Any
+) -> None:
+    """A whole document, or an object for each of its sentences."""
+    try:
+        text = source.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8 text: convert the document to UTF-8.") from error
+    settings = read_settings(Path(arguments.checkpoint))
+    language = arguments.source_lang or str(settings.get("source_lang") or "en")
+    longest = settings.get("max_length")
+    options |= {"batch_size": arguments.batch_size, "progress": sys.stderr.isatty()}
+    if arguments.json:
+        options |= everything_known(translator) | {"return_scores": True}
+    document = translate_document(
+        translator, text, language=language, longest=longest if isinstance(longest, int) else None, **options
+    )
+    for remark in document.remarks:
+        print(remark, file=sys.stderr)
+    if arguments.glossary:
+        tell_terms([met for sentence in document.sentences for met in are_met([sentence.result])])
+    if arguments.json:
+        for sentence in document.sentences:
+            start, end = sentence.source
+            sink.write(as_json(text[start:end], [sentence.result], span=sentence.source))
+    else:
+        sink.write(document.translation)
+
+
+def everything_known(translator: TranslationPipeline) -> dict[str, bool]:
+    """Options for what `--json` prints; alignments only where the tokenizer tells where its tokens stand."""
+    return {"return_token_scores": True, "return_alignments": bool(translator.tokenizer.is_fast)}
+
+
+def as_json(source: str, candidates: list[dict[str, Any]], **more: Any) -> str:
+    """An object with a list for each thing that is known of the candidates, the best one first."""
+    row: dict[str, Any] = {"source": source, **more}
+    names = {"translations": "translation_text", "scores": "score", "log_probabilities": "log_probability"}
+    names |= {name: name for name in ("tokens", "token_scores", "alignments", "terms")}
+    for name, key in names.items():
+        row[name] = [candidate[key] for candidate in candidates if key in candidate]
+    if "error" in candidates[0]:
+        row["error"] = candidates[0]["error"]
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def reranked(
+    translator: TranslationPipeline,
+    backward: TranslationPipeline,
+    lines: Iterable[str],
+    options: dict[str, Any],
+    arguments: Any,
+) -> Iterator[list[dict[str, Any]]]:
+    """The best of `num_beams` translations by log p(target | source) / length^penalty + weight * log p(source | target)
+    / length: the noisy channel, as in Yee et al. 2019, without their language model."""
+    from training.metrics import likelihood  # with what scores translations, which is slow to import
+
+    beams = options.get("num_beams") or translator.model.generation_config.num_beams or 1
+    wanted = max(beams, arguments.nbest, 2)
+    options |= {"num_beams": wanted, "num_return_sequences": wanted, "return_scores": True}
+    if arguments.json:
+        options |= everything_known(translator)
+    waiting = iter(lines)
+    while window := list(islice(waiting, arguments.batch_size * LINES_A_WINDOW)):
+        found = translator(window, batch_size=arguments.batch_size, **options)
+        pairs = [
+            (each["translation_text"], source.rstrip("\r\n"))
+            for source, candidates in zip(window, found, strict=True)
+            for each in candidates
+        ]
+        text = ParallelText([target for target, _ in pairs], [source for _, source in pairs])
+        back = iter(likelihood(backward.model, backward.tokenizer, text, arguments.batch_size, show=False))
+        for candidates in found:
+            for each, (nats, tokens) in zip(candidates, back, strict=False):
+                if "score" in each:
+                    each["score"] -= arguments.rerank_weight * nats / max(tokens, 1)
+            yield sorted(candidates, key=lambda each: -each.get("score", 0.0))[: arguments.nbest]
+
+
+def remembered(lines: Iterator[str]) -> tuple[Iterator[str], deque[str]]:
+    """The lines, and those of them that were read and not yet taken from the left."""
+    unanswered: deque[str] = deque()
+
+    def reading() -> Iterator[str]:
+        for line in lines:
+            unanswered.append(line)
+            yield line
+
+    return reading(), unanswered
 
 
 def decoded(lines: BinaryIO) -> Iterator[str]:

@@ -10,6 +10,7 @@ from tqdm.auto import tqdm
 from transformers import Pipeline
 from transformers.utils import logging
 
+from .alignment_vanilla_transformer import align, token_scores
 from .constraints_vanilla_transformer import Terminology
 from .generation_vanilla_transformer import beam_search, can_search
 
@@ -34,6 +35,10 @@ class TranslationPipeline(Pipeline):
     Keyword arguments, of the constructor or of a call:
         batch_size: sentences a batch, default 64.
         return_scores: add `"score"`: the sum of the tokens' log-probabilities / length ** length_penalty.
+        return_token_scores: add `"tokens"`, `"token_scores"` (the log-probability of each, by the model alone and in
+            nats) and their sum, `"log_probability"`.
+        return_alignments: add `"alignments"`: which words translate each other, as pairs of spans of characters,
+            `((start, end), (start, end))` of the source and of the translation. See `align`.
         progress: show a progress bar on stderr.
         glossary: what source terms have to become, `{"dog": "Hund", "cat": ["Katze", "Kater"]}`, of several the one
             that fits. Each dictionary then has `"terms"`, each with its `"source"` and its `"target"` in the
@@ -48,7 +53,8 @@ class TranslationPipeline(Pipeline):
     _load_tokenizer = True
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict, dict, dict]:
-        own = {name: kwargs.pop(name) for name in ("return_scores", "progress", "glossary") if name in kwargs}
+        names = ("return_scores", "return_token_scores", "return_alignments", "progress", "glossary")
+        own = {name: kwargs.pop(name) for name in names if name in kwargs}
         return {}, kwargs, own
 
     def __call__(self, inputs: str | Iterable[str], **kwargs: Any) -> list | Iterator:
@@ -61,15 +67,14 @@ class TranslationPipeline(Pipeline):
         single = isinstance(inputs, str)
         sentences: Iterable[str] = [inputs] if isinstance(inputs, str) else inputs
         total = len(sentences) if isinstance(sentences, Sized) else None
-        words = own.get("glossary")
+        progress, words = own.pop("progress", False), own.pop("glossary", None)
         terminology = None if words is None else Terminology(words, self.tokenizer)
         if terminology is not None and not self._can_search(generate_kwargs):
             raise ValueError(
                 "a glossary needs our own beam search, which does not decode this model with these options."
             )
-        return_scores = own.get("return_scores", False)
-        translations = self._translate(sentences, batch_size, generate_kwargs, return_scores, terminology)
-        if own.get("progress", False):
+        translations = self._translate(sentences, batch_size, generate_kwargs, terminology, **own)
+        if progress:
             translations = tqdm(translations, total=total, unit=" sentences")
         if single:
             (translation,) = translations
@@ -81,8 +86,10 @@ class TranslationPipeline(Pipeline):
         sentences: Iterable[str],
         batch_size: int,
         generate_kwargs: dict[str, Any],
-        return_scores: bool,
         terminology: Terminology | None = None,
+        return_scores: bool = False,
+        return_token_scores: bool = False,
+        return_alignments: bool = False,
     ) -> Iterator[dict[str, Any] | list[dict[str, Any]]]:
         sentences = iter(sentences)
         while window := list(islice(sentences, batch_size * BATCHES_A_WINDOW)):
@@ -94,8 +101,11 @@ class TranslationPipeline(Pipeline):
                 if not sentence.strip():
                     results[i] = self._in_shape([{"translation_text": ""}], generate_kwargs)
                     continue
-                model_inputs = self.preprocess(sentence.rstrip("\r\n"))  # lines of a file
-                if error := self._too_long(len(model_inputs["input_ids"])):
+                model_inputs, error = {}, no_text(sentence)
+                if error is None:
+                    model_inputs = self.preprocess(sentence.rstrip("\r\n"))  # lines of a file
+                    error = self._not_fitting(len(model_inputs["input_ids"]))
+                if error is not None:
                     logger.warning(f"Not translated: {error} {sentence[:80]!r}...")
                     results[i] = self._in_shape([{"translation_text": "", "error": error}], generate_kwargs)
                     continue
@@ -106,12 +116,15 @@ class TranslationPipeline(Pipeline):
             for start in range(0, len(order), batch_size):
                 indices = order[start : start + batch_size]
                 batch = self.tokenizer.pad([encoded[i] for i in indices], return_tensors="pt")
-                own = {} if terminology is None else {"glossary": terminology.glossary([window[i] for i in indices])}
-                outputs = self.forward(batch, return_scores=return_scores, **generate_kwargs, **own)
-                for i, candidates in zip(indices, self.postprocess(outputs), strict=True):
-                    if terminology is not None:
-                        for candidate in candidates:
-                            candidate["terms"] = terminology.met(window[i], candidate["translation_text"])
+                own = {"return_scores": return_scores, "return_token_scores": return_token_scores}
+                if terminology is not None:
+                    own["glossary"] = terminology.glossary([window[i] for i in indices])
+                found = self.postprocess(self.forward(batch, **own, **generate_kwargs))
+                if return_alignments:
+                    self._add_alignments([window[i] for i in indices], found)
+                for i, candidates in zip(indices, found, strict=True):
+                    for candidate in candidates if terminology is not None else ():
+                        candidate["terms"] = terminology.met(window[i], candidate["translation_text"])
                     results[i] = self._in_shape(candidates, generate_kwargs)
             yield from results
 
@@ -120,8 +133,14 @@ class TranslationPipeline(Pipeline):
         encoding = self.tokenizer(sentence)
         return {"input_ids": encoding["input_ids"], "attention_mask": encoding["attention_mask"]}
 
-    def _forward(self, model_inputs: dict[str, torch.Tensor], return_scores: bool, **generate_kwargs: Any) -> dict:
-        """A padded batch (B, S) -> token ids (B, n, T) and, on request, scores (B, n)."""
+    def _forward(
+        self,
+        model_inputs: dict[str, torch.Tensor],
+        return_scores: bool,
+        return_token_scores: bool = False,
+        **generate_kwargs: Any,
+    ) -> dict:
+        """A padded batch (B, S) -> token ids (B, n, T) and, on request, scores (B, n), of each token (B, n, T - 1)."""
         config = generate_kwargs.get("generation_config", self.model.generation_config)
         sets_length = {"max_length", "max_new_tokens"} & generate_kwargs.keys()
         if not sets_length and config.max_new_tokens is None and config.max_length is None:
@@ -142,6 +161,8 @@ class TranslationPipeline(Pipeline):
         if return_scores:
             result["scores"] = self._scores(outputs, generate_kwargs.get("length_penalty", config.length_penalty))
             result["scores"] = result["scores"].view(shape)
+        if return_token_scores:
+            result["token_scores"] = token_scores(self.model, model_inputs, result["sequences"])
         return result
 
     def _can_search(self, generate_kwargs: dict[str, Any]) -> bool:
@@ -164,14 +185,30 @@ class TranslationPipeline(Pipeline):
     def postprocess(self, model_outputs: dict[str, torch.Tensor]) -> list[list[dict[str, Any]]]:
         """Token ids (B, n, T) -> n dictionaries a sentence."""
         results = []
+        target_tokenizer = self.tokenizer.stock("target") if hasattr(self.tokenizer, "stock") else self.tokenizer
         for row, sequences in enumerate(model_outputs["sequences"]):
             texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
             candidates = [{"translation_text": text} for text in texts]
             if "scores" in model_outputs:
                 for candidate, score in zip(candidates, model_outputs["scores"][row].tolist(), strict=True):
                     candidate["score"] = score
+            if "token_scores" in model_outputs:
+                for candidate, ids, scores in zip(
+                    candidates, sequences[:, 1:], model_outputs["token_scores"][row], strict=True
+                ):
+                    is_token = ~scores.isnan()
+                    candidate["tokens"] = target_tokenizer.convert_ids_to_tokens(ids[is_token].tolist())
+                    candidate["token_scores"] = scores[is_token].tolist()
+                    candidate["log_probability"] = sum(candidate["token_scores"])
             results.append(candidates)
         return results
+
+    def _add_alignments(self, sources: list[str], found: list[list[dict[str, Any]]]) -> None:
+        pairs = [(source, each) for source, candidates in zip(sources, found, strict=True) for each in candidates]
+        texts = [each["translation_text"] for _, each in pairs]
+        links = align(self.model, self.tokenizer, [source for source, _ in pairs], texts)
+        for (_, each), own in zip(pairs, links, strict=True):
+            each["alignments"] = own
 
     def _in_shape(self, candidates: list[dict[str, Any]], generate_kwargs: dict[str, Any]) -> Any:
         """One dictionary a sentence, or a list of them where several were asked for."""
@@ -179,7 +216,9 @@ class TranslationPipeline(Pipeline):
         asked = generate_kwargs.get("num_return_sequences", config.num_return_sequences) or 1
         return candidates[0] if asked == 1 else candidates
 
-    def _too_long(self, length: int) -> str | None:
+    def _not_fitting(self, length: int) -> str | None:
+        if not length:
+            return "the sentence has no tokens."
         limit = self._last_position()
         if limit is None or length <= limit:
             return None
@@ -193,6 +232,15 @@ class TranslationPipeline(Pipeline):
         config = self.model.config
         is_sinusoidal = getattr(config, "position_embedding_type", None) == "sinusoidal"
         return None if is_sinusoidal else getattr(config, "max_position_embeddings", None)
+
+
+def no_text(sentence: str) -> str | None:
+    """What is wrong with a string that has no UTF-8, if it is one."""
+    try:
+        sentence.encode()
+    except UnicodeEncodeError as error:
+        return f"character {error.start + 1} of the sentence is half of a surrogate pair, which is no text."
+    return None
 
 
 __all__ = ["TranslationPipeline"]

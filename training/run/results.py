@@ -21,10 +21,13 @@ from training.run.hardware import describe
 from training.run.pictures import plot_cross_attention
 from training.run.trainer import TokenBatchTrainer
 from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.alignment_vanilla_transformer import choose_alignment_heads
 from vanilla_transformer.shared.lines import as_cell, read_lines
 
 SAMPLES = 100  # of the test set, in samples.tsv
 SHOWN = 10  # of them on the screen
+ALIGNED = 20  # pairs of the validation set, by which the heads that align are chosen ...
+LONG_SOURCE = 300  # ... of those with fewer characters: each word of them takes a pass
 
 
 def scores_of_ids(metric: Any, tokenizer: Any):
@@ -71,6 +74,17 @@ def translate_and_score(recipe: Recipe, folder: Path, test: ParallelText, traine
     nats, tokens = (sum(column) for column in zip(*likelihood(model, tokenizer, test, 64), strict=True))
     scores |= {"loss": nats / tokens, "seconds": seconds}
     return {f"test_{name}": value for name, value in scores.items()}
+
+
+def keep_alignment_heads(folder: Path, validation: ParallelText, device: Any) -> None:
+    """Which attention tells the words that translate each other, into the checkpoint's `generation_config.json`."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(device)
+    pairs = [pair for pair in zip(validation.sources, validation.targets, strict=True) if len(pair[0]) < LONG_SOURCE]
+    sources, targets = map(list, zip(*pairs[:ALIGNED], strict=True)) if pairs else ([], [])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.is_fast and (heads := choose_alignment_heads(model, tokenizer, sources, targets)):
+        model.generation_config.alignment_heads = heads
+        model.generation_config.save_pretrained(folder)
 
 
 def facts(recipe: Recipe, corpus: dict[str, ParallelText], trainer: TokenBatchTrainer) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Documents and markup: what is made of sentences, translated by a `TranslationPipeline`."""
