@@ -22,10 +22,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import onnx
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from torch import nn
 from torch.export import Dim
 
@@ -246,22 +245,6 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def share_embeddings(graph: onnx.GraphProto) -> None:
-    """Where the projection is the embedding's matrix turned over, keeps one copy, which the reader turns as it loads."""
-    weights = {each.name: each for each in graph.initializer}
-    tables = {node.input[0] for node in graph.node if node.op_type == "Gather"} & weights.keys()
-    for node in list(graph.node):
-        if node.op_type != "MatMul" or (turned := weights.get(node.input[1])) is None:
-            continue
-        for name in tables:
-            table = weights[name]
-            same = list(table.dims) == list(turned.dims)[::-1] and table.data_type == turned.data_type
-            if same and np.array_equal(numpy_helper.to_array(table).T, numpy_helper.to_array(turned)):
-                graph.node.insert(0, helper.make_node("Transpose", [name], [turned.name], perm=[1, 0]))
-                graph.initializer.remove(turned)
-                break
 
 
 def merge(next_step: onnx.ModelProto, sources: onnx.ModelProto) -> onnx.ModelProto:

@@ -15,7 +15,7 @@ import onnx
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from transformers import MarianConfig, PreTrainedTokenizerBase
 
-from hub.exporting.graphs import SOURCES, merge, quiet, share_embeddings, trace
+from hub.exporting.graphs import SOURCES, merge, quiet, trace
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.to_marian import SAME_FIELDS
 
@@ -43,11 +43,8 @@ def convert(
 
     def write(folder: Path) -> None:
         graphs = trace(model, half=quantization == "fp16")
-        for name, graph in graphs.items():
-            if quantization == "int8":
-                graphs[name] = in_int8(graph, folder)  # the embedding and its projection in scales of their own
-            else:
-                share_embeddings(graph.graph)
+        if quantization == "int8":
+            graphs = {name: in_int8(graph, folder) for name, graph in graphs.items()}
         sources = graphs.pop(SOURCES)
         graphs["decoder_model_merged"] = merge(graphs["decoder_with_past_model"], sources)
         (folder / "onnx").mkdir()
