@@ -109,7 +109,7 @@ def test_other_folders_are_refused(save_checkpoint, command, tmp_path, capsys):
     assert isinstance(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "stock"), MarianMTModel)
 
 
-@pytest.mark.parametrize("to", ["marian", "ctranslate2"])
+@pytest.mark.parametrize("to", ["marian", "ctranslate2", "onnx"])
 def test_a_full_disk_is_one_line_and_leaves_nothing(save_checkpoint, command, tmp_path, capfd, full_disk, to):
     _, _, folder = save_checkpoint()
     with full_disk():
