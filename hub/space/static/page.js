@@ -100,7 +100,7 @@ function draw() {
   const head = element("head").value;
   const table = document.createElement("table");
   table.className = "heat";
-  table.createCaption().textContent = "darker: more weight; a row's weights add up to 1";
+  table.createCaption().textContent = "the stronger the colour, the more weight; a row adds up to 1";
   const top = table.createTHead().insertRow();
   top.insertCell();
   for (const name of drawn.columns) top.append(heading(name, "col"));
