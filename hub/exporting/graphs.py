@@ -169,8 +169,9 @@ def trace(model: VanillaTransformerForConditionalGeneration, half: bool = False)
     model = model.half() if half else model.float()
     config: Any = model.config
     heads, layers = config.decoder_attention_heads, range(config.decoder_layers)
-    widths = [attention.key_head_dim, attention.value_head_dim] if (attention := first_attention(model)) else []
-    text, mask, ids = (torch.ones(2, length, dtype=torch.long) for length in (5, 5, 3))  # one tensor each: it is the name
+    attention: Any = model.get_decoder().layers[0].self_attn
+    widths = [attention.key_head_dim, attention.value_head_dim]
+    text, mask, ids = (torch.ones(2, length, dtype=torch.long) for length in (5, 5, 3))  # its identity is its name
     states = torch.zeros(2, 5, config.d_model)
     lengths = {"decoder": (4, P), "encoder": (5, S)}
     past = [torch.zeros(2, heads, lengths[side][0], width) for _ in layers for side in SIDES for width in widths]
@@ -210,10 +211,6 @@ def trace(model: VanillaTransformerForConditionalGeneration, half: bool = False)
         ),
     }
     return {name: to_onnx(*graph) for name, graph in graphs.items()}
-
-
-def first_attention(model: VanillaTransformerForConditionalGeneration) -> Any:
-    return model.get_decoder().layers[0].self_attn
 
 
 def to_onnx(

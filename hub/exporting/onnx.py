@@ -25,7 +25,7 @@ USAGE = """{out} holds ONNX graphs. To translate, with @huggingface/transformers
     const ids = await model.generate({{ ...source("a sentence"), num_beams: 1 }});
     console.log(target.batch_decode(ids, {{ skip_special_tokens: true }}));
 With onnxruntime alone, in Python: see docs/exporting.md."""  # noqa: E501
-FORMATS = {None: ("", "fp32"), "int8": ("_quantized", "q8"), "fp16": ("_fp16", "fp16")}  # how transformers.js names them
+FORMATS = {None: ("", "fp32"), "int8": ("_quantized", "q8"), "fp16": ("_fp16", "fp16")}  # transformers.js' names
 
 
 def convert(

@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, help="default: the first free one from 7860")
     parser.add_argument("--push", metavar="USER/SPACE", help="publish the page as this Space instead of showing it")
     parser.add_argument(
-        "--static", metavar="OUT", type=Path, help="make a page in this new folder that needs no server, for greedy decoding"
+        "--static", metavar="OUT", type=Path, help="make a page that needs no server, in this new folder"
     )
     parser.add_argument("--private", action="store_true", help="for a private Space, made if need be")
     parser.add_argument(

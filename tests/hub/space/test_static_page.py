@@ -79,7 +79,8 @@ def test_the_static_space_is_published(start_programs, hub, demo_checkpoint, tmp
     with start_programs("hub.space.__main__", **hub.environment) as programs:
         programs.run("hub.space.__main__", demo_checkpoint, "--static", tmp_path / "page", "--push", "user/static")
     files = hub.repositories["spaces/user/static"].files("main")
-    wanted = {path.relative_to(tmp_path / "page").as_posix() for path in (tmp_path / "page").rglob("*") if path.is_file()}
+    out = tmp_path / "page"
+    wanted = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
     assert set(files) == wanted | {"pushed_files.json"}
     assert RepoCard(files["README.md"].decode()).data.sdk == "static"
     for name in static_page.NEEDED:
