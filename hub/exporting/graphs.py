@@ -110,14 +110,16 @@ class NextStepGraph(nn.Module):
         known = torch.arange(length + input_ids.shape[1], device=states.device)[None]  # (1, P + T)
         causal = additive(known[:, None] <= positions[..., None], states)  # (1, 1, T, P + T)
         padding = additive(mask, states)  # (B, 1, 1, S)
-        present, weights = [], []
+        present: list[torch.Tensor] = []
+        weights: list[torch.Tensor] = []
 
         def attend_to_past(attention: MultiHeadAttention, i: int, states: torch.Tensor) -> torch.Tensor:
-            new = keys_and_values(attention, states)
+            new: tuple[torch.Tensor, ...] = keys_and_values(attention, states)
             if past:
                 new = tuple(torch.cat([old.to(each.dtype), each], 2) for old, each in zip(past[i], new, strict=True))
             present.extend(new)
-            return attend(attention, states, *new, causal)[0]
+            key, value = new
+            return attend(attention, states, key, value, causal)[0]
 
         def attend_to_source(attention: MultiHeadAttention, i: int, states: torch.Tensor) -> torch.Tensor:
             key, value = (each.to(states.dtype) for each in sources[i])

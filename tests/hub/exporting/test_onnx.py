@@ -12,6 +12,8 @@ import torch
 
 from hub.export import main
 from hub.exporting.graphs import EncoderGraph, FirstStepGraph, NextStepGraph
+from training.benchmarks.graphs import Graphs
+from vanilla_transformer.shared.loading import load_model, load_tokenizer
 
 ARCHITECTURES = {
     "post-norm": {},
@@ -100,6 +102,10 @@ def check_greedy(translator, folder, model, tokenizer, texts) -> None:
     translate = translator(str(folder))
     ids = translate.generate(batch["input_ids"].numpy(), batch["attention_mask"].numpy(), 12)
     np.testing.assert_array_equal(ids, expected)
+    special = [getattr(model.config, f"{name}_token_id") for name in ("decoder_start", "eos")]
+    measured = Graphs(folder, 1).generate(batch["input_ids"].numpy(), batch["attention_mask"].numpy(), *special, 12)
+    real = expected != model.config.pad_token_id
+    np.testing.assert_array_equal(measured[real], expected[real])
     assert translate(texts, 12) == tokenizer.batch_decode(expected, skip_special_tokens=True)
 
 
@@ -161,8 +167,6 @@ def test_onnxruntime_computes_the_same_for_other_architectures(
 @pytest.mark.slow
 def test_a_trained_model_translates_the_same(demo_checkpoint, demo_sentences, command, translator, tmp_path):
     """500 sentences in float32; in 8 and in 16 bits files of a quarter and of half the size, and nearly the same."""
-    from vanilla_transformer.shared.loading import load_model, load_tokenizer
-
     model, tokenizer = load_model(str(demo_checkpoint)), load_tokenizer(str(demo_checkpoint))
     lines = [english for english, _ in demo_sentences[:500]]
     batch = tokenizer(lines, return_tensors="pt", padding=True)
