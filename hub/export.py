@@ -2,6 +2,7 @@
 
     python -m hub.export runs/mine OUT --to transformers                       # the class of transformers that fits
     python -m hub.export runs/mine OUT --to ctranslate2 --quantization int8    # for CTranslate2, an engine for serving
+    python -m hub.export runs/mine OUT --to onnx                               # for onnxruntime and for browsers
 
 The folder that it writes is whole, or not there at all.
 """
@@ -19,8 +20,11 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 
-TARGETS = ("transformers", "marian", "ctranslate2")  # modules of hub.exporting
-QUANTIZATIONS = ("int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
+TARGETS = ("transformers", "marian", "ctranslate2", "onnx")  # modules of hub.exporting
+QUANTIZATIONS = {
+    "ctranslate2": ("int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"),
+    "onnx": ("int8", "fp16"),
+}
 
 
 def main() -> None:
@@ -28,7 +32,9 @@ def main() -> None:
     parser.add_argument("checkpoint", help="folder of a model of ours with its tokenizer, or a repository on the Hub")
     parser.add_argument("out", type=Path, help="folder to be made")
     parser.add_argument("--to", choices=TARGETS, required=True, help="what to make")
-    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="of CTranslate2's weights; default: float32")
+    choices = sorted({each for known in QUANTIZATIONS.values() for each in known})
+    of_targets = "; ".join(f"{to}: {', '.join(known)}" for to, known in QUANTIZATIONS.items())
+    parser.add_argument("--quantization", choices=choices, help=f"of the weights; default: float32. {of_targets}")
     arguments = parser.parse_args()
     with one_line_errors(parser.prog):
         run(arguments.checkpoint, arguments.out, arguments.to, arguments.quantization)
@@ -37,6 +43,9 @@ def main() -> None:
 def run(checkpoint: str, out: Path, to: str, quantization: str | None) -> None:
     disable_progress_bar()  # on stderr, where an error is to be one line
     refuse_existing(out)
+    known = QUANTIZATIONS.get(to)
+    if quantization and known and quantization not in known:
+        raise ValueError(f"--to {to} has no --quantization {quantization}: choose one of {', '.join(known)}.")
     target = import_target(to)
     model, tokenizer = load(checkpoint)
     save_model = target.convert(model, tokenizer, quantization)

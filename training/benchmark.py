@@ -4,6 +4,8 @@
     python -m training.benchmark --lines step --precision bf16 --sizes base     # one measurement
     python -m training.benchmark --lines greedy beam --model CHECKPOINT --source test.en --reference test.de \\
         --also exported_marian exported_ctranslate2                             # a trained model on real text
+    python -m training.benchmark --lines serving --model CHECKPOINT --source test.en --batch_size 1 \\
+        --also exported_ctranslate2 exported_onnx                               # greedily, by what serves a model
     python -m training.benchmark --lines recipe --recipe RECIPE.yaml --data_dir FOLDER
 
 All that is compared takes turns in one run, since machines are noisy: each line tells the median of tokens a second,
@@ -45,7 +47,7 @@ from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 from vanilla_transformer.shared.lines import read_lines
 from vanilla_transformer.to_marian import to_marian
 
-LINES = ("step", "greedy", "beam", "sample", "memory", "load", "update", "recipe")
+LINES = ("step", "greedy", "beam", "sample", "memory", "load", "serving", "update", "recipe")
 UPDATES = 20  # of each in a round of the line `update`
 BEAMS = 5
 SAME = 0.995  # share of translations that have to be equal; the others are ties
@@ -73,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def parse() -> argparse.Namespace:
     parser = CommandLine("training.benchmark", __doc__)
-    parser.add_argument("--lines", nargs="+", choices=LINES, default=LINES[:-2], help="what is measured")
+    parser.add_argument("--lines", nargs="+", choices=LINES, default=LINES[:-3], help="what is measured")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["t128", "d256", "base"], help="of random models")
     parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"], help="of a step")
     parser.add_argument("--target_tokens", nargs="+", type=int, default=[1536], help="target tokens in a step's batch")
@@ -100,6 +102,8 @@ def parse() -> argparse.Namespace:
         parser.error("--also needs --model, the checkpoint that was exported")
     if arguments.reference and not arguments.source:
         parser.error("--reference needs --source, which it translates")
+    if "serving" in arguments.lines and not arguments.also:
+        parser.error("the line `serving` needs --also, the folders that hub.export made")
     for path in (arguments.source, arguments.reference, arguments.recipe, arguments.data_dir, *arguments.also):
         if path and not path.exists():
             parser.error(f"{path} does not exist")
@@ -204,7 +208,7 @@ class Benchmark:
         """Greedy decoding, beam search or sampling: translations of ours and of the others are compared."""
         task = Task(self.arguments, size, self.device)
         options: dict[str, Any] = {"num_beams": BEAMS if line == "beam" else 1, "do_sample": line == "sample"}
-        decoders = task.decoders(options)
+        decoders = task.engines(options) if line == "serving" else task.decoders(options)
         rates, first = self.take_turns(decoders, lambda translations: sum(map(len, translations)))
         reference = first["Marian sdpa"]
         same = {name: sum(map(list.__eq__, ids, reference)) / len(ids) for name, ids in first.items()}
@@ -218,7 +222,8 @@ class Benchmark:
         told = {name: f"{100 * share:.1f} % the same" for name, share in same.items()}
         if self.arguments.reference:
             told = {name: f"{text}, BLEU {task.bleu(first[name]):.1f}" for name, text in told.items()}
-        title = {"greedy": "greedy", "beam": f"{BEAMS} beams", "sample": "sampling"}[line]
+        titles = {"greedy": "greedy", "beam": f"{BEAMS} beams", "sample": "sampling", "serving": "serving, greedy"}
+        title = titles[line]
         limit = sum(map(len, reference)) * self.speeds["fp32"] / counter.get_total_flops()
         self.add(size, f"{title}, {len(reference)} sentences", rates, "Marian", "tokens/s", limit, told)
 

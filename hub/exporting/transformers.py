@@ -31,7 +31,7 @@ def convert(
         ValueError: a `quantization`, or an architecture that the class, or none, can express; names what.
     """
     if quantization:
-        raise ValueError("--quantization is for --to ctranslate2, not for a model of transformers.")
+        raise ValueError("--quantization is for --to ctranslate2 and --to onnx, not for a model of transformers.")
     theirs = with_tables_of_one_length(to_stock(model, stock))
     settings = theirs.generation_config
     if settings.max_length is None and settings.max_new_tokens is None:

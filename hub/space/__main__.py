@@ -2,6 +2,8 @@
 
     python -m hub.space runs/demo                              # on this machine
     python -m hub.space user/model --push user/space           # publishes the page as a Space on the Hub
+    python -m hub.space runs/demo --static OUT                 # a folder whose page translates in the visitor's browser
+    python -m hub.space runs/demo --static OUT --push user/space    # and publishes that as a static Space
 
 The files of the page stand alone: a Space has nothing else of this repository.
 """
@@ -24,6 +26,9 @@ def main() -> None:
     parser.add_argument("checkpoint", help="folder, or repository on the Hub")
     parser.add_argument("--port", type=int, help="default: the first free one from 7860")
     parser.add_argument("--push", metavar="USER/SPACE", help="publish the page as this Space instead of showing it")
+    parser.add_argument(
+        "--static", metavar="OUT", type=Path, help="make a page that needs no server, in this new folder"
+    )
     parser.add_argument("--private", action="store_true", help="for a private Space, made if need be")
     parser.add_argument(
         "--replace", action="store_true", help="overwrite what somebody else has written or changed in the Space"
@@ -31,7 +36,12 @@ def main() -> None:
     arguments = parser.parse_args()
     named = arguments.push or arguments.checkpoint
     with one_line_errors(parser.prog, TransportError, in_words=partial(explain, repo_id=named)):
-        if arguments.push:
+        if arguments.static:
+            make_static(arguments.checkpoint, arguments.static)
+            if arguments.push:
+                repo_id = full_name(arguments.push)
+                print(push_static(arguments.static, repo_id, arguments.private, arguments.replace))
+        elif arguments.push:
             print(push(arguments.checkpoint, full_name(arguments.push), arguments.private, arguments.replace))
         else:
             show(arguments.checkpoint, arguments.port)
@@ -43,6 +53,26 @@ def show(checkpoint: str, port: int | None) -> None:
     except ModuleNotFoundError as error:
         raise ValueError(f"the page needs {error.name}: pip install '.[hub]'") from error
     app.show(checkpoint, port)
+
+
+def make_static(checkpoint: str, out: Path) -> None:
+    try:
+        from hub.space import static_page
+    except ModuleNotFoundError as error:
+        raise ValueError(f"the page needs {error.name}: pip install '.[hub]'") from error
+    static_page.make(checkpoint, out)
+    print(f"{out} holds the page. To look at it: python -m http.server --directory {out}")
+
+
+def push_static(page: Path, repo_id: str, private: bool = False, replace: bool = False) -> str:
+    """Publishes the folder of a page as a static Space, in one commit; its address."""
+    files: dict[str, Path | bytes] = {
+        path.relative_to(page).as_posix(): path for path in sorted(page.rglob("*")) if path.is_file()
+    }
+    return commit_files(
+        repo_id, files, "Page that translates in the browser", private=private, replace=replace, repo_type="space",
+        space_sdk="static",
+    )  # fmt: skip
 
 
 def push(checkpoint: str, repo_id: str, private: bool = False, replace: bool = False) -> str:

@@ -2,9 +2,15 @@ import argparse
 import importlib.util
 import io
 import json
+import re
 import resource
+import shutil
+import subprocess
 import sys
-from contextlib import contextmanager
+import threading
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -223,3 +229,76 @@ def opus_folder(tmp_path, sentencepiece_models):
         return folder
 
     return make
+
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    assert found, f"this test wants a browser: install one of {', '.join(CHROMIUM)}"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=QUIET)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def transformers_js(tmp_path_factory, repository) -> Path:
+    """node_modules with the version of transformers.js that the page without a server names."""
+    page = (repository / "hub" / "space" / "static" / "page.js").read_text(encoding="utf-8")
+    (package,) = re.findall(r"https://cdn.jsdelivr.net/npm/(@huggingface/transformers@[\d.]+)", page)
+    folder = tmp_path_factory.mktemp("node")
+    (folder / "package.json").write_text("{}")
+    npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", package]  # a script would fetch for GPUs
+    if not shutil.which("npm") or subprocess.run(npm, cwd=folder, capture_output=True, check=False).returncode:
+        pytest.skip(f"{package} cannot be installed here")
+    return folder / "node_modules"
+
+
+@pytest.fixture
+def open_page(browser, transformers_js):
+    """(folder, width) -> the page that it holds, in a browser for which transformers_js is all of the outer network."""
+
+    def from_npm(route) -> None:
+        address = route.request.url
+        found = re.fullmatch(r"https://cdn.jsdelivr.net/npm/((?:@[^/]+/)?[^@/]+)@([^/]+)/?(.*)", address)
+        if not found:
+            outside.append(address)
+            route.abort()
+            return
+        package = transformers_js / found[1]
+        about = json.loads((package / "package.json").read_text())
+        assert about["version"] == found[2], address
+        path = package / (found[3] or about["jsdelivr"])
+        kind = "application/wasm" if path.suffix == ".wasm" else "text/javascript"
+        route.fulfill(path=path, content_type=kind, headers={"Access-Control-Allow-Origin": "*"})
+
+    outside: list[str] = []
+    with ExitStack() as stack:
+
+        def open_page(folder: Path, width: int = 1280):
+            server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            context = browser.new_context(viewport={"width": width, "height": 900})
+            stack.callback(context.close)
+            address = f"http://127.0.0.1:{server.server_address[1]}/"
+            context.route(lambda url: not url.startswith((address, "data:", "blob:")), from_npm)
+            page = context.new_page()
+            page.goto(address)
+            return page
+
+        yield open_page
+    assert not outside, "the page asked for these"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args) -> None:
+        pass

@@ -109,7 +109,7 @@ def test_other_folders_are_refused(save_checkpoint, command, tmp_path, capsys):
     assert isinstance(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "stock"), MarianMTModel)
 
 
-@pytest.mark.parametrize("to", ["marian", "ctranslate2"])
+@pytest.mark.parametrize("to", ["marian", "ctranslate2", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_a_full_disk_is_one_line_and_leaves_nothing(save_checkpoint, command, tmp_path, capfd, full_disk, to):
     _, _, folder = save_checkpoint()
     with full_disk():
@@ -118,3 +118,19 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(save_checkpoint, command, tm
     assert line.startswith("hub.export: ")
     assert line.endswith("out could not be written: File too large. Nothing of it is left.")
     assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.slow
+def test_a_kill_leaves_nothing_that_looks_whole(save_checkpoint, command, start_programs, tmp_path):
+    """While graphs are written; the next run removes what the killed one left."""
+    _, _, folder = save_checkpoint(encoder_layers=1, decoder_layers=1)
+    out = tmp_path / "out"
+    with start_programs("hub.export", "hub.exporting.onnx") as programs:
+        process = programs.start("hub.export", folder, out, "--to", "onnx")
+        process.wait_for(lambda: list(tmp_path.glob("out.unfinished-*/result/onnx/*")))
+        process.kill()
+        assert process.status != 0
+    assert not out.exists()
+    assert list(tmp_path.glob("out.unfinished-*"))
+    command(folder, out, "--to", "marian")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "out"]

@@ -53,6 +53,7 @@ def test_the_command(tmp_path):
         (["--reference", "x"], "--reference needs --source"),
         (["--model", "x", "--source", "missing.txt"], "missing.txt does not exist"),
         (["--lines", "recipe"], "needs --recipe and --data_dir"),
+        (["--lines", "serving", "--model", "x"], "`serving` needs --also"),
         (["--sizes", "huge"], "invalid choice: 'huge'"),
     ],
 )

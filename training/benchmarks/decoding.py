@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, set_seed
 
+from training.benchmarks.graphs import Graphs
 from training.benchmarks.sizes import LENGTH, SIZES
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.generation_vanilla_transformer import beam_search
@@ -20,6 +21,7 @@ from vanilla_transformer.shared.loading import load_model, load_tokenizer
 from vanilla_transformer.to_marian import to_marian
 
 NEW = 30  # tokens of each translation of random text
+Decoder = Callable[[], list[list[int]]]
 
 
 def in_int8(model: PreTrainedModel) -> PreTrainedModel:
@@ -64,7 +66,7 @@ class Task:
             mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
             self.batches.append({"input_ids": ids.to(device), "attention_mask": mask.to(device)})
 
-    def decoders(self, options: dict[str, Any]) -> dict[str, Callable[[], list[list[int]]]]:
+    def decoders(self, options: dict[str, Any]) -> dict[str, Decoder]:
         models: dict[str, tuple[PreTrainedModel, dict[str, Any]]] = {}
         for name, model in (("ours", self.ours), ("Marian", to_marian(self.ours))):
             for attention in ("eager", "sdpa"):
@@ -80,16 +82,34 @@ class Task:
         if self.device.type == "cuda":
             for name in ("ours sdpa", "Marian sdpa"):
                 models[f"{name} static"] = models[name][0], {"cache_implementation": "static"}
-        runs: dict[str, Callable] = {
+        runs: dict[str, Decoder] = {
             name: partial(self.generate, model, options | own) for name, (model, own) in models.items()
         }
+        return runs | self.exported(options)
+
+    def engines(self, options: dict[str, Any]) -> dict[str, Decoder]:
+        """What one would serve a model with: ours and Marian in their fastest way in float32, and what was exported."""
+        own, marian = self.ours.to(self.device).eval(), to_marian(self.ours).to(self.device).eval()
+        runs: dict[str, Decoder] = {
+            "ours beam_search": partial(self.generate, own, options | {"custom_generate": beam_search}),
+            "Marian sdpa": partial(self.generate, marian, options),
+        }
+        return runs | self.exported(options)
+
+    def exported(self, options: dict[str, Any]) -> dict[str, Decoder]:
+        """The folders of `--also`. Raises ValueError for beams by graphs, whose search is the caller's."""
+        runs: dict[str, Decoder] = {}
         for folder in self.also:
             if (folder / "model.bin").exists():
                 for compute_type in ("float32", "int8"):
                     runs[f"CTranslate2 {compute_type}"] = self.ctranslate2(folder, compute_type, options["num_beams"])
+            elif (folder / "onnx").is_dir():
+                if options["num_beams"] > 1 or options["do_sample"]:
+                    raise ValueError(f"--also {folder}: ONNX graphs are measured in greedy decoding alone.")
+                runs[f"onnxruntime {folder.name}"] = self.onnxruntime(folder)
             else:
-                exported = load_model(folder).to(self.device)
-                runs[f"Marian from {folder.name}"] = partial(self.generate, exported, options)
+                model = load_model(folder).to(self.device)
+                runs[f"Marian from {folder.name}"] = partial(self.generate, model, options)
         return runs
 
     @torch.no_grad()
@@ -100,7 +120,7 @@ class Task:
             rows += model.generate(**batch, **self.limits, **options).tolist()
         return [self.plain(row) for row in rows]
 
-    def ctranslate2(self, folder: Path, compute_type: str, num_beams: int) -> Callable:
+    def ctranslate2(self, folder: Path, compute_type: str, num_beams: int) -> Decoder:
         import ctranslate2  # an extra of hub
 
         threads = torch.get_num_threads()
@@ -121,6 +141,19 @@ class Task:
                     batch, beam_size=num_beams, max_decoding_length=self.limits["max_new_tokens"], length_penalty=1.0
                 )
                 rows += [[to_id[token] for token in each.hypotheses[0]] for each in found]
+            return [self.plain(row) for row in rows]
+
+        return run
+
+    def onnxruntime(self, folder: Path) -> Decoder:
+        graphs = Graphs(folder, torch.get_num_threads())
+        start, ends = self.ours.config.decoder_start_token_id, self.ours.generation_config.eos_token_id
+
+        def run() -> list[list[int]]:
+            rows = []
+            for batch in self.batches:
+                ids, mask = (each.cpu().numpy() for each in batch.values())
+                rows += graphs.generate(ids, mask, start, ends, self.limits["max_new_tokens"]).tolist()
             return [self.plain(row) for row in rows]
 
         return run

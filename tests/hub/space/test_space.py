@@ -1,17 +1,12 @@
 """The demo page: what it answers, and the whole in a real browser."""
 
 import re
-import shutil
 import socket
 
 import pytest
 import torch
 from huggingface_hub import RepoCard
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -131,18 +126,6 @@ def address(programs, demo_checkpoint, app) -> str:
     process.wait_for(lambda: "Running on local URL" in process.stdout)
     yield f"http://127.0.0.1:{port}"
     process.kill()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    assert found, f"this test wants a browser: install one of {', '.join(CHROMIUM)}"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=QUIET)
-        yield browser
-        browser.close()
 
 
 FIRST_TOKEN = """() => new Promise(done => {

