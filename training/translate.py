@@ -4,6 +4,7 @@
     python -m training.translate runs/demo --input source.en --output target.de --num_beams 5
     python -m training.translate runs/demo --input source.en --nbest 3      # columns: line, score, translation
     python -m training.translate runs/demo --input source.en --glossary terms.tsv
+    python -m training.translate runs/one runs/two --input source.en        # together: the mean of their probabilities
 
 One line comes out for each that goes in, in the same order, though batches are made by length. A line that cannot be
 translated comes out empty, and the reason goes to stderr with its number; the others are not touched by it.
@@ -16,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from training.loading import load_translator, n_best_options
+from training.loading import CHECKPOINTS, load_translator, n_best_options
 from training.outputs import whole
 from training.run.hardware import keep_memory, usable_device
 from vanilla_transformer.shared.command_line import CommandLine, exponent, one_line_errors
@@ -25,7 +26,7 @@ from vanilla_transformer.shared.lines import as_cell, read_lines
 
 def main() -> None:
     parser = CommandLine("training.translate", __doc__)
-    parser.add_argument("checkpoint", help="folder of a model with its tokenizer, or a repository on the Hub")
+    parser.add_argument("checkpoint", nargs="+", help=CHECKPOINTS)
     parser.add_argument("--input", type=Path, help="text file; default: stdin")
     parser.add_argument("--output", type=Path, help="file to be made; default: stdout")
     parser.add_argument("--batch_size", type=int, default=64, help="sentences a batch (default: %(default)s)")

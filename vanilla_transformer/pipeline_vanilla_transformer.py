@@ -38,6 +38,8 @@ class TranslationPipeline(Pipeline):
         glossary: what source terms have to become, `{"dog": "Hund", "cat": ["Katze", "Kater"]}`, of several the one
             that fits. Each dictionary then has `"terms"`, each with its `"source"` and its `"target"` in the
             translation, None where it is missing. Needs beams: 4 where one is the default.
+        ensemble: further models of ours with the same tokenizer, on the same device; all predict together, the mean of
+            their probabilities.
         any other: passed to `model.generate()`, over the model's `generation_config`. Where nothing sets a length, a
             translation may be 50 tokens longer than its source (section 6.1).
 
@@ -133,6 +135,8 @@ class TranslationPipeline(Pipeline):
         searched = self._can_search(generate_kwargs)
         if searched:
             generate_kwargs.setdefault("custom_generate", beam_search)
+        elif generate_kwargs.pop("ensemble", None):
+            raise ValueError("an ensemble needs our own beam search, which does not decode this model with these options.")
         beams = generate_kwargs.get("num_beams", config.num_beams) or 1
         wanted = dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states"), False)
         wanted |= {"return_dict_in_generate": True, "output_scores": return_scores and not (searched and beams > 1)}
