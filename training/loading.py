@@ -1,8 +1,7 @@
-"""Checkpoints for use: their translators, their settings, and the best translations of each sentence."""
+"""Checkpoints for use: their translators, and their settings."""
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +103,3 @@ def n_best_options(translator: TranslationPipeline, num_return: int) -> dict[str
     """Options for several translations a sentence: the checkpoint's beams, or `num_return` where these are fewer."""
     num_beams = max(num_return, translator.model.generation_config.num_beams or 1)
     return {"num_beams": num_beams, "num_return_sequences": num_return}
-
-
-def n_best(translator: TranslationPipeline, sentences: list[str], num_return: int) -> Iterator[list[str]]:
-    """The `num_return` best translations of each sentence, less blank ones."""
-    for candidates in translator(sentences, **n_best_options(translator, num_return), progress=sys.stderr.isatty()):
-        yield [text for candidate in candidates if (text := candidate["translation_text"].strip())]

@@ -18,7 +18,7 @@ import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
 from training.keys import DataArguments, DecodingArguments, ModelArguments, TokenizerArguments, TrainingArguments
-from training.rehearsal import WRONG, check_attention, check_metric, check_model, check_values, rehearse
+from training.run.rehearsal import WRONG, check_attention, check_metric, check_model, check_values, rehearse
 from vanilla_transformer.shared.command_line import LARGEST_EXPONENT, CommandLine, nearest
 
 DEEPEST = 8  # collections within each other, in the options of a schedule
