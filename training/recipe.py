@@ -138,6 +138,12 @@ def check(recipe: Recipe) -> None:
         raise ValueError(f"tokenizer_size={tokenizer.tokenizer_size}: four are special tokens, so give more.")
     if tokenizer.bpe_dropout and (tokenizer.tokenizer_type != "bpe" or data.streaming):
         raise ValueError("bpe_dropout needs tokenizer_type=bpe, and no streaming.")
+    if tokenizer.moses and tokenizer.tokenizer_type not in ("bpe", "unigram"):
+        raise ValueError("moses needs tokenizer_type=bpe or unigram: the others have tokens of their own.")
+    if training.rdrop_alpha and training.simcut_alpha:
+        raise ValueError("rdrop_alpha and simcut_alpha: each has a second pass of its own; leave one out.")
+    if data.both_directions and (not tokenizer.shared_vocabulary or data.streaming):
+        raise ValueError("both_directions needs shared_vocabulary, and no streaming.")
     if data.max_length_ratio is not None and data.max_length_ratio < 1:
         raise ValueError(f"max_length_ratio={data.max_length_ratio}: give a number of at least 1.")
     if data.streaming and training.max_steps < 1:

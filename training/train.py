@@ -91,7 +91,8 @@ def run(recipe: Recipe) -> None:
     with writing(folder):
         trainer.save_final()
     curve = folder / "training_curve.png"
-    plot_training_curve(trainer.state.log_history, curve, args.label_smoothing_factor, args.rdrop_alpha)
+    weights = args.label_smoothing_factor, args.rdrop_alpha, args.simcut_alpha
+    plot_training_curve(trainer.state.log_history, curve, *weights)
 
     results = {**outcome.metrics, **facts(recipe, corpus, trainer), "train_runtime": seconds, **last_losses(trainer)}
     if "test" in corpus:

@@ -136,7 +136,9 @@ class TranslationPipeline(Pipeline):
         if searched:
             generate_kwargs.setdefault("custom_generate", beam_search)
         elif generate_kwargs.pop("ensemble", None):
-            raise ValueError("an ensemble needs our own beam search, which does not decode this model with these options.")
+            raise ValueError(
+                "an ensemble needs our own beam search, which does not decode this model with these options."
+            )
         beams = generate_kwargs.get("num_beams", config.num_beams) or 1
         wanted = dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states"), False)
         wanted |= {"return_dict_in_generate": True, "output_scores": return_scores and not (searched and beams > 1)}
