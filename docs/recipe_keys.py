@@ -40,7 +40,7 @@ TRAINING = {  # the many keys of training, by what one looks for; the rest stand
     + ["fsdp", "torch_compile", "use_cpu", "dataloader_pin_memory", "ddp_find_unused_parameters"],
     "Training: optimizer and schedule": ["learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"]
     + ["optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm"],
-    "Training: regularization and averaging": ["label_smoothing_factor", "rdrop_alpha", "ema_decay"]
+    "Training: regularization and averaging": ["label_smoothing_factor", "rdrop_alpha", "simcut_alpha", "ema_decay"]
     + ["average_checkpoints", "average_by"],
     "Training: evaluation, checkpoints, logging": [],
 }

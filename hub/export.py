@@ -3,6 +3,7 @@
     python -m hub.export runs/mine OUT --to transformers                       # the class of transformers that fits
     python -m hub.export runs/mine OUT --to ctranslate2 --quantization int8    # for CTranslate2, an engine for serving
     python -m hub.export runs/mine OUT --to onnx                               # for onnxruntime and for browsers
+    python -m hub.export runs/mine OUT --to argos                              # for Argos Translate and LibreTranslate
 
 The folder that it writes is whole, or not there at all.
 """
@@ -16,15 +17,14 @@ from transformers.utils.logging import disable_progress_bar
 
 from hub.exporting.tokenizer import save_tokenizer, tokenizer_folders
 from hub.folders import refuse_existing, write_whole
+from hub.records import read_record
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 
-TARGETS = ("transformers", "marian", "ctranslate2", "onnx")  # modules of hub.exporting
-QUANTIZATIONS = {
-    "ctranslate2": ("int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"),
-    "onnx": ("int8", "fp16"),
-}
+TARGETS = ("transformers", "marian", "ctranslate2", "argos", "onnx")  # modules of hub.exporting
+OF_CTRANSLATE2 = ("int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
+QUANTIZATIONS = {"ctranslate2": OF_CTRANSLATE2, "argos": OF_CTRANSLATE2, "onnx": ("int8", "fp16")}
 
 
 def main() -> None:
@@ -35,12 +35,21 @@ def main() -> None:
     choices = sorted({each for known in QUANTIZATIONS.values() for each in known})
     of_targets = "; ".join(f"{to}: {', '.join(known)}" for to, known in QUANTIZATIONS.items())
     parser.add_argument("--quantization", choices=choices, help=f"of the weights; default: float32. {of_targets}")
+    for side in ("source_lang", "target_lang"):
+        parser.add_argument(f"--{side}", help="for argos: a code such as en; default: that of the run's recipe")
     arguments = parser.parse_args()
+    languages = (arguments.source_lang, arguments.target_lang)
     with one_line_errors(parser.prog):
-        run(arguments.checkpoint, arguments.out, arguments.to, arguments.quantization)
+        run(arguments.checkpoint, arguments.out, arguments.to, arguments.quantization, languages)
 
 
-def run(checkpoint: str, out: Path, to: str, quantization: str | None) -> None:
+def run(
+    checkpoint: str,
+    out: Path,
+    to: str,
+    quantization: str | None,
+    languages: tuple[str | None, str | None] = (None, None),
+) -> None:
     disable_progress_bar()  # on stderr, where an error is to be one line
     refuse_existing(out)
     known = QUANTIZATIONS.get(to)
@@ -48,15 +57,28 @@ def run(checkpoint: str, out: Path, to: str, quantization: str | None) -> None:
         raise ValueError(f"--to {to} has no --quantization {quantization}: choose one of {', '.join(known)}.")
     target = import_target(to)
     model, tokenizer = load(checkpoint)
-    save_model = target.convert(model, tokenizer, quantization)
+    if to == "argos":
+        save_model = target.convert(model, tokenizer, quantization, told_languages(checkpoint, languages))
+    else:
+        save_model = target.convert(model, tokenizer, quantization)
 
     def write(folder: Path) -> None:
         save_model(folder)
-        save_tokenizer(tokenizer, folder)
+        if to != "argos":  # whose file holds it
+            save_tokenizer(tokenizer, folder)
 
     write_whole(out, write)
     source_folder, target_folder = tokenizer_folders(tokenizer, out)
     print(target.USAGE.format(out=out, source=source_folder, target=target_folder))
+
+
+def told_languages(checkpoint: str, given: tuple[str | None, str | None]) -> tuple[str, str]:
+    """Codes of source and target, as given or as the recipe of the run has them; "" where nothing tells."""
+    recipe = read_record(Path(checkpoint) / "recipe.yaml")
+    source, target = (
+        code or recipe.text(key) or "" for code, key in zip(given, ("source_lang", "target_lang"), strict=True)
+    )
+    return source, target
 
 
 def import_target(name: str) -> ModuleType:

@@ -39,7 +39,16 @@ from training.benchmarks.chart import plot_benchmark
 from training.benchmarks.decoding import Task
 from training.benchmarks.recipe import compare
 from training.benchmarks.sizes import LENGTH, SIZES
-from training.benchmarks.step import DTYPES, check_same_loss, make_batch, matrix_speed, peak_memory, step, step_models
+from training.benchmarks.step import (
+    DTYPES,
+    check_same_loss,
+    make_batch,
+    matrix_speed,
+    peak_memory,
+    regularized,
+    step,
+    step_models,
+)
 from training.benchmarks.update import compare_updates
 from training.run.hardware import describe, keep_memory, usable_device
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -47,7 +56,7 @@ from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 from vanilla_transformer.shared.lines import read_lines
 from vanilla_transformer.to_marian import to_marian
 
-LINES = ("step", "greedy", "beam", "sample", "memory", "load", "serving", "update", "recipe")
+LINES = ("step", "loss", "greedy", "beam", "sample", "memory", "load", "serving", "update", "recipe")
 UPDATES = 20  # of each in a round of the line `update`
 BEAMS = 5
 SAME = 0.995  # share of translations that have to be equal; the others are ties
@@ -147,6 +156,10 @@ class Benchmark:
             for size in arguments.sizes:
                 for tokens in arguments.target_tokens:
                     self.update(size, tokens)
+        elif line == "loss":
+            for size in arguments.sizes:
+                for tokens in arguments.target_tokens:
+                    self.loss(size, tokens)
         elif line == "memory":
             self.memory()
         elif line == "load":
@@ -182,6 +195,16 @@ class Benchmark:
             limit = int((batch["labels"] != -100).sum()) * self.speeds[precision] / counter.get_total_flops()
             title = f"update of {tokens} tokens, {precision}"
             self.add(size, title, rates, "Marian", "target tokens/s", limit, peaks or None)
+
+    def loss(self, size: str, tokens: int) -> None:
+        """What a regulariser costs: the same step with the loss that training takes with it."""
+        batch = make_batch(tokens // LENGTH, SIZES[size].vocab_size, self.device)
+        count = int((batch["labels"] != -100).sum())
+        for precision in self.arguments.precision:
+            turns = regularized(SIZES[size], batch, precision)
+            rates, _ = self.take_turns(turns, lambda _: count)
+            title = f"training step of {tokens} tokens by its loss, {precision}"
+            self.add(size, title, rates, "plain", "target tokens/s")
 
     def memory(self) -> None:
         """Peak of a step at a vocabulary of 37,000 and 8,192 target tokens, each model in a process of its own."""

@@ -7,19 +7,18 @@ For Neural Machine Translation").
 FORWARD translates from source to target, BACKWARD from target to source; both were trained on these pairs. Written is
 each pair twice, then each source with its two best translations, then the three best translations of each target with
 it. A fresh model that learns from this sees the same captions in many wordings and learns fewer of them by heart.
+
+It is `training.distill` there and back, and goes on where it was interrupted as that does.
 """
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 
-from training.data.files import read_pair
-from training.loading import load_translator, n_best
-from training.outputs import whole
+from training.distillation.candidates import Piece
+from training.distillation.table import Table
 from training.run.hardware import keep_memory
-from vanilla_transformer import TranslationPipeline
+from training.run.processes import the_first_fails_first
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
-from vanilla_transformer.shared.lines import as_cell
 
 COPIES, FORWARD, BACKWARD = 2, 2, 3  # of a pair; translations of its source; of its target
 
@@ -31,6 +30,8 @@ def main() -> None:
     parser.add_argument("--source", type=Path, required=True, help="text file, a sentence a line")
     parser.add_argument("--target", type=Path, required=True, help="text file, its translations line by line")
     parser.add_argument("--output", type=Path, required=True, help="table (.tsv) to be made: source, target")
+    for side in ("forward", "backward"):
+        parser.add_argument(f"--{side}_with", nargs="+", default=[], help=f"further checkpoints, together with {side}")
     arguments = parser.parse_args()
     keep_memory()
     with one_line_errors(parser.prog):
@@ -38,29 +39,16 @@ def main() -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    output: Path = arguments.output
-    if output.suffix != ".tsv" or output.exists():
-        raise ValueError(f"--output {output}: give the name of a .tsv file that does not exist.")
-    text = read_pair(arguments.source, arguments.target, bad_lines="drop")
-    forward, backward = load_translator(arguments.forward), load_translator(arguments.backward)
-    pairs = 0
-    with whole(output) as path, path.open("w", encoding="utf-8") as file:
-        for source, target in diversify(forward, backward, text.sources, text.targets):
-            file.write(f"{as_cell(source)}\t{as_cell(target)}\n")
-            pairs += 1
-    print(f"{output}: {pairs:,} pairs out of {len(text):,}")
-
-
-def diversify(
-    forward: TranslationPipeline, backward: TranslationPipeline, sources: list[str], targets: list[str]
-) -> Iterator[tuple[str, str]]:
-    """Each pair `COPIES` times, then pairs of which one side is a model's; those that it leaves blank are left out."""
-    for pair in zip(sources, targets, strict=True):
-        yield from [pair] * COPIES
-    for source, translations in zip(sources, n_best(forward, sources, FORWARD), strict=True):
-        yield from ((source, translation) for translation in translations)
-    for target, translations in zip(targets, n_best(backward, targets, BACKWARD), strict=True):
-        yield from ((translation, target) for translation in translations)
+    source, target = arguments.source, arguments.target
+    forward = (arguments.forward, *arguments.forward_with)
+    backward = (arguments.backward, *arguments.backward_with)
+    pieces = [
+        Piece(forward, source, target, nbest=FORWARD, keep_copies=True),
+        Piece(backward, target, source, nbest=BACKWARD, keep_copies=True, backward=True),
+    ]
+    table = Table(arguments.output, pieces, COPIES)
+    with the_first_fails_first(table):
+        table.make()
 
 
 if __name__ == "__main__":

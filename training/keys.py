@@ -61,6 +61,11 @@ class DataArguments:
     max_length_ratio: float | None = option(
         None, "A training pair is left out if one side has more than this many times the tokens of the other."
     )
+    both_directions: bool = option(
+        False,
+        "Train on every pair also with its sides exchanged: a start for base_model of a second run in one direction "
+        "(Gao et al. 2022: Bi-SimCut).",
+    )
     streaming: bool = option(
         False, "Read the training data as it is needed, for corpora larger than the memory; needs max_steps."
     )
@@ -76,6 +81,12 @@ class TokenizerArguments:
     )
     tokenizer_size: int = option(8000, "Largest size of a vocabulary in tokens, special tokens included.")
     shared_vocabulary: bool = option(True, "One vocabulary for both languages (section 5.1), or one each.")
+    lowercase: bool = option(False, "Lower-case all text, and so what the model writes. For comparison with papers.")
+    moses: bool = option(
+        False,
+        "Normalise punctuation and split words as Moses does, which papers do beforehand. Otherwise each punctuation "
+        "mark and digit is split off.",
+    )
     tokenizer_path: str | None = option(
         None,
         "Folder or Hub repository of a tokenizer to use instead of training one. Its special tokens may be others.",
@@ -174,6 +185,11 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     )
     rdrop_alpha: float = option(
         0.0, "R-Drop (Wu et al. 2021): weight of the divergence between two passes with different dropout."
+    )
+    simcut_alpha: float = option(
+        0.0,
+        "SimCut (Gao et al. 2022; there 3): weight of the divergence of a second pass, in which one token of twenty is "
+        "cut off, from the first.",
     )
     ema_decay: float = option(
         0.0,

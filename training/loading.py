@@ -1,7 +1,7 @@
-"""Checkpoints for use: their translators, their settings, and the best translations of each sentence."""
+"""Checkpoints for use: their translators, and their settings."""
 
-import sys
-from collections.abc import Iterator
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,31 @@ from training.data.tokenizer import vocabulary_sizes
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, told
 
+CHECKPOINTS = "folder of a model with its tokenizer, or a repository on the Hub; several predict together"
 
-def load_translator(checkpoint: str, device: str | None = None) -> TranslationPipeline:
-    """The translator of a checkpoint.
+
+def load_translator(checkpoints: str | Sequence[str], device: str | None = None) -> TranslationPipeline:
+    """The translator of a checkpoint, or of several that predict together: the mean of their probabilities.
 
     Args:
-        checkpoint: folder of a model with its tokenizer, or a repository on the Hub.
+        checkpoints: folder of a model with its tokenizer, or a repository on the Hub; or several of one tokenizer. How
+            to decode is said by the first.
         device: "cpu", "cuda:1", ...; None: a GPU where there is one.
 
     Raises:
-        ValueError: it is no checkpoint, cannot be loaded, or does not translate.
+        ValueError: one is no checkpoint, cannot be loaded, or does not translate; or their tokenizers differ.
     """
+    names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
+    first, *others = (load_one(name, device) for name in names)
+    for name, other in zip(names[1:], others, strict=True):
+        refuse_other_tokenizer(names[0], first.tokenizer, name, other.tokenizer)
+    if not others:
+        return first
+    return TranslationPipeline(model=first.model, tokenizer=first.tokenizer, ensemble=[each.model for each in others])
+
+
+def load_one(checkpoint: str, device: str | None) -> TranslationPipeline:
+    """The translator of one checkpoint, after a trial; see `load_translator`."""
     model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
     rows = model.get_input_embeddings().num_embeddings
     if (size := vocabulary_sizes(tokenizer)[0]) > rows:
@@ -36,6 +50,37 @@ def load_translator(checkpoint: str, device: str | None = None) -> TranslationPi
         batch = tokenizer.pad({"input_ids": [[tokenizer.eos_token_id or 0]] * 3}, return_tensors="pt")
         translator.postprocess(translator.forward(batch, return_scores=False, max_new_tokens=1))
     return translator
+
+
+def refuse_other_tokenizer(name: str, tokenizer: Any, other_name: str, other: Any) -> None:
+    """Raises ValueError unless both make the same ids of every text, on either side."""
+    for side in ("source", "target"):
+        first, second = (vocabulary(each, side) for each in (tokenizer, other))
+        if first != second:
+            raise ValueError(
+                f"{other_name} has another tokenizer than {name} (its {side} vocabulary: {len(second):,} tokens, "
+                f"{len(first):,} there, {len(first.items() & second.items()):,} of them the same): give "
+                f"checkpoints that were trained with one tokenizer (--tokenizer_path)."
+            )
+    if way_to_ids(tokenizer) != way_to_ids(other):
+        raise ValueError(
+            f"{other_name} has another tokenizer than {name}: the same vocabulary, but it splits text in another way. "
+            f"Give checkpoints that were trained with one tokenizer (--tokenizer_path)."
+        )
+
+
+def vocabulary(tokenizer: Any, side: str) -> dict[str, int]:
+    own = getattr(tokenizer, f"{side}_tokenizer", None)
+    return own.get_vocab() if own is not None else tokenizer.get_vocab()
+
+
+def way_to_ids(tokenizer: Any) -> list[Any]:
+    """What makes ids of text, as it would be saved; of a tokenizer that is not fast its class alone is known."""
+    backends = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]
+    parts = [json.loads(each.to_str()) for each in backends if each is not None]
+    passing = ("padding", "truncation")  # of the last text that it was given
+    ways: list[Any] = [{key: value for key, value in part.items() if key not in passing} for part in parts]
+    return ways or [type(tokenizer).__name__]
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -58,9 +103,3 @@ def n_best_options(translator: TranslationPipeline, num_return: int) -> dict[str
     """Options for several translations a sentence: the checkpoint's beams, or `num_return` where these are fewer."""
     num_beams = max(num_return, translator.model.generation_config.num_beams or 1)
     return {"num_beams": num_beams, "num_return_sequences": num_return}
-
-
-def n_best(translator: TranslationPipeline, sentences: list[str], num_return: int) -> Iterator[list[str]]:
-    """The `num_return` best translations of each sentence, less blank ones."""
-    for candidates in translator(sentences, **n_best_options(translator, num_return), progress=sys.stderr.isatty()):
-        yield [text for candidate in candidates if (text := candidate["translation_text"].strip())]

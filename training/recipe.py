@@ -18,7 +18,7 @@ import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
 from training.keys import DataArguments, DecodingArguments, ModelArguments, TokenizerArguments, TrainingArguments
-from training.rehearsal import WRONG, check_attention, check_metric, check_model, check_values, rehearse
+from training.run.rehearsal import WRONG, check_attention, check_metric, check_model, check_values, rehearse
 from vanilla_transformer.shared.command_line import LARGEST_EXPONENT, CommandLine, nearest
 
 DEEPEST = 8  # collections within each other, in the options of a schedule
@@ -138,6 +138,12 @@ def check(recipe: Recipe) -> None:
         raise ValueError(f"tokenizer_size={tokenizer.tokenizer_size}: four are special tokens, so give more.")
     if tokenizer.bpe_dropout and (tokenizer.tokenizer_type != "bpe" or data.streaming):
         raise ValueError("bpe_dropout needs tokenizer_type=bpe, and no streaming.")
+    if tokenizer.moses and tokenizer.tokenizer_type not in ("bpe", "unigram"):
+        raise ValueError("moses needs tokenizer_type=bpe or unigram: the others have tokens of their own.")
+    if training.rdrop_alpha and training.simcut_alpha:
+        raise ValueError("rdrop_alpha and simcut_alpha: each has a second pass of its own; leave one out.")
+    if data.both_directions and (not tokenizer.shared_vocabulary or data.streaming):
+        raise ValueError("both_directions needs shared_vocabulary, and no streaming.")
     if data.max_length_ratio is not None and data.max_length_ratio < 1:
         raise ValueError(f"max_length_ratio={data.max_length_ratio}: give a number of at least 1.")
     if data.streaming and training.max_steps < 1:

@@ -3,6 +3,7 @@
 python -m training.score runs/demo --source test.en --reference test.de
 python -m training.score runs/demo --source test.refs.tsv                  # source, references ... in columns
 python -m training.score runs/demo --source test.en --reference test.de --compare runs/other
+python -m training.score runs/one runs/two --source test.en --reference test.de --compare runs/one    # an ensemble
 python -m training.score runs/demo --source test.en --reference test.de --likelihood --per_line scores.tsv
 """
 
@@ -18,7 +19,7 @@ from sacrebleu.significance import PairedTest
 
 from training.data.files import read_lines, read_table
 from training.data.pairs import ParallelText, clean
-from training.loading import load_translator, read_settings
+from training.loading import CHECKPOINTS, load_translator, read_settings
 from training.metrics import SequenceMetric, TranslationMetric, by_reference, likelihood
 from training.outputs import whole
 from training.run.hardware import keep_memory, usable_device
@@ -28,10 +29,12 @@ from vanilla_transformer.shared.command_line import CommandLine, exponent, one_l
 
 def main() -> None:
     parser = CommandLine("training.score", __doc__)
-    parser.add_argument("checkpoint", help="folder of a model with its tokenizer, or a repository on the Hub")
+    parser.add_argument("checkpoint", nargs="+", help=CHECKPOINTS)
     parser.add_argument("--source", type=Path, required=True, help="text file, or .tsv with references beside it")
     parser.add_argument("--reference", type=Path, nargs="+", default=[], help="one text file or several")
-    parser.add_argument("--compare", help="another checkpoint: paired bootstrap resampling (Koehn 2004) of the two")
+    parser.add_argument(
+        "--compare", nargs="+", help="another checkpoint or ensemble: paired bootstrap resampling (Koehn 2004) of both"
+    )
     parser.add_argument(
         "--metric", choices=("translation", "sequence"), help="default: as the checkpoint's recipe says"
     )
@@ -41,9 +44,6 @@ def main() -> None:
         "--likelihood", "--nll", action="store_true", help="score the given pairs by the model; no translation"
     )
     parser.add_argument("--per_line", type=Path, help="with --likelihood: file to be made, each line's nats and tokens")
-    parser.add_argument(
-        "--ensemble", nargs="+", default=[], help="with --likelihood: further checkpoints with the same tokenizer"
-    )
     parser.add_argument("--num_beams", type=int, help="beam size; default: the checkpoint's")
     parser.add_argument("--length_penalty", type=exponent, help="default: the checkpoint's")
     parser.add_argument("--batch_size", type=int, default=64, help="sentences a batch (default: %(default)s)")
@@ -63,9 +63,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError("--samples and --batch_size: give at least 2 and 1.")
     if arguments.compare == arguments.checkpoint:
         raise ValueError("--compare names the same checkpoint: give another one.")
-    for name in ("per_line", "ensemble"):
-        if getattr(arguments, name) and not arguments.likelihood:
-            raise ValueError(f"--{name} is for --likelihood: give that, too.")
+    if arguments.per_line and not arguments.likelihood:
+        raise ValueError("--per_line is for --likelihood: give that, too.")
     text = read_test_set(arguments.source, arguments.reference)
     if not len(text):
         raise ValueError(f"{arguments.source} holds no sentences: give a test set with at least one.")
@@ -95,20 +94,18 @@ def read_test_set(source: Path, references: list[Path]) -> ParallelText:
 
 def scores(arguments: argparse.Namespace, text: ParallelText) -> dict[str, Any]:
     """Scores of one checkpoint's translations, or of two with the probability that the difference is chance."""
-    names = [arguments.checkpoint, *([arguments.compare] if arguments.compare else [])]
+    recipe = read_settings(Path(arguments.checkpoint[0]))
     systems: list[tuple[str, list[str]]] = []
-    recipe: dict[str, Any] = {}
-    for name in reversed(names):
-        recipe = read_settings(Path(name))
-        translator = load_translator(name, arguments.device)
-        systems.insert(0, (name, translate(translator, text.sources, arguments)))
+    for names in filter(None, (arguments.checkpoint, arguments.compare)):
+        translator = load_translator(names, arguments.device)
+        systems.append((" + ".join(names), translate(translator, text.sources, arguments)))
     metric = arguments.metric or recipe.get("metric", "translation")
     references: list = text.references or text.targets
     if metric == "sequence":
         found = {
             name: SequenceMetric().compute(predictions=outputs, references=references) for name, outputs in systems
         }
-        return found[arguments.checkpoint] if len(found) == 1 else found
+        return found if arguments.compare else found[systems[0][0]]
     language = arguments.target_lang or recipe.get("target_lang", "de")
     moses = TranslationMetric(language).moses
     columns = by_reference(references)
@@ -147,13 +144,8 @@ def translate(translator: TranslationPipeline, sources: list[str], arguments: ar
 
 def nll(text: ParallelText, arguments: argparse.Namespace) -> dict[str, Any]:
     """Negative log-likelihood of the first reference of each source, in nats, the end of sentence included."""
-    names = [arguments.checkpoint, *arguments.ensemble]
-    translator, *others = (load_translator(name, arguments.device) for name in names)
-    for name, other in zip(arguments.ensemble, others, strict=True):
-        if vocabularies(other.tokenizer) != vocabularies(translator.tokenizer):
-            raise ValueError(f"{name} has another tokenizer than {arguments.checkpoint}: give models that share one.")
-    models = [other.model for other in others]
-    scored = likelihood(translator.model, translator.tokenizer, text, arguments.batch_size, models)
+    translator = load_translator(arguments.checkpoint, arguments.device)
+    scored = likelihood(translator.model, translator.tokenizer, text, arguments.batch_size, translator.ensemble)
     if arguments.per_line:
         rows = (f"{nats:.4f}\t{tokens}\t{nats / tokens:.4f}\n" for nats, tokens in scored)
         with whole(arguments.per_line) as path:
@@ -161,12 +153,6 @@ def nll(text: ParallelText, arguments: argparse.Namespace) -> dict[str, Any]:
     total, tokens = (sum(column) for column in zip(*scored, strict=True))
     mean = total / tokens
     return {"nll_per_token": mean, "perplexity": math.exp(mean), "target_tokens": tokens, "pairs": len(scored)}
-
-
-def vocabularies(tokenizer: Any) -> list[dict[str, int]]:
-    """Of the sources and of the targets."""
-    sides = (tokenizer.stock("source"), tokenizer.stock("target")) if hasattr(tokenizer, "stock") else (tokenizer,) * 2
-    return [side.get_vocab() for side in sides]
 
 
 if __name__ == "__main__":

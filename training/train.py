@@ -102,7 +102,8 @@ def run(recipe: Recipe) -> None:
             if trainer.is_world_process_zero():
                 keep_alignment_heads(folder, corpus["validation"], args.device)
     curve = folder / "training_curve.png"
-    plot_training_curve(trainer.state.log_history, curve, args.label_smoothing_factor, args.rdrop_alpha)
+    weights = args.label_smoothing_factor, args.rdrop_alpha, args.simcut_alpha
+    plot_training_curve(trainer.state.log_history, curve, *weights)
 
     results = {**outcome.metrics, **facts(recipe, corpus, trainer), "train_runtime": seconds, **last_losses(trainer)}
     if "test" in corpus:

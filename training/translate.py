@@ -7,6 +7,7 @@
     python -m training.translate runs/demo --input source.en --json         # an object a line, with all that is known
     python -m training.translate runs/demo --input letter.en --document     # paragraphs of several sentences
     python -m training.translate runs/forward --input source.en --rerank runs/backward
+    python -m training.translate runs/one runs/two --input source.en        # together: the mean of their probabilities
 
 One line comes out for each that goes in, in the same order, though batches are made by length. A line that cannot be
 translated comes out empty, and the reason goes to stderr with its number; the others are not touched by it. With
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from training.data.pairs import ParallelText
-from training.loading import load_translator, n_best_options, read_settings
+from training.loading import CHECKPOINTS, load_translator, n_best_options, read_settings
 from training.outputs import whole
 from training.run.hardware import keep_memory, usable_device
 from vanilla_transformer import TranslationPipeline
@@ -38,7 +39,7 @@ LINES_A_WINDOW = 64  # batches of lines that are reranked together
 
 def main() -> None:
     parser = CommandLine("training.translate", __doc__)
-    parser.add_argument("checkpoint", help="folder of a model with its tokenizer, or a repository on the Hub")
+    parser.add_argument("checkpoint", nargs="+", help=CHECKPOINTS)
     parser.add_argument("--input", type=Path, help="text file; default: stdin")
     parser.add_argument("--output", type=Path, help="file to be made; default: stdout")
     parser.add_argument("--batch_size", type=int, default=64, help="sentences a batch (default: %(default)s)")
@@ -172,7 +173,7 @@ def translate_text(
         text = source.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not UTF-8 text: convert the document to UTF-8.") from error
-    settings = read_settings(Path(arguments.checkpoint))
+    settings = read_settings(Path(arguments.checkpoint[0]))
     language = arguments.source_lang or str(settings.get("source_lang") or "en")
     longest = settings.get("max_length")
     options |= {"batch_size": arguments.batch_size, "progress": sys.stderr.isatty()}

@@ -1,13 +1,13 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
 """`TranslationPipeline`: text in, text out. transformers 5 removed its own."""
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
-from transformers import Pipeline
+from transformers import Pipeline, PreTrainedModel
 from transformers.utils import logging
 
 from .alignment_vanilla_transformer import align, token_scores
@@ -43,6 +43,8 @@ class TranslationPipeline(Pipeline):
         glossary: what source terms have to become, `{"dog": "Hund", "cat": ["Katze", "Kater"]}`, of several the one
             that fits. Each dictionary then has `"terms"`, each with its `"source"` and its `"target"` in the
             translation, None where it is missing. Needs beams: 4 where one is the default.
+        ensemble: further models of ours with the same tokenizer, on the same device; all predict together, the mean of
+            their probabilities.
         any other: passed to `model.generate()`, over the model's `generation_config`. Where nothing sets a length, a
             translation may be 50 tokens longer than its source (section 6.1).
 
@@ -116,17 +118,23 @@ class TranslationPipeline(Pipeline):
             for start in range(0, len(order), batch_size):
                 indices = order[start : start + batch_size]
                 batch = self.tokenizer.pad([encoded[i] for i in indices], return_tensors="pt")
-                own = {"return_scores": return_scores, "return_token_scores": return_token_scores}
+                own: dict[str, Any] = {"return_scores": return_scores, "return_token_scores": return_token_scores}
                 if terminology is not None:
                     own["glossary"] = terminology.glossary([window[i] for i in indices])
                 found = self.postprocess(self.forward(batch, **own, **generate_kwargs))
                 if return_alignments:
                     self._add_alignments([window[i] for i in indices], found)
                 for i, candidates in zip(indices, found, strict=True):
-                    for candidate in candidates if terminology is not None else ():
-                        candidate["terms"] = terminology.met(window[i], candidate["translation_text"])
+                    if terminology is not None:
+                        for candidate in candidates:
+                            candidate["terms"] = terminology.met(window[i], candidate["translation_text"])
                     results[i] = self._in_shape(candidates, generate_kwargs)
             yield from results
+
+    @property
+    def ensemble(self) -> Sequence[PreTrainedModel]:
+        """The further models that predict with `model`."""
+        return self._forward_params.get("ensemble", ())
 
     def preprocess(self, sentence: str) -> dict[str, list[int]]:
         """A sentence -> its ids and mask, without padding."""
@@ -152,6 +160,10 @@ class TranslationPipeline(Pipeline):
         searched = self._can_search(generate_kwargs)
         if searched:
             generate_kwargs.setdefault("custom_generate", beam_search)
+        elif generate_kwargs.pop("ensemble", None):
+            raise ValueError(
+                "an ensemble needs our own beam search, which does not decode this model with these options."
+            )
         beams = generate_kwargs.get("num_beams", config.num_beams) or 1
         wanted = dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states"), False)
         wanted |= {"return_dict_in_generate": True, "output_scores": return_scores and not (searched and beams > 1)}

@@ -7,7 +7,7 @@ import pytest
 
 import training.benchmark
 from tests.fuzz.contract import call, fingerprint, fuzz
-from training import average, diversify, score, translate
+from training import average, distill, diversify, score, translate
 from training.demo import corpus
 
 pytestmark = pytest.mark.slow
@@ -46,6 +46,11 @@ OPTIONS = {
     },
     "average": {"last": "n", "best": "n"},
     "diversify": {"source": "s", "target": "s", "output": "o"},
+    "distill": {
+        **{"source": "s", "target": "s", "output": "o", "nbest": "n", "num_beams": "n", "length_penalty": "n"},
+        **{"max_new_tokens": "n", "batch_size": "n", "min_score": "n", "max_length_ratio": "n", "keep_copies": "-"},
+        "device": "d",
+    },
     "benchmark": {
         **{"lines": "l", "sizes": "l", "precision": "l", "target_tokens": "n", "rounds": "n", "threads": "n"},
         **{"device": "d", "model": "c", "source": "s", "reference": "s", "sentences": "n", "batch_size": "n"},
@@ -54,7 +59,9 @@ OPTIONS = {
     "corpus": {"seed": "n"},
 }
 MAINS = {"translate": translate, "score": score, "average": average, "diversify": diversify, "corpus": corpus}
+MAINS |= {"distill": distill}
 NEEDED = {"score": ("source", "reference"), "diversify": ("source", "target", "output")}
+NEEDED |= {"distill": ("source", "output")}
 
 
 @pytest.fixture
@@ -105,7 +112,9 @@ def test_command_lines(tmp_path, place, monkeypatch):
             values |= {"m": rng.choice(METRICS), "l": rng.choice(("en", "de", "step", "base", "fp32", "xx", "beam"))}
             return [] if kind == "-" else [values[kind]]
 
-        verb = rng.choice(("translate", "translate", "score", "score", "average", "diversify", "benchmark", "corpus"))
+        verb = rng.choice(
+            ("translate", "translate", "score", "score", "average", "diversify", "distill", "benchmark", "corpus")
+        )
         options = OPTIONS[verb]
         arguments = {"average": draw("o") + draw("c"), "corpus": draw("o"), "benchmark": []}.get(verb, draw("c"))
         arguments += draw("c") * (verb == "diversify") + draw("c") * (verb == "average" and rng.random() < 0.5)

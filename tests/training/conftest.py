@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def programs(start_programs):
-    verbs = ("train", "average", "score", "translate", "diversify")
+    verbs = ("train", "average", "score", "translate", "diversify", "distill")
     with start_programs(*(f"training.{verb}" for verb in verbs)) as server:
         yield server
 

@@ -46,6 +46,7 @@ def commands(finished, long_text, tmp_path):
         return {
             "translate": (finished, "--input", source, "--output", out, "--num_beams", "1", "--batch_size", "2"),
             "diversify": (finished, finished / "checkpoint-4", *pair, "--output", out),
+            "distill": (finished, *pair, "--output", out, "--batch_size", "2", "--keep_copies"),
             "average": (out, finished, "--last", "3"),
             "score": (finished, "--source", source, "--reference", target, "--nll", "--per_line", out),
         }[verb]
@@ -62,11 +63,11 @@ def same(one: Path, other: Path) -> bool:
     return names[0] == names[1] and all(first[name].equal(second[name]) for name in first)
 
 
-@pytest.mark.parametrize("verb", ["translate", "diversify", "average", "score"])
+@pytest.mark.parametrize("verb", ["translate", "distill", "average", "score"])
 def test_kills_at_random_moments_leave_whole_results_or_none(
     programs, commands, kill_at_random_moments, tmp_path, verb
 ):
-    expected = tmp_path / ("whole.tsv" if verb == "diversify" else "whole")
+    expected = tmp_path / ("whole.tsv" if verb == "distill" else "whole")
     programs.run(f"training.{verb}", *commands(verb, expected))
     out = expected.with_stem("killed")
 
@@ -78,10 +79,10 @@ def test_kills_at_random_moments_leave_whole_results_or_none(
     kill_at_random_moments(lambda: programs.start(f"training.{verb}", *commands(verb, out)), look)
     programs.run(f"training.{verb}", *commands(verb, out))
     assert same(expected, out)
-    assert not list(tmp_path.glob("*.unfinished"))
+    assert not list(tmp_path.glob("*.unfinished")) + list(tmp_path.glob("*.parts"))
 
 
-@pytest.mark.parametrize("verb", ["translate", "diversify", "average", "score"])
+@pytest.mark.parametrize("verb", ["translate", "distill", "average", "score"])
 def test_ctrl_c_and_a_full_disk_leave_nothing(programs, commands, tmp_path, verb):
     out = tmp_path / "out.tsv"
     before = set(tmp_path.iterdir())
@@ -92,6 +93,8 @@ def test_ctrl_c_and_a_full_disk_leave_nothing(programs, commands, tmp_path, verb
     assert "MiB are free" in process.stderr
     process = programs.run(f"training.{verb}", *commands(verb, out), before=CTRL_C, status=130)
     assert "Traceback" not in process.stderr
+    parts = tmp_path / "out.tsv.parts"  # what is done of a table of translations stays, to be resumed
+    parts.exists() and shutil.rmtree(parts)
     assert set(tmp_path.iterdir()) == before
 
 

@@ -42,6 +42,12 @@ SETTINGS = {
     "best without evaluation": (["--average_by", "best", "--eval_strategy", "no"], "need eval_strategy"),
     "no learning rate": (["--learning_rate", "None", "--lr_scheduler_type", "linear"], "learning_rate is needed"),
     "no such tokenizer": (["--tokenizer_path", "nowhere"], "tokenizer_path=nowhere: cannot be loaded"),
+    "words of Moses": (["--tokenizer_type", "word", "--moses", "true"], "moses needs tokenizer_type=bpe or unigram"),
+    "two second passes": (["--rdrop_alpha", "1", "--simcut_alpha", "3"], "leave one out"),
+    "both directions of two vocabularies": (
+        ["--both_directions", "true", "--shared_vocabulary", "false"],
+        "needs shared",
+    ),
     "no such attention": (["--attention", "magic"], "magic"),
 }
 
@@ -157,13 +163,20 @@ def test_a_folder_that_holds_something_else_is_left_alone(programs, recipe, tmp_
         (
             "diversify",
             ["RUN", "RUN", "--source", "SOURCE", "--target", "REFERENCE", "--output", "SOURCE"],
-            "does not exist",
+            "exists already",
         ),
         (
             "diversify",
             ["RUN", "DATA", "--source", "SOURCE", "--target", "REFERENCE", "--output", "NEW.tsv"],
             "no config",
         ),
+        ("distill", ["RUN", "--source", "REFERENCE", "--output", "NEW.tsv"], "from en to de, but --source is"),
+        ("distill", ["RUN", "--source", "DATA", "--output", "NEW.tsv"], "Is a directory"),
+        ("distill", ["RUN", "--source", "SOURCE", "--target", "LONGER", "--output", "NEW.tsv"], "line i of one"),
+        ("distill", ["RUN", "--source", "SOURCE", "--output", "SOURCE"], "exists already"),
+        ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW"], "give the name of a .tsv file"),
+        ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW.tsv", "--nbest", "3", "--num_beams", "2"], "fewer"),
+        ("distill", ["RUN", "DATA", "--source", "SOURCE", "--output", "NEW.tsv"], "is no checkpoint"),
     ],
 )
 def test_bad_arguments(programs, finished, test_files, tmp_path, program, arguments, message):

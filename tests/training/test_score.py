@@ -67,3 +67,23 @@ def test_a_test_set_without_sentences_is_refused(tmp_path, monkeypatch, capsys, 
         main()
     assert end.value.code == 2
     assert re.match(r"training\.score: .*(holds no sentences|blank)", capsys.readouterr().err)
+
+
+def test_an_ensemble_is_translated_and_scored(programs, finished, test_files, tmp_path):
+    """As one system; a checkpoint twice is that checkpoint."""
+    source, reference = test_files
+    pair = (finished, finished / "checkpoint-4")
+    process = programs.run(
+        *("training.score", *pair, "--source", source, "--reference", reference, "--samples", "20"),
+        *("--compare", finished, finished),
+    )
+    chrf = json.loads(process.stdout)["chrf"]
+    assert list(chrf) == [f"{pair[0]} + {pair[1]}", f"{finished} + {finished}"]
+    results = json.loads((finished / "all_results.json").read_text())
+    assert chrf[f"{finished} + {finished}"]["score"] == pytest.approx(results["test_chrf"])
+    options = ("--input", source, "--nbest", "2", "--num_beams", "3")
+    rows = programs.run("training.translate", *pair, *options).stdout.splitlines()
+    assert len(rows) == 20
+    assert rows != programs.run("training.translate", finished, *options).stdout.splitlines()
+    process = programs.run("training.score", *pair, "--source", source, "--reference", reference, "--nll", status=2)
+    assert "--nll scores by one checkpoint" in process.stderr

@@ -217,3 +217,21 @@ def test_a_prefix_of_peft_is_heard(make_translator, searches):
         expected, skip_special_tokens=True
     )
     assert not searches
+
+
+def test_an_ensemble(make_translator, make_model, tokenizer):
+    """As `beam_search` has it, given in the constructor or in a call; what its search has not is refused."""
+    translator = make_translator(seed=1)
+    other = make_model(seed=2, vocab_size=len(tokenizer))
+    batch = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    options = {"num_beams": 3, "num_return_sequences": 2}
+    ids = translator.model.generate(**batch, custom_generate=beam_search, ensemble=[other], **options)
+    expected = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    found = translator(TEXTS, ensemble=[other], return_scores=True, **options)
+    assert [each["translation_text"] for row in found for each in row] == expected
+    assert all(row[0]["score"] >= row[1]["score"] for row in found)
+    both = TranslationPipeline(model=translator.model, tokenizer=tokenizer, ensemble=[other])
+    assert both(TEXTS, return_scores=True, **options) == found != translator(TEXTS, return_scores=True, **options)
+    assert both(TEXTS, num_beams=1, return_scores=True)[0]["score"] < 0
+    with pytest.raises(ValueError, match="an ensemble needs our own beam search"):
+        both(TEXTS, guidance_scale=2.0)

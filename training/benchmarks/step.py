@@ -3,12 +3,14 @@
 import copy
 import resource
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from training.benchmarks.peers import TorchPeer, TutorialPeer, bart
 from training.benchmarks.sizes import LENGTH, PADDED
+from training.run.losses import training_loss
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.to_marian import to_marian
 
@@ -54,6 +56,25 @@ def step(name: str, model: Any, batch: dict[str, torch.Tensor], precision: str) 
         loss = loss_of(name, model, batch)
     loss.backward()
     model.zero_grad()
+
+
+def regularized(
+    config: VanillaTransformerConfig, batch: dict[str, torch.Tensor], precision: str
+) -> dict[str, Callable[[], None]]:
+    """Training steps of one model, with label smoothing and with R-Drop or SimCut beside it, by name."""
+    device = batch["labels"].device
+    model = VanillaTransformerForConditionalGeneration(copy.deepcopy(config)).to(device).train()
+    model.set_attn_implementation("sdpa")
+    batch = batch | {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(batch["labels"])}
+
+    def turn(rdrop_alpha: float, simcut_alpha: float) -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            loss, _ = training_loss(model, batch, 0.1, rdrop_alpha, True, simcut_alpha)
+        loss.backward()
+        model.zero_grad()
+
+    weights = {"plain": (0.0, 0.0), "R-Drop": (2.0, 0.0), "SimCut": (0.0, 3.0)}
+    return {name: partial(turn, *each) for name, each in weights.items()}
 
 
 def make_batch(sentences: int, vocab_size: int, device: torch.device) -> dict[str, torch.Tensor]:

@@ -50,7 +50,15 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
         )
     if "validation" not in corpus and arguments.validation_size:
         corpus = _split_off_validation(corpus, arguments.validation_size)
-    return _without_overlap(corpus, arguments.overlap)
+    corpus = _without_overlap(corpus, arguments.overlap)
+    return corpus | {"train": _with_exchanged(corpus["train"])} if arguments.both_directions else corpus
+
+
+def _with_exchanged(text: ParallelText) -> ParallelText:
+    """The pairs, and then each with its sides exchanged."""
+    both = ParallelText(text.sources + text.targets, text.targets + text.sources, text.numbers * 2)
+    both.dropped, both.origin = text.dropped, text.origin | {"both_directions": True}
+    return both
 
 
 def _split_off_validation(corpus: dict[str, ParallelText], size: int) -> dict[str, ParallelText]:

@@ -71,13 +71,13 @@ def pair_of_row(row: Any, languages: tuple[str, str], place: str) -> tuple[str, 
 
 
 def why_bad(row: tuple) -> str | None:
-    """Why a row (source, target, further targets ...) is of no use, where None is a cell that is not UTF-8; None: it
-    is of use."""
+    """Why a row (source, target, further targets ...), or (source) alone, is of no use, where None is a cell that is
+    not UTF-8; None: it is of use."""
     if None in row:
         return "not UTF-8"
     if any(map(NO_TEXT.search, row)):
         return "with NUL or half characters, as in UTF-16,"
-    if not row[0] or not row[1]:
+    if not all(row[:2]):
         return "blank"
     return f"of more than {LONGEST:,} characters" if max(map(len, row)) > LONGEST else None
 

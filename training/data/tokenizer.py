@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from training.data.moses import moses_normalizer, moses_splits
 from training.keys import TokenizerArguments
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.shared import loading
@@ -15,7 +16,9 @@ from vanilla_transformer.shared import loading
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
 
 
-def train_one(texts: Sequence[str], tokenizer_type: str, vocab_size: int) -> Tokenizer:
+def train_one(
+    texts: Sequence[str], tokenizer_type: str, vocab_size: int, lowercase: bool = False, moses: bool = False
+) -> Tokenizer:
     """A tokenizer that ends every sequence with `</s>`.
 
     Args:
@@ -24,11 +27,15 @@ def train_one(texts: Sequence[str], tokenizer_type: str, vocab_size: int) -> Tok
             one by one, and keep a space as the mark "▁", so that decoding is exact; "char" has a token for each
             character, "word" for each run of characters between spaces.
         vocab_size: tokens at most, the four special ones included; the most frequent ones are kept.
+        lowercase: all text becomes lower case.
+        moses: "bpe" and "unigram" split words where Moses does instead, see `training.data.moses`.
     """
     unk, special = SPECIAL_TOKENS["unk_token"], list(SPECIAL_TOKENS.values())
     options: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": special, "show_progress": False}
     mark = pre_tokenizers.Metaspace()
     subwords = [mark, pre_tokenizers.Punctuation(), pre_tokenizers.Digits(individual_digits=True)]
+    if moses:
+        subwords = [pre_tokenizers.Metaspace(split=False), moses_splits()]
     if tokenizer_type == "bpe":
         tokenizer = Tokenizer(models.BPE(unk_token=unk))
         trainer: Any = trainers.BpeTrainer(**options, limit_alphabet=max(1, vocab_size - len(special)))
@@ -46,7 +53,10 @@ def train_one(texts: Sequence[str], tokenizer_type: str, vocab_size: int) -> Tok
         tokenizer, trainer = Tokenizer(models.WordLevel(unk_token=unk)), trainers.WordLevelTrainer(**options)
         single = pre_tokenizers.Sequence([mark, pre_tokenizers.Split("", "isolated")])
         tokenizer.pre_tokenizer = single if tokenizer_type == "char" else pre_tokenizers.WhitespaceSplit()
-    tokenizer.normalizer = normalizers.NFC()
+    normal: list[Any] = [normalizers.NFC()]
+    normal += [moses_normalizer(), normalizers.Strip()] if moses else []
+    normal += [normalizers.Lowercase()] if lowercase else []
+    tokenizer.normalizer = normalizers.Sequence(normal) if len(normal) > 1 else normal[0]
     if tokenizer_type != "word":  # words are joined by spaces
         tokenizer.decoder = decoders.Metaspace()
     tokenizer.train_from_iterator(texts, trainer)
@@ -67,7 +77,7 @@ def train_tokenizer(
     """
     if arguments.tokenizer_path is not None:
         return load_tokenizer(arguments.tokenizer_path, "tokenizer_path")
-    settings = arguments.tokenizer_type, arguments.tokenizer_size
+    settings = arguments.tokenizer_type, arguments.tokenizer_size, arguments.lowercase, arguments.moses
     if arguments.shared_vocabulary:
         return PreTrainedTokenizerFast(tokenizer_object=train_one(sources + targets, *settings), **SPECIAL_TOKENS)
     return VanillaTransformerTokenizer(

@@ -141,7 +141,8 @@ def settle_precision(recipe: Recipe, model: Any, train_set: Any, collator: Any, 
         batches = [{name: each.to(args.device) for name, each in collator(rows).items()} for rows in picked]
 
         def loss_of(batch: dict[str, Any]) -> Any:
-            return training_loss(model, batch, args.label_smoothing_factor, args.rdrop_alpha, smooths_labels(model))[0]
+            weights = args.rdrop_alpha, smooths_labels(model), args.simcut_alpha
+            return training_loss(model, batch, args.label_smoothing_factor, *weights)[0]
 
         found = choose_precision_and_attention(model, batches, args.precision, args.attention, loss_of)
         args.precision, args.attention, seconds = gather_object([found])[0]

@@ -43,6 +43,7 @@ def choose_step(asked: str, model: Any, args: Any) -> str:
         "FSDP keeps parts of the weights": bool(args.fsdp),
         "LoRA changes what is computed": isinstance(model, PeftModel),
         "gradient_checkpointing computes parts again": args.gradient_checkpointing,
+        "SimCut cuts tokens off inside of it": bool(args.simcut_alpha),
         f"it is made for our model, not for a {model.config.model_type}": not smooths_labels(model),
     }
     if found := [reason for reason, holds in reasons.items() if holds]:

@@ -1,11 +1,16 @@
 """The loss of a training step, and what it is made of: losses of log-probabilities, summed over target tokens."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
 from vanilla_transformer import VanillaTransformerConfig
+
+CUTOFF = 0.05  # share of tokens; the paper's for all of its data sets
 
 
 def smooths_labels(model: Any) -> bool:
@@ -14,32 +19,68 @@ def smooths_labels(model: Any) -> bool:
 
 
 def training_loss(
-    model: nn.Module, inputs: dict[str, Any], smoothing: float, rdrop_alpha: float, in_pieces: bool
+    model: nn.Module,
+    inputs: dict[str, Any],
+    smoothing: float,
+    rdrop_alpha: float,
+    in_pieces: bool,
+    simcut_alpha: float = 0.0,
 ) -> tuple[torch.Tensor, Any]:
-    """The smoothed cross-entropy (section 5.4) of a batch, with R-Drop's divergence, summed; and the model's outputs.
+    """The smoothed cross-entropy (section 5.4) of a batch, with the divergence of R-Drop or SimCut, summed; and the
+    model's outputs.
 
     Args:
-        in_pieces: the model can smooth labels itself, with less memory; R-Drop needs all logits.
+        in_pieces: the model can smooth labels itself, with less memory; a divergence needs all logits.
     """
     labels = inputs["labels"]
-    if in_pieces and not rdrop_alpha:
+    if in_pieces and not rdrop_alpha and not simcut_alpha:
         outputs = model(**inputs, smoothing=smoothing, num_items_in_batch=1)
         return outputs.loss, outputs
-    passes = 2 if rdrop_alpha else 1
+    passes = 2 if rdrop_alpha or simcut_alpha else 1
     inputs = {name: torch.cat([value] * passes) for name, value in inputs.items() if name != "labels"}
-    outputs = model(**inputs)
+    with cut_off(model, len(labels)) if simcut_alpha else nullcontext():
+        outputs = model(**inputs)
     logits = outputs.logits[torch.cat([labels] * passes) != -100]  # (passes * tokens, V), without padding
     log_p = logits.float().log_softmax(-1)
-    loss = cross_entropy(log_p, labels[labels != -100].repeat(passes), smoothing) / passes
-    if passes == 2:
+    targets = labels[labels != -100]
+    if simcut_alpha:  # of the whole pass alone there is a cross-entropy
+        whole, cut = log_p.chunk(2)
+        return cross_entropy(whole, targets, smoothing) + simcut_alpha * relative_entropy(whole, cut), outputs
+    loss = cross_entropy(log_p, targets.repeat(passes), smoothing) / passes
+    if rdrop_alpha:
         loss = loss + rdrop_alpha / 2 * divergence(*log_p.chunk(2))
     return loss, outputs
+
+
+@contextmanager
+def cut_off(model: nn.Module, whole: int) -> Iterator[None]:
+    """Within it the embeddings of `CUTOFF` of all tokens, at random, are zero in each row of a batch behind the first
+    `whole` ones, on both sides: the token cutoff of SimCut (Gao et al. 2022, section 3.1)."""
+    own: Any = extract_model_from_parallel(model)
+    embeddings = {own.get_encoder().get_input_embeddings(), own.get_decoder().get_input_embeddings()}
+
+    def cut(module: nn.Module, inputs: Any, embedded: torch.Tensor) -> torch.Tensor:
+        kept = torch.rand(embedded.shape[:2], device=embedded.device) >= CUTOFF  # (rows, T)
+        kept[:whole] = True
+        return embedded * kept[..., None]
+
+    hooks = [embedding.register_forward_hook(cut) for embedding in embeddings]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def cross_entropy(log_p: torch.Tensor, targets: torch.Tensor, smoothing: float) -> torch.Tensor:
     """Section 5.4: label-smoothed, summed over tokens, of log-probabilities (tokens, V) and token ids (tokens)."""
     likelihood = log_p.gather(1, targets[:, None]).sum()
     return -((1 - smoothing) * likelihood + smoothing * log_p.mean(1).sum())
+
+
+def relative_entropy(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+    """KL(p, q), summed over tokens; both (tokens, V)."""
+    return (log_p.exp() * (log_p - log_q)).sum()
 
 
 def divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:

@@ -9,17 +9,22 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 def plot_training_curve(
-    log_history: list[dict[str, Any]], path: Path, smoothing: float = 0.0, rdrop_alpha: float = 0.0
+    log_history: list[dict[str, Any]],
+    path: Path,
+    smoothing: float = 0.0,
+    rdrop_alpha: float = 0.0,
+    simcut_alpha: float = 0.0,
 ) -> Figure:
     """Loss of training and validation, and validation BLEU, over updates.
 
     Args:
         log_history: of `trainer.state`.
         path: of the PNG.
-        smoothing, rdrop_alpha: of the loss in training, which the legend then names: that of validation has neither,
-            and the two are no measure of each other.
+        smoothing, rdrop_alpha, simcut_alpha: of the loss in training, which the legend then names: that of validation
+            has none of them, and the two are no measure of each other.
     """
-    extras = [f"label smoothing {smoothing:g}"] * bool(smoothing) + [f"R-Drop {rdrop_alpha:g}"] * bool(rdrop_alpha)
+    parts = {"label smoothing": smoothing, "R-Drop": rdrop_alpha, "SimCut": simcut_alpha}
+    extras = [f"{name} {value:g}" for name, value in parts.items() if value]
     trained = "loss with " + " and ".join(extras) if extras else "loss"
     plain = "plain loss" if extras else "loss"
     figure = Figure(figsize=(8, 4.5), layout="constrained")

@@ -63,9 +63,9 @@ def let_one_speak(args: TrainingArguments) -> None:
 
 
 @contextmanager
-def the_first_fails_first(args: TrainingArguments) -> Iterator[None]:
+def the_first_fails_first(args: Any) -> Iterator[None]:
     """Within it the other processes wait before a user's mistake ends them: the first mostly tells the same, and takes
-    them along."""
+    them along. `args.process_index` is this one's number."""
     try:
         yield
     except (ValueError, OSError, FloatingPointError):

@@ -1,5 +1,5 @@
-"""The `Seq2SeqTrainer` of transformers with what it has no hook for: batches by tokens, the losses of section 5.4 and
-of R-Drop, a moving average of the weights, and checkpoints that are whole or not there at all."""
+"""The `Seq2SeqTrainer` of transformers with what it has no hook for: batches by tokens, the losses of section 5.4,
+of R-Drop and of SimCut, a moving average of the weights, and checkpoints that are whole or not there at all."""
 
 import json
 import math
@@ -204,7 +204,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.compiled_loss is not None and not return_outputs:
             loss = self.compiled_loss(model, inputs, smoothing, self.args.rdrop_alpha)
         else:
-            loss, outputs = training_loss(model, inputs, smoothing, self.args.rdrop_alpha, self.has_own_loss)
+            weights = self.args.rdrop_alpha, self.has_own_loss, self.args.simcut_alpha
+            loss, outputs = training_loss(model, inputs, smoothing, *weights)
         loss = loss / items
         loss = loss * self.args.world_size  # DDP takes the mean over processes
         if loss.device.type == "cpu" and not math.isfinite(float(loss.detach())):  # a GPU is asked when it logs

@@ -86,3 +86,13 @@ def test_a_dataset_is_recorded_by_name_where_it_is_one_of_the_hub(tmp_path, monk
 def test_a_made_up_corpus_is_recorded_as_such():
     assert recorded(DataArguments(corpus="demo"))["train"]["source"] == "demo"
     assert recorded(DataArguments(corpus="random"))["train"] == {"source": "random", "pairs": 64}
+
+
+def test_both_directions_are_trained_on_and_one_is_tested(write, arguments, capsys):
+    for name, lines in {"train.en": "a\nb\n", "train.de": "1\n2\n", "val.en": "a\n", "val.de": "9\n"}.items():
+        write(name, lines)
+    corpus = read_corpus(arguments(both_directions=True, overlap="drop"))
+    assert list(zip(corpus["train"].sources, corpus["train"].targets, strict=True)) == [("b", "2"), ("2", "b")]
+    assert corpus["validation"].sources == ["a"]
+    assert record(corpus, arguments())["train"]["both_directions"]
+    assert corpus["train"].dropped["source held out"] == 1

@@ -16,6 +16,7 @@ HISTORY = [{"step": step, "loss": 3.0 / step, "eval_loss": 2.0 / step} for step 
             {"smoothing": 0.1, "rdrop_alpha": 5},
             ["loss with label smoothing 0.1 and R-Drop 5, training", "plain loss, validation"],
         ),
+        ({"simcut_alpha": 3.0}, ["loss with SimCut 3, training", "plain loss, validation"]),
     ],
 )
 def test_the_legend_tells_two_losses_apart(tmp_path, settings, labels):

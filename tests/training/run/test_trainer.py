@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from training.run.build import settle_precision
-from training.run.losses import divergence
+from training.run.losses import CUTOFF, cross_entropy, cut_off, divergence, training_loss
 
 
 def batch_of(trainer) -> dict:
@@ -43,6 +43,56 @@ def test_rdrop_adds_the_divergence_of_two_passes(make_trainer):
         torch.manual_seed(3)
         values.append(trainer.compute_loss(trainer.model.train(), dict(batch)))
     assert values[0] > values[1] * 1.01
+
+
+@pytest.mark.parametrize("own", [{}, {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 50}])
+def test_simcut_adds_the_divergence_of_a_pass_with_tokens_cut_off(make_model, own, monkeypatch):
+    """Its plain twin: embeddings with zero rows are given to the model instead of ids; gradients, too."""
+    monkeypatch.setattr("training.run.losses.CUTOFF", 0.4)
+    size = own.get("decoder_vocab_size", 60)
+    model = make_model(**own).train()  # without dropout
+    batch = {"input_ids": torch.randint(3, 60, (3, 7)), "attention_mask": torch.ones(3, 7, dtype=torch.long)}
+    batch["attention_mask"][1, 5:] = 0
+    batch["labels"] = torch.randint(3, size, (3, 6))
+    batch["labels"][2, 4:] = -100
+    decoder_ids = batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    torch.manual_seed(5)
+    loss, _ = training_loss(model, dict(batch), 0.1, 0.0, True, simcut_alpha=3.0)
+    loss.backward()
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+
+    torch.manual_seed(5)
+    kept = [torch.rand(6, length)[3:] >= 0.4 for length in (7, 6)]
+    assert 0 < sum(int((~each).sum()) for each in kept) < 39
+    cut = model(
+        inputs_embeds=model.get_encoder().embed_tokens(batch["input_ids"]) * kept[0][..., None],
+        attention_mask=batch["attention_mask"],
+        decoder_inputs_embeds=model.get_decoder().embed_tokens(decoder_ids) * kept[1][..., None],
+    ).logits.log_softmax(-1)
+    whole = model(**{name: value for name, value in batch.items() if name != "labels"})
+    whole, real = whole.logits.log_softmax(-1), batch["labels"] != -100
+    expected = cross_entropy(whole[real], batch["labels"][real], 0.1)
+    expected = expected + 3 * (whole.exp() * (whole - cut)).sum(-1)[real].sum()
+    torch.testing.assert_close(loss, expected)
+    expected.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_simcut_cuts_a_share_and_leaves_nothing_behind(make_trainer):
+    trainer = make_trainer(simcut_alpha=3.0, label_smoothing_factor=0.1)
+    embedding = trainer.model.get_input_embeddings()
+    with cut_off(trainer.model, 100):
+        embedded = embedding(torch.full((400, 50), 5))
+    cut = (embedded == 0).all(-1)
+    assert not cut[:100].any()
+    assert abs(float(cut[100:].float().mean()) - CUTOFF) < 0.01
+    assert not embedding._forward_hooks
+    torch.manual_seed(1)
+    loss = trainer.compute_loss(trainer.model.train(), dict(batch_of(trainer)))
+    torch.manual_seed(2)  # other tokens are cut off
+    assert not loss.isclose(trainer.compute_loss(trainer.model, dict(batch_of(trainer))), rtol=1e-6)
 
 
 def test_divergence_is_the_mean_of_both_directions():

@@ -24,7 +24,8 @@ METRICS = {  # what an evaluation tells, by the recipe's `metric`
     "sequence": ["loss", "exact_match", "wer", "per"],
 }
 AT_LEAST_0 = {
-    *("seed", "data_seed", "warmup_steps", "max_grad_norm", "rdrop_alpha", "lora_rank", "validation_size"),
+    *("seed", "data_seed", "warmup_steps", "max_grad_norm", "rdrop_alpha", "simcut_alpha", "lora_rank"),
+    "validation_size",
     *("layer_norm_eps", "init_std", "dataloader_num_workers"),
 }
 AT_LEAST_1 = {

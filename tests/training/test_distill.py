@@ -1,0 +1,28 @@
+"""`training.distill` as a user runs it: several processes, a kill, and a student's recipe that reads the table."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_several_processes_are_killed_and_the_table_is_the_same(programs, finished, repository, tmp_path):
+    source = tmp_path / "text.en"
+    source.write_text((finished.parent / "data" / "train.en").read_text() * 2)
+    arguments = (finished, finished / "checkpoint-4", "--source", source, "--nbest", "2", "--batch_size", "2")
+    programs.run("training.distill", *arguments, "--output", tmp_path / "alone.tsv")
+    process = programs.start("training.distill", *arguments, "--output", tmp_path / "shared.tsv")
+    process.wait_for(lambda: len(list((tmp_path / "shared.tsv.parts").glob("0-*.json"))) >= 2)
+    process.kill()
+    assert process.status == -signal.SIGKILL
+    assert not (tmp_path / "shared.tsv").exists()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "training.distill"]
+    command += [*map(str, arguments), "--output", str(tmp_path / "shared.tsv")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(command, cwd=repository, env=environment, check=True, capture_output=True)
+    assert (tmp_path / "shared.tsv").read_bytes() == (tmp_path / "alone.tsv").read_bytes()
+    assert not list(tmp_path.glob("*.parts"))
