@@ -1,9 +1,12 @@
-"""Turns a checkpoint of a "Transformer from scratch" tutorial into a folder that `AutoModelForSeq2SeqLM` loads.
+"""Turns a checkpoint of a "Transformer from scratch" tutorial, of fairseq or of OpenNMT-py into a folder that
+`AutoModelForSeq2SeqLM` loads.
 
     python -m hub.import_checkpoint model.pt OUT --num_heads 8
     python -m hub.import_checkpoint tmodel_10.pt OUT --num_heads 8 \\
         --source_tokenizer tokenizer_en.json --target_tokenizer tokenizer_it.json
     python -m hub.import_checkpoint model.pt OUT --num_heads 8 --pad_token_id 0 --compare_with my_code:build_model
+    python -m hub.import_checkpoint checkpoint_best.pt OUT --data data-bin/iwslt14 --codes code
+    python -m hub.import_checkpoint model_step_100000.pt OUT --codes bpe.codes
 
 The layout of the file is found by its keys. Every tensor is accounted for in `import_report.json`, and so is everything
 that the file cannot tell. Nothing in the file is run: it is read with `weights_only=True`.
@@ -22,10 +25,12 @@ from hub.folders import refuse_existing, write_whole
 from hub.importing.conversion import SPECIAL_IDS, Imported, convert
 from hub.importing.detection import find_layout
 from hub.importing.file import read
+from hub.importing.layout import Layout
 from hub.importing.layouts import LAYOUTS
 from hub.importing.parity import compare
 from hub.importing.settings import settings
 from hub.importing.tokenizer import Tokenizers, read_tokenizers
+from hub.importing.toolkits.subwords import read_toolkit
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 
 
@@ -37,6 +42,15 @@ def main() -> None:
     parser.add_argument("--num_heads", type=int, help="attention heads; a file does not tell")
     parser.add_argument("--source_tokenizer", type=Path, help="tokenizers' JSON, or a text file with a token a line")
     parser.add_argument("--target_tokenizer", type=Path, help="likewise; without: the source's for both")
+    parser.add_argument("--data", type=Path, help="fairseq: folder with dict.SOURCE.txt and dict.TARGET.txt")
+    parser.add_argument(
+        *("--codes",),
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="fairseq, OpenNMT-py: BPE codes or a SentencePiece model, for both sides, or one for each",
+    )
     for name in SPECIAL_IDS:
         parser.add_argument(f"--{name}", type=int, help="where layout and tokenizer do not tell")
     parser.add_argument(
@@ -58,7 +72,7 @@ def run(arguments: argparse.Namespace) -> None:
         layout, evidence = find_layout(state, arguments.layout)
     print(f"looks like {layout.title}: {evidence}")
     chosen = settings(arguments.set, metadata, layout)
-    tokenizers = read_tokenizers(arguments.source_tokenizer, arguments.target_tokenizer, chosen.get("source_begins"))
+    tokenizers = tokenizers_for(arguments, layout, metadata | chosen)
     special_ids = {name: getattr(arguments, name) for name in SPECIAL_IDS if getattr(arguments, name) is not None}
     with named(arguments.file):
         imported = convert(state, layout, chosen, arguments.num_heads, special_ids)
@@ -71,6 +85,21 @@ def run(arguments: argparse.Namespace) -> None:
         tokenizers.apply_to(imported.model)
     save(arguments.out, imported, tokenizers, report)
     print_summary(report, arguments.out, tokenizers)
+
+
+def tokenizers_for(arguments: argparse.Namespace, layout: Layout, told: dict[str, Any]) -> Tokenizers | None:
+    """Those that the user gives, or those of a toolkit's vocabularies; `told` by file and user."""
+    given = [arguments.source_tokenizer, arguments.target_tokenizer]
+    toolkit = {"--data": ("fairseq",), "--codes": ("fairseq", "opennmt")}
+    for option, layouts in toolkit.items():
+        if getattr(arguments, option[2:]) and (layout.name not in layouts or any(given)):
+            reason = "goes without --source_tokenizer" if any(given) else f"is not for the layout {layout.name}"
+            raise ValueError(f"{option} {reason}: it is for {' and '.join(layouts)}.")
+    if len(arguments.codes) > 2:
+        raise ValueError(f"--codes takes one file, or one for each side, not {len(arguments.codes)}.")
+    if any(given) or layout.name not in toolkit["--codes"]:
+        return read_tokenizers(*given, told.get("source_begins"))
+    return read_toolkit(layout.name, arguments.file, told, arguments.data, arguments.codes)
 
 
 @contextmanager

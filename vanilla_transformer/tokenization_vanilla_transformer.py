@@ -25,6 +25,9 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
     Args:
         source_tokenizer_file, target_tokenizer_file: paths of `tokenizers` JSON files; or
         source_tokenizer_object, target_tokenizer_object: `tokenizers.Tokenizer`s.
+        known: how many ids the model has for sources and for targets. Tokens beyond them only build longer ones, as in
+            the merges of a vocabulary that lacks some of their results; where one is left, it is read as unknown.
+            None: all.
         **kwargs: as for `PreTrainedTokenizerFast`: `pad_token`, `bos_token`, `eos_token`, `unk_token`, ...
 
     Raises:
@@ -45,11 +48,15 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         target_tokenizer_file: str | os.PathLike | None = None,
         source_tokenizer_object: Tokenizer | None = None,
         target_tokenizer_object: Tokenizer | None = None,
+        known: list[int] | None = None,
         **kwargs: Any,
     ):
         source = _load(source_tokenizer_file, source_tokenizer_object, "source")
         self.target_tokenizer = _load(target_tokenizer_file, target_tokenizer_object, "target")
         kwargs.pop("tokenizer_file", None)  # transformers looks for a tokenizer.json of its own accord
+        self.known = known
+        if known is not None:
+            kwargs["known"] = known  # transformers saves what it is given
         super().__init__(tokenizer_object=source, **kwargs)
         self._add_tokens(self.all_special_tokens, special_tokens=True)
 
@@ -78,6 +85,32 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         """One side, "source" or "target", as transformers' own class, with the same special tokens."""
         special = {name: token for name, token in self.special_tokens_map.items() if isinstance(token, str)}
         return PreTrainedTokenizerFast(tokenizer_object=getattr(self, f"{side}_tokenizer"), **special)
+
+    def known_ids(self, ids: list[int], side: str) -> list[int]:
+        """The same ids, those that the model of this side, "source" or "target", lacks as the unknown token's."""
+        if self.known is None:
+            return ids
+        limit = self.known[side == "target"]
+        return [token_id if token_id < limit else self.unk_token_id for token_id in ids]
+
+    def vocabulary(self, side: str) -> dict[str, int]:
+        """The tokens of one side, "source" or "target", that the model has, with their ids."""
+        tokens = getattr(self, f"{side}_tokenizer").get_vocab()
+        if self.known is None:
+            return tokens
+        return {token: token_id for token, token_id in tokens.items() if token_id < self.known[side == "target"]}
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.vocabulary("target" if id(self) in _READS_TARGETS.get() else "source")
+
+    def __len__(self) -> int:
+        return len(self.get_vocab())
+
+    def _convert_encoding(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], list]:
+        found, encodings = super()._convert_encoding(*args, **kwargs)
+        side = "target" if id(self) in _READS_TARGETS.get() else "source"
+        found["input_ids"] = [self.known_ids(ids, side) for ids in found["input_ids"]]
+        return found, encodings
 
     def _decode(
         self, token_ids, skip_special_tokens: bool = False, use_source_tokenizer: bool = False, **kwargs

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 State = dict[str, torch.Tensor]
-Kind = type[bool] | type[int] | type[float] | tuple[str, ...]  # of a setting: a tuple has the words that it may be
+Kind = (
+    type[bool] | type[int] | type[float] | type[str] | tuple[str, ...]
+)  # of a setting: a tuple has the words that it may be
 Run = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 

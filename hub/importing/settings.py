@@ -55,7 +55,7 @@ def is_of(value: Any, kind: Kind) -> bool:
 def choices(kind: Kind) -> str:
     if isinstance(kind, tuple):
         return " or ".join(kind)
-    return "true or false" if kind is bool else "a whole number" if kind is int else "a number"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
 
 
 def setting(value: Any) -> str:

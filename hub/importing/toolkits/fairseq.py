@@ -24,6 +24,7 @@ SETTINGS: dict[str, Kind] = {
     **dict.fromkeys(("encoder_normalize_before", "decoder_normalize_before", "layernorm_embedding"), bool),
     **dict.fromkeys(("no_scale_embedding", "share_all_embeddings", "share_decoder_input_output_embed"), bool),
     **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), float),
+    **dict.fromkeys(("source_lang", "target_lang"), str),
     "activation_fn": tuple(ACTIVATIONS),
 }
 ASSUMED = {  # of a file without its settings, such as a bare state
@@ -99,8 +100,7 @@ def opened(content: dict) -> tuple[dict, dict[str, Any]]:
     told = {name: given[name] for name in SETTINGS if given.get(name) is not None}
     if told.get("share_all_embeddings"):
         told["share_decoder_input_output_embed"] = True
-    languages = {f"{side}_lang": given.get(f"{side}_lang") for side in ("source", "target")}
-    return content["model"], told | {name: lang for name, lang in languages.items() if isinstance(lang, str)}
+    return content["model"], told
 
 
 def sinusoids_in_halves(length: int, d_model: int) -> torch.Tensor:

@@ -67,9 +67,7 @@ def opened(content: dict) -> tuple[dict, dict[str, Any]]:
         value = options.get(name)
         ours = expected if isinstance(expected, tuple) else (expected, None)
         if value is not None and value not in ours:
-            raise ValueError(
-                f"is a model of OpenNMT-py's with {name}={str(value)[:80]}, which is not ours."
-            )
+            raise ValueError(f"is a model of OpenNMT-py's with {name}={str(value)[:80]}, which is not ours.")
     if not isinstance(content.get("model"), dict) or not isinstance(content.get("generator"), dict):
         raise ValueError(
             "has no weights: OpenNMT-py put them elsewhere (save_format: safetensors, or LoRA alone). Give a file of "
@@ -77,7 +75,7 @@ def opened(content: dict) -> tuple[dict, dict[str, Any]]:
         )
     state = dict(content["model"])
     state |= {f"generator.{key.removeprefix('0.')}": value for key, value in content["generator"].items()}
-    told = {name: options[name] for name in SETTINGS if options.get(name) is not None}
+    told = ASSUMED | {name: options[name] for name in SETTINGS if options.get(name) is not None}
     for name in ("dropout", "attention_dropout"):  # a list of them, one for each part of a training
         if isinstance(told.get(name), list):
             told[name] = told[name][0] if told[name] else 0.0
@@ -165,7 +163,7 @@ def variant_config(facts: Facts, state: State) -> dict[str, Any]:
 KVQO = ("linear_query", "linear_keys", "linear_values", "final_linear")
 FFN = ("w_1", "w_2")
 ENC, DEC = "encoder.transformer.{i}", "decoder.transformer_layers.{i}"
-POSITIONS = "{encoder|decoder}.embeddings.make_embedding.pe.pe"
+POSITIONS = [f"{side}.embeddings.make_embedding.pe.pe" for side in ("encoder", "decoder")]
 
 LAYOUT = Layout(
     name="opennmt",
@@ -173,7 +171,10 @@ LAYOUT = Layout(
     keys={
         SOURCE: "model.encoder.embed_tokens.weight",
         TARGET: "model.decoder.embed_tokens.weight",
-        POSITIONS: Use((), table_of_positions, "positions are computed; the table agrees", computed=True),
+        **{
+            key: Use((), table_of_positions, "positions are computed; the table agrees", computed=True)
+            for key in POSITIONS
+        },
         **attention(f"{ENC}.self_attn", KVQO, f"{ENCODER}.self_attn"),
         **attention(f"{DEC}.self_attn", KVQO, f"{DECODER}.self_attn"),
         **attention(f"{DEC}.context_attn", KVQO, f"{DECODER}.cross_attn"),
