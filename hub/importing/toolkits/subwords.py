@@ -14,8 +14,10 @@ from transformers.tokenization_utils_base import generate_merges
 from hub.importing.tokenizer import KNOWN, Side, Tokenizers, together
 
 CONTINUED, END = "@@", "</w>"  # how subword-nmt marks what a word goes on behind, and, in codes, where it ends
+SPACE = "\xa0"
 FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3 of each of its dictionaries
 CODES = ("code", "bpecodes", "sentencepiece.bpe.model")  # as fairseq itself looks for them beside a model
+RUN = ("\ue000", "\ue001")  # private characters, around text of which SentencePiece knows nothing
 UNIGRAM, BPE = 1, 2  # SentencePiece's model types
 
 
@@ -119,7 +121,7 @@ def side_of(tokens: list[str], codes: Path | None) -> Side:
             raise ValueError(f"--codes {codes} cannot be read: {error.strerror}.") from error
         text = as_text(content)
         tokenizer = (
-            of_sentencepiece(tokens, codes, content, unk)
+            of_sentencepiece(tokens, codes, content, special)
             if text is None
             else of_codes(tokens, merges_of(codes, text), unk, set(special.values()))
         )
@@ -159,6 +161,8 @@ def of_codes(tokens: list[str], merges: list[tuple[str, str]], unk: str, special
     def name(token: str) -> str:
         if token in special:
             return token
+        if token == CONTINUED:  # what is left where a space other than the common one stands within a word
+            return SPACE
         return token.removesuffix(CONTINUED) if token.endswith(CONTINUED) else token + END
 
     vocabulary: dict[str, int] = {}
@@ -170,38 +174,65 @@ def of_codes(tokens: list[str], merges: list[tuple[str, str]], unk: str, special
             if part not in vocabulary:
                 vocabulary[part], following = following, following + 1
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unk, end_of_word_suffix=END))
+    tokenizer.normalizer = normalizers.Replace(Regex(r"[^\S ]"), SPACE)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(END, " "), decoders.Replace(unk, f"{unk} "), decoders.Fuse(), decoders.Strip(" ", 0, 1)]
+        [
+            decoders.Replace(END, " "),
+            decoders.Replace(unk, f"{unk} "),
+            decoders.Replace(SPACE, ""),
+            decoders.Fuse(),
+            decoders.Strip(" ", 0, 1),
+        ]
     )
     return tokenizer
 
 
-def of_sentencepiece(tokens: list[str], path: Path, content: bytes, unk: str) -> Tokenizer:
+def of_sentencepiece(tokens: list[str], path: Path, content: bytes, special: dict[str, str]) -> Tokenizer:
     """A SentencePiece model, unigrams or BPE, with the vocabulary's ids instead of its own."""
     proto = import_protobuf().ModelProto()
     try:
         proto.ParseFromString(content)
     except DecodeError as error:
         raise ValueError(f"{path} is neither BPE codes nor a model of SentencePiece's.") from error
+    unk = special["unk_token"]
     kind, normal = proto.trainer_spec.model_type, proto.normalizer_spec
     if kind not in (UNIGRAM, BPE) or not proto.pieces:
         raise ValueError(f"{path} is no model of SentencePiece's of the type unigram or bpe.")
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (1, 4)}  # no control symbols
+    letters = set("".join(scores)) | {" "}
     known = set(tokens)
-    pieces = [*tokens, *(piece for piece in scores if piece not in known)]
+    foreign = {token for token in tokens if not letters & set(token) and token not in special.values()}
+    names = [RUN[0] + token + RUN[1] if token in foreign else token for token in tokens]
+    pieces = [*names, *(piece for piece in scores if piece not in known)]
     if kind == UNIGRAM:
         lowest = min(scores.values(), default=0.0)
         model: Any = models.Unigram([(piece, scores.get(piece, lowest)) for piece in pieces], tokens.index(unk), False)
     else:
         merges = generate_merges({piece: i for i, piece in enumerate(scores)}, scores)
-        model = models.BPE({piece: i for i, piece in enumerate(pieces)}, merges, unk_token=unk, fuse_unk=True)
+        ids = {piece: i for i, piece in enumerate(pieces)}
+        model = models.BPE(ids, merges, unk_token=unk, fuse_unk=True, ignore_merges=bool(foreign))
     tokenizer = Tokenizer(model)
     steps: list[Any] = [normalizers.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
     if normal.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    tokenizer.normalizer = normalizers.Sequence(steps)
     scheme = "always" if normal.add_dummy_prefix else "never"
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    split: list[Any] = [pre_tokenizers.Metaspace(prepend_scheme=scheme)]
+    if foreign:
+        steps += marks_of_runs(letters)
+        split.append(pre_tokenizers.Split(Regex(f"{RUN[0]}[^{RUN[1]}]*{RUN[1]}"), "isolated"))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
+    tokenizer.decoder = decoders.Sequence(
+        [*(decoders.Replace(mark, "") for mark in RUN), decoders.Metaspace(prepend_scheme=scheme)]
+    )
     return tokenizer
+
+
+def marks_of_runs(letters: set[str]) -> list[Any]:
+    """Puts marks around characters that no piece has: SentencePiece takes a run of them as one piece, by its text."""
+    known = "".join(f"\\{letter}" if letter in "\\[]^-&~" else letter for letter in sorted(letters))
+    return [
+        normalizers.Replace(Regex(f"(?<=[{known}]|^)(?=[^{known}])"), RUN[0]),
+        normalizers.Replace(Regex(f"(?<=[^{known}{RUN[0]}])(?=[{known}]|$)"), RUN[1]),
+    ]
