@@ -25,10 +25,9 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
     Args:
         source_tokenizer_file, target_tokenizer_file: paths of `tokenizers` JSON files; or
         source_tokenizer_object, target_tokenizer_object: `tokenizers.Tokenizer`s.
-        known: how many ids the model has for sources and for targets. Tokens beyond them only build longer ones, as in
-            the merges of a vocabulary that lacks some of their results; where one is left, it is read as unknown.
-            None: all.
-        **kwargs: as for `PreTrainedTokenizerFast`: `pad_token`, `bos_token`, `eos_token`, `unk_token`, ...
+        **kwargs: as for `PreTrainedTokenizerFast`: `pad_token`, `bos_token`, `eos_token`, `unk_token`, ...; and
+            `known`, how many ids the model has for sources and for targets: tokens beyond them only build longer ones,
+            where merges have results that a vocabulary lacks, and one that is left is read as unknown. None: all.
 
     Raises:
         ValueError: one of the two tokenizers is missing, or a special token has different ids in them.
@@ -48,15 +47,12 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         target_tokenizer_file: str | os.PathLike | None = None,
         source_tokenizer_object: Tokenizer | None = None,
         target_tokenizer_object: Tokenizer | None = None,
-        known: list[int] | None = None,
         **kwargs: Any,
     ):
         source = _load(source_tokenizer_file, source_tokenizer_object, "source")
         self.target_tokenizer = _load(target_tokenizer_file, target_tokenizer_object, "target")
         kwargs.pop("tokenizer_file", None)  # transformers looks for a tokenizer.json of its own accord
-        self.known = known
-        if known is not None:
-            kwargs["known"] = known  # transformers saves what it is given
+        self.known: list[int] | None = kwargs.get("known")  # which transformers saves with the others
         super().__init__(tokenizer_object=source, **kwargs)
         self._add_tokens(self.all_special_tokens, special_tokens=True)
 

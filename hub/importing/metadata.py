@@ -26,6 +26,9 @@ class Ignored:
 class Record:
     """Stands for an object of a toolkit's class: what it was made of and its state, which `plain` reads."""
 
+    arguments: tuple
+    state: dict
+
     def __new__(cls, *arguments: Any):
         record = super().__new__(cls)
         record.arguments, record.state = arguments, {}

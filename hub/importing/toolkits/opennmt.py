@@ -75,7 +75,7 @@ def opened(content: dict) -> tuple[dict, dict[str, Any]]:
         )
     state = dict(content["model"])
     state |= {f"generator.{key.removeprefix('0.')}": value for key, value in content["generator"].items()}
-    told = ASSUMED | {name: options[name] for name in SETTINGS if options.get(name) is not None}
+    told: dict[str, Any] = ASSUMED | {name: options[name] for name in SETTINGS if options.get(name) is not None}
     for name in ("dropout", "attention_dropout"):  # a list of them, one for each part of a training
         if isinstance(told.get(name), list):
             told[name] = told[name][0] if told[name] else 0.0
