@@ -1,9 +1,12 @@
-"""Turns a checkpoint of a "Transformer from scratch" tutorial, or a model such as MarianMT's, into a folder of ours.
+"""Turns a checkpoint of a "Transformer from scratch" tutorial, of fairseq or of OpenNMT-py, or a model of transformers
+such as MarianMT's, into a folder that `AutoModelForSeq2SeqLM` loads.
 
     python -m hub.import_checkpoint model.pt OUT --num_heads 8
     python -m hub.import_checkpoint tmodel_10.pt OUT --num_heads 8 \\
         --source_tokenizer tokenizer_en.json --target_tokenizer tokenizer_it.json
     python -m hub.import_checkpoint model.pt OUT --num_heads 8 --pad_token_id 0 --compare_with my_code:build_model
+    python -m hub.import_checkpoint checkpoint_best.pt OUT --data data-bin/iwslt14 --codes code
+    python -m hub.import_checkpoint model_step_100000.pt OUT --codes bpe.codes
     python -m hub.import_checkpoint Helsinki-NLP/opus-mt-en-de OUT     # or a folder: Marian, Bart, MBart, Pegasus, ...
 
 The layout of a file is found by its keys. Every tensor is accounted for in `import_report.json`, and so is everything
@@ -24,11 +27,13 @@ from hub.folders import refuse_existing, write_whole
 from hub.importing.conversion import SPECIAL_IDS, Imported, convert
 from hub.importing.detection import find_layout
 from hub.importing.file import read
+from hub.importing.layout import Layout
 from hub.importing.layouts import LAYOUTS
 from hub.importing.parity import compare
 from hub.importing.settings import settings
 from hub.importing.stock import import_stock, is_stock
-from hub.importing.tokenizer import read_tokenizers
+from hub.importing.tokenizer import Tokenizers, read_tokenizers
+from hub.importing.toolkits.subwords import read_toolkit
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 
 
@@ -44,6 +49,15 @@ def main() -> None:
     parser.add_argument("--num_heads", type=int, help="attention heads; a file does not tell")
     parser.add_argument("--source_tokenizer", type=Path, help="tokenizers' JSON, or a text file with a token a line")
     parser.add_argument("--target_tokenizer", type=Path, help="likewise; without: the source's for both")
+    parser.add_argument("--data", type=Path, help="fairseq: folder with dict.SOURCE.txt and dict.TARGET.txt")
+    parser.add_argument(
+        *("--codes",),
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="fairseq, OpenNMT-py: BPE codes or a SentencePiece model, for both sides, or one for each",
+    )
     for name in SPECIAL_IDS:
         parser.add_argument(f"--{name}", type=int, help="where layout and tokenizer do not tell")
     parser.add_argument(
@@ -83,7 +97,7 @@ def import_file(arguments: argparse.Namespace) -> tuple[Imported, PreTrainedToke
         layout, evidence = find_layout(state, arguments.layout)
     print(f"looks like {layout.title}: {evidence}")
     chosen = settings(arguments.set, metadata, layout)
-    tokenizers = read_tokenizers(arguments.source_tokenizer, arguments.target_tokenizer, chosen.get("source_begins"))
+    tokenizers = tokenizers_for(arguments, layout, metadata | chosen)
     special_ids = {name: getattr(arguments, name) for name in SPECIAL_IDS if getattr(arguments, name) is not None}
     with named(arguments.file):
         imported = convert(state, layout, chosen, arguments.num_heads, special_ids)
@@ -95,6 +109,21 @@ def import_file(arguments: argparse.Namespace) -> tuple[Imported, PreTrainedToke
     if tokenizers:
         tokenizers.apply_to(imported.model)
     return imported, tokenizers.tokenizer if tokenizers else None, report
+
+
+def tokenizers_for(arguments: argparse.Namespace, layout: Layout, told: dict[str, Any]) -> Tokenizers | None:
+    """Those that the user gives, or those of a toolkit's vocabularies; `told` by file and user."""
+    given = [arguments.source_tokenizer, arguments.target_tokenizer]
+    toolkit = {"--data": ("fairseq",), "--codes": ("fairseq", "opennmt")}
+    for option, layouts in toolkit.items():
+        if getattr(arguments, option[2:]) and (layout.name not in layouts or any(given)):
+            reason = "goes without --source_tokenizer" if any(given) else f"is not for the layout {layout.name}"
+            raise ValueError(f"{option} {reason}: it is for {' and '.join(layouts)}.")
+    if len(arguments.codes) > 2:
+        raise ValueError(f"--codes takes one file, or one for each side, not {len(arguments.codes)}.")
+    if any(given) or layout.name not in toolkit["--codes"]:
+        return read_tokenizers(arguments.source_tokenizer, arguments.target_tokenizer, told.get("source_begins"))
+    return read_toolkit(layout.name, arguments.file, told, arguments.data, arguments.codes)
 
 
 @contextmanager

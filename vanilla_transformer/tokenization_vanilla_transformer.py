@@ -25,7 +25,9 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
     Args:
         source_tokenizer_file, target_tokenizer_file: paths of `tokenizers` JSON files; or
         source_tokenizer_object, target_tokenizer_object: `tokenizers.Tokenizer`s.
-        **kwargs: as for `PreTrainedTokenizerFast`: `pad_token`, `bos_token`, `eos_token`, `unk_token`, ...
+        **kwargs: as for `PreTrainedTokenizerFast`: `pad_token`, `bos_token`, `eos_token`, `unk_token`, ...; and
+            `known`, how many ids the model has for sources and for targets: tokens beyond them only build longer ones,
+            where merges have results that a vocabulary lacks, and one that is left is read as unknown. None: all.
 
     Raises:
         ValueError: one of the two tokenizers is missing, or a special token has different ids in them.
@@ -50,6 +52,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         source = _load(source_tokenizer_file, source_tokenizer_object, "source")
         self.target_tokenizer = _load(target_tokenizer_file, target_tokenizer_object, "target")
         kwargs.pop("tokenizer_file", None)  # transformers looks for a tokenizer.json of its own accord
+        self.known: list[int] | None = kwargs.get("known")  # which transformers saves with the others
         super().__init__(tokenizer_object=source, **kwargs)
         self._add_tokens(self.all_special_tokens, special_tokens=True)
 
@@ -78,6 +81,32 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         """One side, "source" or "target", as transformers' own class, with the same special tokens."""
         special = {name: token for name, token in self.special_tokens_map.items() if isinstance(token, str)}
         return PreTrainedTokenizerFast(tokenizer_object=getattr(self, f"{side}_tokenizer"), **special)
+
+    def known_ids(self, ids: list[int], side: str) -> list[int]:
+        """The same ids, those that the model of this side, "source" or "target", lacks as the unknown token's."""
+        if self.known is None:
+            return ids
+        limit = self.known[side == "target"]
+        return [token_id if token_id < limit else self.unk_token_id for token_id in ids]
+
+    def vocabulary(self, side: str) -> dict[str, int]:
+        """The tokens of one side, "source" or "target", that the model has, with their ids."""
+        tokens = getattr(self, f"{side}_tokenizer").get_vocab()
+        if self.known is None:
+            return tokens
+        return {token: token_id for token, token_id in tokens.items() if token_id < self.known[side == "target"]}
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.vocabulary("target" if id(self) in _READS_TARGETS.get() else "source")
+
+    def __len__(self) -> int:
+        return len(self.get_vocab())
+
+    def _convert_encoding(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], list]:
+        found, encodings = super()._convert_encoding(*args, **kwargs)
+        side = "target" if id(self) in _READS_TARGETS.get() else "source"
+        found["input_ids"] = [self.known_ids(ids, side) for ids in found["input_ids"]]
+        return found, encodings
 
     def _decode(
         self, token_ids, skip_special_tokens: bool = False, use_source_tokenizer: bool = False, **kwargs

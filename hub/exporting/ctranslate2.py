@@ -164,7 +164,7 @@ def vocabularies(tokenizer: PreTrainedTokenizerBase, *sizes: int) -> tuple[list[
     """The tokens of source and target by id, as many as the model has rows; those of no token are `<unused_N>`."""
     sides = [tokenizer.get_vocab()] * 2
     if has_two_sides(tokenizer):
-        sides = [tokenizer.source_tokenizer.get_vocab(), tokenizer.target_tokenizer.get_vocab()]
+        sides = [tokenizer.vocabulary("source"), tokenizer.vocabulary("target")]
     named = []
     for vocabulary, size in zip(sides, sizes, strict=True):
         if len(vocabulary) > size:

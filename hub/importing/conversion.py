@@ -66,19 +66,21 @@ def convert(
     name = next(key for key, use in layout.uses().items() if "model.encoder.embed_tokens.weight" in use.targets)
     if state[name].ndim != 2 or 0 in state[name].shape:
         raise ValueError(f"{name} has the shape {tuple(state[name].shape)}, not (tokens, width).")
-    facts = Facts(state[name].shape[1], num_heads, layout.assumed | metadata)
+    facts = Facts(state[name].shape[1], num_heads, layout.assumed | metadata, state)
     placed = place(state, layout, facts)
+    make(placed, layout, facts)
     fields = layout.config | (layout.variant_config(facts, state) if layout.variant_config else {})
     heads = heads_of(layout, facts, state)
     ids = dict.fromkeys(SPECIAL_IDS) | layout.special_ids
     ids |= {name: fields.pop(name) for name in SPECIAL_IDS if name in fields} | special_ids
+    ids.setdefault("decoder_start_token_id", ids["bos_token_id"])
     shapes = architecture(placed, layout, heads, facts.d_model, fields)
     try:
-        config = VanillaTransformerConfig(**shapes, **ids, decoder_start_token_id=ids["bos_token_id"])
+        config = VanillaTransformerConfig(**shapes, **ids)
     except StrictDataclassError as error:
         raise ValueError(f"the file's architecture cannot be ours: {error}") from error
-    if layout.zero_biases:
-        zero_biases(placed)
+    zero_biases(placed, layout)
+    refuse_untied(config, placed)
     model = build(config, placed, layout)
     shapes = {name: getattr(config, name) for name in shapes}
     check = [*layout.check, *assumptions(layout, metadata), *without_tables(layout, state), *unset(config)]
@@ -119,6 +121,13 @@ def place(state: State, layout: Layout, facts: Facts) -> Placed:
         else:
             placed.left_out[name] = use.note
     return placed
+
+
+def make(placed: Placed, layout: Layout, facts: Facts) -> None:
+    """Adds the tensors that the layout's code computes, where it does not take them from a file."""
+    for note, tensors in (layout.made(facts, placed.tensors) if layout.made else {}).items():
+        placed.tensors |= tensors
+        placed.folds[note] = "exact"
 
 
 def folded(name: str, tensor: torch.Tensor, use: Use, facts: Facts) -> tuple[torch.Tensor, ...]:
@@ -182,16 +191,30 @@ def number_of_layers(tensors: State, side: str) -> int:
     return len(numbers)
 
 
-def zero_biases(placed: Placed) -> None:
+def zero_biases(placed: Placed, layout: Layout) -> None:
     """Fills in the biases of projections that the layout's linear maps do not have: all of one projection, or none."""
     tensors = placed.tensors
-    for projection in ("q_proj", "k_proj", "v_proj", "out_proj"):
+    for projection in layout.zero_biases:
         weights = [name for name in tensors if name.endswith(f".{projection}.weight")]
         biases = [name.removesuffix("weight") + "bias" for name in weights]
         if not any(name in tensors for name in biases):
-            placed.folds["attention without biases: zero ones"] = "exact"
+            placed.folds["linear maps without biases: zero ones"] = "exact"
             for weight, bias in zip(weights, biases, strict=True):
                 tensors[bias] = torch.zeros(len(tensors[weight]))
+
+
+def refuse_untied(config: VanillaTransformerConfig, placed: Placed) -> None:
+    """Raises ValueError where two tables that are to be one differ."""
+    source, target, output = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"
+    for first, second, name in (
+        (source, target, "share_encoder_decoder_embeddings"),
+        (target, output, "tie_word_embeddings"),
+    ):
+        if not getattr(config, name) or not {first, second} <= placed.tensors.keys():
+            continue
+        if not torch.equal(placed.tensors[first], placed.tensors[second]):
+            theirs = " and ".join(placed.origin.get(key, key) for key in (first, second))
+            raise ValueError(f"{theirs} differ, but its settings say that they are one ({name}).")
 
 
 def build(
@@ -217,7 +240,7 @@ def build(
     model = VanillaTransformerForConditionalGeneration(config)
     model.load_state_dict(tensors)
     special = {name: getattr(config, name) for name in (*SPECIAL_IDS, "decoder_start_token_id")}
-    model.generation_config = GenerationConfig(**special, num_beams=1)
+    model.generation_config = GenerationConfig(**special, **({"num_beams": 1} | layout.generation))
     return model.eval()
 
 

@@ -1,23 +1,26 @@
 """A checkpoint file's tensors; nothing in it is run."""
 
+import io
 import pickletools
 import re
 import warnings
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from hub.importing.layout import State
-from hub.importing.metadata import STAND_INS, told
+from hub.importing.metadata import STAND_INS, records, told
+from hub.importing.toolkits import opened
 from hub.importing.unfolding import why_endless
 
 WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model", "net", "weights")
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.")  # DDP, torch.compile, Lightning, one's own
 LARGER, SLACK = 16, 2**26  # how much larger than their file tensors may be: they may share memory, or repeat a row
+PICKLES = 4  # of a file of before PyTorch 1.6: a number, a version, the machine, the content
 ANOTHER_WAY = (
     "If it is yours, load it with your own code and save the tensors alone: torch.save(model.state_dict(), FILE)."
 )
@@ -51,7 +54,11 @@ def read(path: Path) -> tuple[State, dict[str, Any]]:
             raise ValueError(f"{path} is {of_the_kind(path) or f'no safetensors file ({error})'}.") from error
     else:
         content = unpickle(path)
-    state, metadata = unwrap(path, content)
+    try:
+        found = opened(content)
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from error
+    state, metadata = found or unwrap(path, content)
     return without_prefixes(check(path, state)), metadata
 
 
@@ -60,7 +67,8 @@ def unpickle(path: Path) -> Any:
     refuse_bombs(path)
     if reason := why_endless(path, limit(path)):
         raise ValueError(f"{path} is refused: {reason}. {ANOTHER_WAY}")
-    with torch.serialization.safe_globals(STAND_INS), warnings.catch_warnings():
+    known = [*STAND_INS, *records(names_in_pickle(path))]
+    with torch.serialization.safe_globals(known), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of old formats
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -113,20 +121,30 @@ def of_the_kind(path: Path) -> str | None:
 
 
 def names_in_pickle(path: Path) -> list[str]:
-    """What a bare pickle would import, as far as it can be followed without running it."""
+    """What a file's pickles would import, as far as they can be followed without running them."""
     found, strings = [], ["", ""]
     try:
-        with path.open("rb") as file:
-            for operation, argument, _ in pickletools.genops(file):
-                if operation.name in ("GLOBAL", "INST"):
-                    found.append(str(argument).replace(" ", "."))
-                elif operation.name == "STACK_GLOBAL":
-                    found.append(".".join(strings[-2:]))
-                elif isinstance(argument, str):
-                    strings = [strings[-1], argument]
+        with pickles(path) as file:
+            for _ in range(PICKLES):
+                for operation, argument, _ in pickletools.genops(file):
+                    if operation.name in ("GLOBAL", "INST"):
+                        found.append(str(argument).replace(" ", "."))
+                    elif operation.name == "STACK_GLOBAL":
+                        found.append(".".join(strings[-2:]))
+                    elif isinstance(argument, str):
+                        strings = [strings[-1], argument]
     except Exception:  # of bytes that are no pickle; pickletools has no type for it
         pass
     return found
+
+
+def pickles(path: Path) -> IO[bytes]:
+    """The bytes of a bare pickle, of those that PyTorch wrote one behind the other before 1.6, or of an archive's."""
+    if not zipfile.is_zipfile(path):
+        return path.open("rb")
+    with zipfile.ZipFile(path) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+        return io.BytesIO(archive.read(name))
 
 
 def unwrap(path: Path, content: Any) -> tuple[dict, dict[str, Any]]:

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 State = dict[str, torch.Tensor]
-Kind = type[bool] | type[int] | tuple[str, ...]  # of a setting: a tuple has the words that it may be
+Kind = (
+    type[bool] | type[int] | type[float] | type[str] | tuple[str, ...]
+)  # of a setting: a tuple has the words that it may be
 Run = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -33,11 +35,12 @@ class Use:
 
 @dataclass
 class Facts:
-    """What the file and the user say: dimensions, number of heads (None: nobody said), metadata of the file."""
+    """What file and user say: dimensions, number of heads (None: nobody said), metadata; and the file's tensors."""
 
     d_model: int
     num_heads: int | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    state: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Layout:
         config: fields of our configuration that the layout fixes.
         norm_eps: (d_model) -> `layer_norm_eps`.
         num_heads: (facts, state) -> how many heads there are, where the file tells; None: it must be asked for.
-        zero_biases: whether the layout's linear maps may lack biases; ours are then zero.
+        zero_biases: our linear maps that may lack biases in a file; ours are then zero.
         special_ids: of the layout, where its code fixes them.
         check: what the user must look at, since the file cannot tell.
         variant_config: (facts, state) -> further configuration fields, for layouts with variants.
@@ -61,6 +64,8 @@ class Layout:
         optional: keys that a file may lack.
         settings: what `--set` takes by name, and a training file's settings: bool, int, or the words to choose from.
         assumed: settings that are taken to be so where nobody tells.
+        made: (facts, our tensors so far) -> what it is, for the report -> our tensors that no key of the file has.
+        generation: how their own program decodes, as fields of `GenerationConfig`; without: greedily.
     """
 
     name: str
@@ -69,7 +74,7 @@ class Layout:
     config: dict[str, Any]
     norm_eps: Callable[[int], float] = lambda d_model: 1e-5
     num_heads: Callable[[Facts, State], int | None] | None = None
-    zero_biases: bool = False
+    zero_biases: tuple[str, ...] = ()
     special_ids: dict[str, int] = field(default_factory=dict)
     check: tuple[str, ...] = ()
     variant_config: Callable[[Facts, State], dict[str, Any]] | None = None
@@ -77,6 +82,8 @@ class Layout:
     optional: tuple[str, ...] = ()
     settings: dict[str, Kind] = field(default_factory=dict)
     assumed: dict[str, Any] = field(default_factory=dict)
+    made: Callable[[Facts, State], dict[str, State]] | None = None
+    generation: dict[str, Any] = field(default_factory=dict)
 
     def uses(self) -> dict[str, Use]:
         return {key: use if isinstance(use, Use) else Use((use,)) for key, use in self.keys.items()}

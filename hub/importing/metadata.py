@@ -1,11 +1,12 @@
 """What a training file holds besides tensors, as stand-ins: of all that it names, nothing is imported or called.
 
-`STAND_INS` are for `torch.serialization.safe_globals`. Whatever else a file names is refused.
+`STAND_INS` and `records(names)` are for `torch.serialization.safe_globals`. Whatever else a file names is refused.
 """
 
 import argparse
 import struct
 import types
+from collections.abc import Iterable
 from typing import Any
 
 SIMPLE = (str, int, float, bool)
@@ -20,6 +21,52 @@ class Ignored:
 
     def __setstate__(self, state: Any) -> None:
         pass
+
+
+class Record:
+    """Stands for an object of a toolkit's class: what it was made of and its state, which `plain` reads."""
+
+    arguments: tuple
+    state: dict
+
+    def __new__(cls, *arguments: Any):
+        record = super().__new__(cls)
+        record.arguments, record.state = arguments, {}
+        return record
+
+    def __init__(self, *arguments: Any):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state if isinstance(state, dict) else {}
+
+
+TOOLKITS = ("fairseq", "omegaconf", "onmt", "torchtext")  # packages whose classes are read as records
+
+
+def records(names: Iterable[str]) -> list[Any]:
+    """Stand-ins for those of a pickle's names that are of the toolkits: of them, too, nothing is imported."""
+    return [(Record, name) for name in set(names) if name.split(".")[0] in TOOLKITS]
+
+
+def plain(value: Any, depth: int = 5) -> Any:
+    """Settings as dictionaries, lists and simple values: of namespaces, OmegaConf's nodes, enumerations and fields.
+
+    Args:
+        depth: how deep containers are followed; what lies below is None.
+    """
+    if isinstance(value, Record):
+        content = value.state.get("_content", value.state.get("_val", value.state))
+        if not value.state:
+            content = value.arguments[0] if value.arguments else None
+        return plain(content, depth - 1) if depth else None
+    if isinstance(value, argparse.Namespace | types.SimpleNamespace):
+        value = vars(value)
+    if isinstance(value, dict):
+        return {key: plain(each, depth - 1) for key, each in value.items() if isinstance(key, str)} if depth else None
+    if isinstance(value, list | tuple):
+        return [plain(each, depth - 1) for each in value] if depth else None
+    return value if isinstance(value, SIMPLE) else None
 
 
 class Dtype(Ignored):
@@ -51,6 +98,8 @@ STAND_INS: list[Any] = [
     (dictionary, "collections.defaultdict"),
     (Dtype, "numpy.dtype"),
     *((Ignored, f"builtins.{name}") for name in ("int", "float", "str", "bool", "list", "dict", "tuple")),  # factories
+    *((Ignored, name) for name in ("builtins.type", "builtins.object", "_operator.getitem", "functools.partial")),
+    *((Ignored, f"typing.{name}") for name in ("Any", "Union", "Optional", "Dict", "List")),  # of OmegaConf's nodes
     *((Ignored, f"numpy.{name}") for name in ("ndarray", "float64", "float32", "int64")),
 ]
 for module in ("numpy.core.multiarray", "numpy._core.multiarray"):  # before and since numpy 2

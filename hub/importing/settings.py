@@ -47,13 +47,15 @@ def parsed(text: str) -> Any:
 
 
 def is_of(value: Any, kind: Kind) -> bool:
-    return value in kind if isinstance(kind, tuple) else type(value) is kind
+    if isinstance(kind, tuple):
+        return value in kind
+    return type(value) in ((int, float) if kind is float else (kind,))
 
 
 def choices(kind: Kind) -> str:
     if isinstance(kind, tuple):
         return " or ".join(kind)
-    return "true or false" if kind is bool else "a whole number"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
 
 
 def setting(value: Any) -> str:

@@ -30,6 +30,10 @@ class Side:
     special: dict[str, str]
     rows: list[int]
 
+    def has_parts(self) -> bool:
+        """Whether it has tokens beyond the model's rows, of which others are built."""
+        return self.tokenizer.get_vocab_size() > len(self.rows)
+
     def ids(self) -> dict[str, int]:
         vocabulary = self.tokenizer.get_vocab()
         return {name: vocabulary[token] for name, token in self.special.items()}
@@ -67,12 +71,14 @@ class Tokenizers:
                 order = [*side.rows, *range(len(side.rows), len(table))]
                 with torch.no_grad():
                     table.copy_(table[order].clone())
+        begins_with_end = model.config.decoder_start_token_id == model.config.eos_token_id is not None
+        start = "eos_token" if begins_with_end else "bos_token"
         for name, value in self.target.ids().items():
             if name != "unk_token":
                 setattr(model.config, f"{name}_id", value)
                 setattr(model.generation_config, f"{name}_id", value)
-        model.config.decoder_start_token_id = model.config.bos_token_id
-        model.generation_config.decoder_start_token_id = model.config.bos_token_id
+        model.config.decoder_start_token_id = self.target.ids()[start]
+        model.generation_config.decoder_start_token_id = self.target.ids()[start]
 
 
 def read_tokenizers(source: Path | None, target: Path | None, source_begins: Any = None) -> Tokenizers | None:
@@ -96,18 +102,32 @@ def read_tokenizers(source: Path | None, target: Path | None, source_begins: Any
     if source is None:
         raise ValueError("--target_tokenizer needs --source_tokenizer.")
     sides = [read_side(path) for path in ((source, target) if target else (source,))]
+    return together(sides, source_begins=bool(source_begins))
+
+
+def together(sides: list[Side], source_begins: bool = False, source_ends: bool = True) -> Tokenizers:
+    """One tokenizer of one side for both, or of two; targets end with the end token.
+
+    Args:
+        source_begins, source_ends: whether the begin token stands before sources, the end token behind them. Where not
+            as before and behind targets, it takes two sides.
+    """
     if len(sides) == 2 and sides[0].ids() != sides[1].ids():
         sides = [with_special_in_front(side) for side in sides]
     for i, side in enumerate(sides):
         begin = f"{side.special['bos_token']} " if source_begins and i == 0 and len(sides) == 2 else ""
         tokens = [(side.special[name], side.ids()[name]) for name in ("bos_token", "eos_token")]
-        template = f"{begin}$A {side.special['eos_token']}"
+        end = f" {side.special['eos_token']}" if source_ends or i == 1 else ""
+        template = f"{begin}$A{end}"
         side.tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=tokens)
     if len(sides) == 1:
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=sides[0].tokenizer, **sides[0].special)
         return Tokenizers(tokenizer, sides[0], sides[0])
     both = VanillaTransformerTokenizer(
-        source_tokenizer_object=sides[0].tokenizer, target_tokenizer_object=sides[1].tokenizer, **sides[0].special
+        source_tokenizer_object=sides[0].tokenizer,
+        target_tokenizer_object=sides[1].tokenizer,
+        known=[len(side.rows) for side in sides] if any(side.has_parts() for side in sides) else None,
+        **sides[0].special,
     )
     return Tokenizers(both, *sides)
 
@@ -163,7 +183,7 @@ def with_special_in_front(side: Side) -> Side:
     first = [side.ids()[name] for name in KNOWN if name in side.special]
     rows = first + [old for old in side.rows if old not in set(first)]
     new = {old: i for i, old in enumerate(rows)}
-    state["model"]["vocab"] = {token: new[old] for token, old in vocabulary.items()}
+    state["model"]["vocab"] = {token: new.get(old, old) for token, old in vocabulary.items()}
     for token in state["added_tokens"]:
         token["id"] = new[token["id"]]
     state["added_tokens"].sort(key=lambda token: token["id"])

@@ -40,6 +40,12 @@ def references():
     return TUTORIALS
 
 
+@pytest.fixture(scope="session")
+def load_tests_module():
+    """(path in this folder) -> the module."""
+    return load_module
+
+
 @pytest.fixture(params=TUTORIALS.CASES)
 def case(request) -> str:
     """Each of the tutorials' models by name."""

@@ -40,7 +40,9 @@ def encode(
     backends = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]
     states = [backend.to_str() for backend in backends if backend is not None]
     states = states or [repr(tokenizer), json.dumps(tokenizer.get_vocab())]  # one that is written in Python
-    key = hashlib.sha256(f"{FORMAT}{text.digest()}{''.join(states)}".encode()).hexdigest()
+    key = hashlib.sha256(
+        f"{FORMAT}{text.digest()}{''.join(states)}{getattr(tokenizer, 'known', None) or ''}".encode()
+    ).hexdigest()
     folder = Path(HF_DATASETS_CACHE) / "vanilla_transformer"
     folder.mkdir(parents=True, exist_ok=True)
     if not sys.stderr.isatty():
@@ -80,6 +82,9 @@ def encode_rows(tokenizer: PreTrainedTokenizerFast, sources: list[str], targets:
             backend.no_truncation()
             backend.no_padding()
             sides[name] += [encoding.ids for encoding in backend.encode_batch_fast(texts[start : start + CHUNK])]
+    if getattr(tokenizer, "known", None) is not None:
+        for name, side in (("input_ids", "source"), ("labels", "target")):
+            sides[name] = [tokenizer.known_ids(ids, side) for ids in sides[name]]
     return sides
 
 

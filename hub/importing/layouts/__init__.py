@@ -15,6 +15,7 @@ from hub.importing.layouts import (
     separate_heads,
     torch_transformer,
 )
+from hub.importing.toolkits import fairseq, opennmt
 
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
@@ -26,12 +27,14 @@ LAYOUTS: dict[str, Layout] = {
         bentrevett.OLDER,
         build_transformer.LAYOUT,
         build_transformer.REPAIRED,
+        fairseq.LAYOUT,
         gordicaleksa.LAYOUT,
         hkproj.LAYOUT,
         hyunwoongko.LAYOUT,
         jadore.LAYOUT,
         joeynmt.LAYOUT,
         notebook.LAYOUT,
+        opennmt.LAYOUT,
         separate_heads.LAYOUT,
         torch_transformer.LAYOUT,
     )

@@ -1,7 +1,7 @@
 """Aladdin Persson's Machine-Learning-Collection: the Transformer from scratch, and the one around nn.Transformer."""
 
 from hub.importing.folds import shared_by_heads
-from hub.importing.layout import DECODER, ENCODER, Layout, Use, feed_forward
+from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, Layout, Use, feed_forward
 from hub.importing.layouts.torch_transformer import ASSUMED, BODY, SETTINGS, variant_config
 
 
@@ -47,7 +47,7 @@ LAYOUT = Layout(
     },
     config=CONFIG,
     num_heads=lambda facts, state: facts.d_model // max(1, len(state["encoder.layers.0.attention.queries.weight"])),
-    zero_biases=True,
+    zero_biases=PROJECTIONS,
     check=(
         "Its code hides the target's padding from nothing; padding stands behind every sentence, so nothing sees it.",
     ),

@@ -1,7 +1,7 @@
 """Umar Jamil's pytorch-transformer (hkproj), the video and its three eras: with and without biases, scalar alphas."""
 
 from hub.importing.folds import sinusoids, spread, std_norm
-from hub.importing.layout import DECODER, ENCODER, Layout, Use, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, Layout, Use, attention, feed_forward
 
 
 def norm(theirs: str, ours: str) -> dict[str, str | Use]:
@@ -51,7 +51,7 @@ LAYOUT = Layout(
     },
     config=CONFIG,
     norm_eps=lambda d_model: 1e-12,
-    zero_biases=True,
+    zero_biases=PROJECTIONS,
     run=run,
     check=(
         "The source of a sentence stands between [SOS] and [EOS] there: the tokenizer must add both.",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from hub.importing.folds import sinusoids
-from hub.importing.layout import DECODER, ENCODER, Facts, Layout, State, Use, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, Facts, Layout, State, Use, attention, feed_forward
 
 W = ("w_qs", "w_ks", "w_vs", "fc")
 FFN = ("pos_ffn.w_1", "pos_ffn.w_2")
@@ -60,7 +60,7 @@ LAYOUT = Layout(
         "embedding_norm": True,
     },
     norm_eps=lambda d_model: 1e-6,
-    zero_biases=True,
+    zero_biases=PROJECTIONS,
     num_heads=lambda facts, state: facts.metadata.get("n_head"),
     settings={
         "proj_share_weight": bool,

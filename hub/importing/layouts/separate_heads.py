@@ -1,7 +1,7 @@
 """The article 'What is a Transformer?' (dm, dk, dv, nhead): heads of their own width, norms by unbiased variance."""
 
 from hub.importing.folds import sinusoids, unbiased_norm
-from hub.importing.layout import DECODER, ENCODER, Layout, Use, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, Layout, Use, attention, feed_forward
 
 W = ("wq", "wk", "wv", "wo")
 FFN = ("feedforward.w1", "feedforward.w2")
@@ -34,7 +34,7 @@ LAYOUT = Layout(
     },
     config={"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "lm_head_bias": True},
     norm_eps=lambda d_model: 1e-6 * (d_model - 1) / d_model,
-    zero_biases=True,
+    zero_biases=PROJECTIONS,
     run=lambda model, source, source_mask, target, target_mask: model(
         source, target, src_mask=source_mask[:, 0], trg_mask=target_mask[:, 0]
     ),

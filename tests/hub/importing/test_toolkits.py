@@ -1,0 +1,262 @@
+"""Checkpoints of fairseq and OpenNMT-py: arithmetic, what is refused, and that nothing of a file is run."""
+
+import argparse
+import itertools
+import os
+
+import pytest
+import torch
+
+from hub.importing.conversion import convert
+from hub.importing.detection import find_layout
+from hub.importing.file import read
+from hub.importing.settings import settings
+
+
+@pytest.fixture(scope="module")
+def toolkits(load_tests_module):
+    return load_tests_module("importing/toolkit_references.py")
+
+
+def import_file(path):
+    state, metadata = read(path)
+    layout, _ = find_layout(state)
+    return convert(state, layout, settings([], metadata, layout), None, {}), state, metadata
+
+
+def batch(sizes, first):
+    """Ids of sources, right- and left-padded with 1, and of targets."""
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(4, sizes[0], (4, 9), generator=generator)
+    target = torch.randint(4, sizes[1], (4, 7), generator=generator)
+    source[1, 7:], source[2, :3], target[:, 0] = 1, 1, first
+    return source, target
+
+
+NAMES = (
+    *("fairseq base", "fairseq iwslt_de_en", "fairseq wmt_en_de", "fairseq vaswani big", "fairseq t2t"),
+    *("fairseq norm of embeddings", "fairseq learned", "fairseq width of the output"),
+    *("fairseq widths of input and output",),
+)
+OPENNMT = ("opennmt 2", "opennmt 2 joint", "opennmt 3", "opennmt 3 biases", "opennmt 3 halves")
+
+
+@torch.no_grad()
+def greedy(logits_of, start: int, steps: int = 8) -> torch.Tensor:
+    """The most probable tokens one by one, (4, steps + 1)."""
+    ids = torch.full((4, 1), start)
+    for _ in range(steps):
+        ids = torch.cat([ids, logits_of(ids)[:, -1].argmax(-1, keepdim=True)], 1)
+    return ids
+
+
+def assert_same_until_the_end(found: torch.Tensor, expected: torch.Tensor, end: int = 2) -> None:
+    for ours, theirs in zip(found.tolist(), expected.tolist(), strict=True):
+        length = theirs.index(end, 1) + 1 if end in theirs[1:] else len(theirs)
+        assert ours[:length] == theirs[:length]
+
+
+@pytest.mark.parametrize(("d", "ff"), [(16, 24), (64, 160)])
+@pytest.mark.parametrize("name", NAMES)
+def test_fairseq(toolkits, tmp_path, name, d, ff):
+    theirs = toolkits.make(name, d=d, ff=ff)
+    imported, state, _ = import_file(toolkits.save(theirs.content(), tmp_path / "model.pt"))
+    source, target = batch((imported.model.config.vocab_size, imported.model.config.decoder_vocab_size), 2)
+    mask = (source != 1).long()
+    with torch.no_grad():
+        expected = theirs(source, None, target)[0]
+        found = imported.model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
+    assert (found - expected).abs().max() <= 1e-4
+    given = imported.model.generate(source, attention_mask=mask, num_beams=1, max_new_tokens=8)
+    assert_same_until_the_end(given, greedy(lambda ids: theirs(source, None, ids)[0], start=2))
+    assert set(imported.used) | set(imported.left_out) == set(state)
+    config = imported.model.config
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (1, 0, 2, 2)
+    assert (config.decoder_attention_heads, config.dropout) == (theirs.told.decoder_attention_heads, 0.3)
+    assert config.share_encoder_decoder_embeddings == theirs.told.share_all_embeddings
+    assert not imported.check
+
+
+@pytest.mark.parametrize(("d", "ff"), [(16, 24), (64, 160)])
+@pytest.mark.parametrize("name", OPENNMT)
+def test_opennmt(toolkits, tmp_path, name, d, ff):
+    theirs = toolkits.make(name, d=d, ff=ff)
+    imported, _, metadata = import_file(toolkits.save(theirs.content(), tmp_path / "model.pt"))
+    source, target = batch((31, 37), 2)
+    source[2, :3] = source[0, :3]  # it pads on the right alone
+    mask = (source != 1).long()
+    shift = len(metadata["vocabularies"]["source"]) - theirs.sizes[0]  # of the two special tokens that are put in
+    assert shift == (2 if name == "opennmt 2" else 0)
+    ours = torch.where(mask == 1, source + shift, 1)
+    with torch.no_grad():
+        expected = theirs(source, mask, target)
+        found = imported.model(input_ids=ours, attention_mask=mask, decoder_input_ids=target).logits
+    assert (found - expected).abs().max() <= 1e-4
+    given = imported.model.generate(ours, attention_mask=mask, num_beams=1, max_new_tokens=8)
+    assert_same_until_the_end(given, greedy(lambda ids: theirs(source, mask, ids), start=2), end=3)
+    config = imported.model.config
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (1, 2, 3, 2)
+    assert config.layer_norm_eps == theirs.eps
+    assert config.tie_word_embeddings == theirs.options["share_decoder_embeddings"]
+
+
+@pytest.mark.parametrize("how", ["cfg", "omegaconf"])
+def test_fairseqs_configurations_are_read_as_its_arguments(toolkits, tmp_path, how):
+    theirs = toolkits.make("fairseq t2t", heads=2)
+    plain, _, metadata = import_file(toolkits.save(theirs.content(), tmp_path / "args.pt"))
+    found, _, others = import_file(toolkits.save(theirs.content(how), tmp_path / "cfg.pt"))
+    assert others == metadata
+    assert found.shapes == plain.shapes
+    assert others["encoder_attention_heads"] == 2
+
+
+def test_files_of_before_pytorch_1_6(toolkits, tmp_path):
+    theirs = toolkits.make("fairseq base")
+    with toolkits.importable():
+        path = tmp_path / "model.pt"
+        torch.save(theirs.content("omegaconf"), path, _use_new_zipfile_serialization=False)
+    assert import_file(path)[2]["encoder_attention_heads"] == 4
+
+
+def earlier(state):
+    """Names of fairseq's first versions: fused projections, numbered norms, one matrix for embeddings and output."""
+    found = {}
+    for key, value in state.items():
+        if ".q_proj." in key:
+            parts = [state[key.replace("q_proj", f"{name}_proj")] for name in "qkv"]
+            found[key.replace("q_proj.", "in_proj_")] = torch.cat(parts)
+        elif "k_proj" not in key and "v_proj" not in key and "output_projection" not in key:
+            layer = [("self_attn", 0), ("encoder_attn", 1), ("final", 2 if key.startswith("decoder") else 1)]
+            for name, number in layer:
+                key = key.replace(f".{name}_layer_norm.", f".layer_norms.{number}.")
+            found[key] = value
+    return found
+
+
+def test_the_names_of_its_first_versions(toolkits, tmp_path):
+    theirs = toolkits.make("fairseq iwslt_de_en")
+    content = theirs.content()
+    new, _, _ = import_file(toolkits.save(content, tmp_path / "new.pt"))
+    content["model"] = earlier(content["model"])
+    old, _, _ = import_file(toolkits.save(content, tmp_path / "old.pt"))
+    for (name, expected), found in zip(new.model.state_dict().items(), old.model.state_dict().values(), strict=True):
+        assert torch.equal(expected, found), name
+
+
+def test_before_version_3_no_norm_followed_the_last_layer(toolkits, tmp_path):
+    content = toolkits.make("fairseq t2t").content()
+    for side in ("encoder", "decoder"):
+        content["model"][f"{side}.version"] = torch.tensor([1.0])
+        for part in ("weight", "bias"):
+            del content["model"][f"{side}.layer_norm.{part}"]
+    imported, _, _ = import_file(toolkits.save(content, tmp_path / "model.pt"))
+    assert not imported.model.config.final_norm
+
+
+WEIGHTS = ("weight", "bias")
+FAIRSEQ_FEATURES = [
+    *[{"arch": name} for name in ("lightconv_iwslt_de_en", "levenshtein_transformer", "transformer_lm_big", "fconv")],
+    *[{"arch": name} for name in ("multilingual_transformer", "nonautoregressive_transformer", "cmlm_transformer")],
+    *[{"arch": name} for name in ("transformer_monotonic_iwslt_de_en", "insertion_transformer", "lstm", "bart_large")],
+    *[{"simul_type": "waitk"}, {"waitk_lagging": 3}, {"max_relative_positions": 16}, {"adaptive_input": True}],
+    *[{"adaptive_softmax_cutoff": "10,20"}, {"no_token_positional_embeddings": True}, {"cross_self_attention": True}],
+    *[{"no_cross_attention": True}, {"encoder_layers_to_keep": "0,1"}, {"quant_noise_pq": 0.1}, {"char_inputs": True}],
+    *[{"activation_fn": "swish"}, {"encoder_attention_heads": "4"}, {"decoder_normalize_before": True}],
+    *[{"decoder_embed_dim": 32}, {"decoder_learned_pos": True, "encoder_learned_pos": False}, {"alibi": True}],
+    *[{"share_all_embeddings": True}, {"encoder_attention_heads": 3}, {"layernorm_embedding": True}],
+]
+OPENNMT_FEATURES = [
+    *[{"encoder_type": name} for name in ("brnn", "cnn", "ggnn", "mean")],
+    *[{"decoder_type": name} for name in ("rnn", "cnn", "transformer_lm")],
+    *[{"max_relative_positions": number} for number in (20, -1, -2)],
+    *[{"self_attn_type": "average"}, {"copy_attn": True}, {"generator_function": "sparsemax"}, {"layer_norm": "rms"}],
+    *[{"position_encoding": False}, {"parallel_residual": True}, {"num_kv": 2}, {"num_experts": 4}],
+    *[{"sliding_window": 64}, {"n_src_feats": 1}, {"lora_layers": ["linear_keys"]}, {"quant_layers": ["w_1"]}],
+    *[{"pos_ffn_activation_fn": name} for name in ("silu", "gated-gelu")],
+    *[{"model_task": "lm"}, {"model_type": "audio"}, {"position_encoding_type": "Other"}, {"heads": 3}],
+    *[{"relative_positions_buckets": 32}, {"shared_layer_norm": True}, {"share_embeddings": True}, {"heads": "4"}],
+]
+
+
+def mutations(content, part, settings_of, features):
+    """Contents with one mistake each, and the words of which one must be told."""
+    state = content["model"]
+    keys = [key for key in state if key.endswith(WEIGHTS)]
+    for key in keys:
+        yield content | {"model": {k: v for k, v in state.items() if k != key}}, [key]
+    for key in keys[::3]:
+        yield content | {"model": state | {f"{key}.extra": torch.zeros(2)}}, [f"{key}.extra"]
+        yield content | {"model": state | {key: torch.cat([state[key], state[key][:1]])}}, [key]
+        yield content | {"model": state | {key: state[key][..., None].expand(*state[key].shape, 2)}}, [key]
+    for feature in features:
+        changed = argparse.Namespace(**(settings_of | feature))
+        yield content | {part: changed}, [*feature, *map(str, feature.values()), "heads do not divide"]
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "features"),
+    [("fairseq base", "args", FAIRSEQ_FEATURES), ("opennmt 3 biases", "opt", OPENNMT_FEATURES)],
+)
+def test_files_with_a_mistake_are_refused_by_its_name(toolkits, tmp_path, name, part, features):
+    theirs = toolkits.make(name, layers=2)
+    given = theirs.arguments if part == "args" else theirs.options
+    found = list(mutations(theirs.content(), part, given, features))
+    assert len(found) >= 100
+    layers = ("model.encoder.layers", "model.decoder.layers")
+    for content, words in found:
+        with pytest.raises(ValueError, match="") as error:
+            import_file(toolkits.save(content, tmp_path / "model.pt"))
+        told = str(error.value)
+        assert "\n" not in told
+        # one layer that lacks its last tensor of a kind is told by our name of it, in brackets
+        assert any(word in told for word in words) or any(layer in told for layer in layers), (words, told)
+
+
+class Payload:
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("name", ["fairseq base", "opennmt 2"])
+def test_a_payload_does_nothing(toolkits, tmp_path, name):
+    """What names a function of the system is refused; a name of the toolkits' own is never looked up."""
+    victim, content = tmp_path / "victim", toolkits.make(name).content()
+    for payload in (Payload(os.mkdir, str(victim)), Payload(open, str(victim), "w"), Payload(eval, "1")):
+        with pytest.raises(ValueError, match="is refused: to read it, Python would have to run"):
+            import_file(toolkits.save(content | {"more": payload}, tmp_path / "model.pt"))
+        part = "args" if "args" in content else "opt"
+        inner = argparse.Namespace(**(vars(content[part]) | {"heads": payload, "encoder_attention_heads": payload}))
+        with pytest.raises(ValueError, match="is refused: to read it, Python would have to run"):
+            import_file(toolkits.save(content | {part: inner}, tmp_path / "model.pt"))
+    assert not victim.exists()
+
+    function = toolkits.MADE["AnyNode"]  # pickled by its name, as any function of omegaconf's would be
+    with toolkits.importable():
+        torch.save(content | {"more": Payload(function, str(victim))}, tmp_path / "model.pt")
+    function.__new__ = lambda *arguments: victim.mkdir()
+    try:
+        with toolkits.importable():
+            read(tmp_path / "model.pt")
+    finally:
+        del function.__new__
+    assert not victim.exists()
+
+
+def test_heads_of_a_bare_state_are_asked_for(toolkits, tmp_path):
+    torch.save(toolkits.make("fairseq base").state_dict(), tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="give it with --num_heads"):
+        import_file(tmp_path / "model.pt")
+
+
+def test_positions_beyond_the_table_are_refused(toolkits, tmp_path):
+    imported, _, _ = import_file(toolkits.save(toolkits.make("fairseq base").content(), tmp_path / "model.pt"))
+    ids = torch.full((1, 41), 5)
+    with pytest.raises(ValueError, match="41"):
+        imported.model(input_ids=ids, decoder_input_ids=ids)
+
+
+def test_every_case_is_tested(toolkits):
+    assert set(toolkits.CASES) == set(itertools.chain(NAMES, OPENNMT))
