@@ -17,7 +17,7 @@ from transformers import MarianConfig, PreTrainedTokenizerBase
 
 from hub.exporting.graphs import SOURCES, merge, quiet, trace
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.to_marian import SAME_FIELDS
+from vanilla_transformer.shared.stock import SAME_FIELDS, TWO_VOCABULARIES
 
 USAGE = """{out} holds ONNX graphs. To translate, with @huggingface/transformers alone (greedily, a sentence at a time):
     const source = await AutoTokenizer.from_pretrained("{source}"), target = await AutoTokenizer.from_pretrained("{target}");
@@ -59,7 +59,7 @@ def convert(
 
 def describe(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
     """The configuration as readers of graphs want it: sizes, special ids, and the name of a model that they know."""
-    fields = {name: getattr(model.config, name) for name in SAME_FIELDS}
+    fields = {name: getattr(model.config, name) for name in (*SAME_FIELDS, *TWO_VOCABULARIES)}
     return MarianConfig(architectures=["MarianMTModel"], forced_eos_token_id=None, **fields).to_dict()
 
 

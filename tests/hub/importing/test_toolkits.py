@@ -71,7 +71,12 @@ def test_fairseq(toolkits, tmp_path, name, d, ff):
     assert_same_until_the_end(given, greedy(lambda ids: theirs(source, None, ids)[0], start=2))
     assert set(imported.used) | set(imported.left_out) == set(state)
     config = imported.model.config
-    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (1, 0, 2, 2)
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (
+        1,
+        0,
+        2,
+        2,
+    )
     assert (config.decoder_attention_heads, config.dropout) == (theirs.told.decoder_attention_heads, 0.3)
     assert config.share_encoder_decoder_embeddings == theirs.told.share_all_embeddings
     assert not imported.check
@@ -95,7 +100,12 @@ def test_opennmt(toolkits, tmp_path, name, d, ff):
     given = imported.model.generate(ours, attention_mask=mask, num_beams=1, max_new_tokens=8)
     assert_same_until_the_end(given, greedy(lambda ids: theirs(source, mask, ids), start=2), end=3)
     config = imported.model.config
-    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (1, 2, 3, 2)
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (
+        1,
+        2,
+        3,
+        2,
+    )
     assert config.layer_norm_eps == theirs.eps
     assert config.tie_word_embeddings == theirs.options["share_decoder_embeddings"]
 

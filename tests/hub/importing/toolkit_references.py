@@ -282,7 +282,12 @@ CASES = {  # name: (class, arguments)
     "fairseq iwslt_de_en": (Fairseq, {"arch": "transformer_iwslt_de_en", "share_decoder_input_output_embed": True}),
     "fairseq wmt_en_de": (
         Fairseq,
-        {"arch": "transformer_wmt_en_de", "share_all_embeddings": True, "sizes": (37, 37), "decoder_attention_heads": 2},
+        {
+            "arch": "transformer_wmt_en_de",
+            "share_all_embeddings": True,
+            "sizes": (37, 37),
+            "decoder_attention_heads": 2,
+        },
     ),
     "fairseq vaswani big": (Fairseq, {"arch": "transformer_vaswani_wmt_en_de_big", "layers": 3}),
     "fairseq t2t": (Fairseq, {"arch": "transformer_wmt_en_de_big_t2t", **BOTH}),
