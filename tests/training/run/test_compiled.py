@@ -50,19 +50,17 @@ def test_the_loss_over_all_positions_is_the_plain_one(make_trainer, smoothing, r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rdrop_alpha", [0.0, 2.0])
-def test_the_compiled_loss_is_the_plain_one(make_trainer, rdrop_alpha):
-    trainer = make_trainer(layers=1, step="compiled", rdrop_alpha=rdrop_alpha)
+def test_the_compiled_loss_with_rdrop_is_the_plain_one(make_trainer):
+    trainer = make_trainer(layers=1, step="compiled", rdrop_alpha=2.0)
     assert_equal_losses(trainer, trainer.compiled_loss, whole_loss)
 
 
 @pytest.mark.slow
-def test_dropout_differs_from_step_to_step_and_between_the_passes_of_rdrop(make_trainer):
+def test_dropout_differs_from_step_to_step(make_trainer):
     trainer = make_trainer(dropout=0.3, layers=1, step="compiled")
     model, batch = trainer.model.train(), next(iter(trainer.get_train_dataloader()))
-    losses = [float(trainer.compiled_loss(model, batch, 0.0, alpha).detach()) for alpha in (0.0, 0.0, 5.0)]
-    assert len(set(losses)) == 3
-    assert losses[2] > max(losses[:2])
+    losses = {float(trainer.compiled_loss(model, batch, 0.0, 0.0).detach()) for _ in range(3)}
+    assert len(losses) == 3
 
 
 @pytest.mark.slow
