@@ -47,7 +47,8 @@ def commit_files(
         creation: further arguments of `create_repo`.
 
     Raises:
-        ValueError: the repository holds other files of these names, or is public though `private`.
+        ValueError: the repository holds other files of these names, keeps some out by its .gitignore, or is public
+            though `private`.
     """
     if not message.strip():
         raise ValueError("the commit has no message: give --message a text.")
@@ -80,11 +81,18 @@ def commit_files(
     kept = {name: before[name] for name in files if name not in new and name in own}
     listed = json.dumps({name: hashes[name] for name in new} | kept, indent=1, sort_keys=True)
     stale = [name for name in sorted(before) if name in own and name not in files and name != LIST]
+    additions = [CommitOperationAdd(name, content) for name, content in (new | {LIST: listed.encode()}).items()]
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
-        *(CommitOperationAdd(name, content) for name, content in (new | {LIST: listed.encode()}).items()),
+        *additions,
         *(CommitOperationDelete(name) for name in stale),
     ]
     try:
+        api.preupload_lfs_files(repo_id, additions, revision=revision, repo_type=repo_type)
+        if ignored := [each.path_in_repo for each in additions if each._should_ignore]:  # a commit would go without
+            raise ValueError(
+                f"the .gitignore of {repo_id} keeps {', '.join(ignored)} out: change it on the Hub, and push again. "
+                f"Nothing was uploaded."
+            )
         commit = api.create_commit(
             repo_id, operations, commit_message=message, revision=revision, repo_type=repo_type, parent_commit=head
         )
@@ -94,9 +102,6 @@ def commit_files(
             f"the upload broke off ({error}; {type(cause).__name__}): push again. Unless the Hub had taken all of it, "
             f"the repository is as it was."
         ) from error
-    _, taken = state_of(api, repo_id, commit.oid, repo_type)
-    if missing := sorted(new.keys() - taken):
-        raise ValueError(f"the Hub left {', '.join(missing)} out: look at the .gitignore of {repo_id}, and push again.")
     return commit.commit_url
 
 

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlparse
@@ -36,9 +37,21 @@ def sha_of(files: dict[str, bytes]) -> str:
     return hashlib.sha1(text.encode()).hexdigest()
 
 
-def hashes(name: str, content: bytes) -> dict:
+def is_large(name: str, files: dict[str, bytes]) -> bool:
+    """Whether a repository with these files keeps one of that name apart: by its .gitattributes, if it has one."""
+    if ".gitattributes" not in files:
+        return name.endswith(LARGE)
+    rules = [line.split() for line in files[".gitattributes"].decode().splitlines()]
+    return any(fnmatch(name, rule[0]) for rule in rules if "filter=lfs" in rule)
+
+
+def is_ignored(name: str, files: dict[str, bytes]) -> bool:
+    return any(fnmatch(name, rule) for rule in files.get(".gitignore", b"").decode().split())
+
+
+def hashes(content: bytes, large: bool) -> dict:
     """As the Hub tells them of a file: git's, or for a large one its SHA-256."""
-    if name.endswith(LARGE):
+    if large:
         named = content.split()  # stored by Xet: "xet <its hash> <its size>"
         oid = named[1].decode() if named[:1] == [b"xet"] else hashlib.sha256(content).hexdigest()
         return {"blobId": "0" * 40, "lfs": {"size": len(content), "sha256": oid, "pointerSize": 100}}
@@ -170,7 +183,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"error": "Revision not found"}, 404, {"X-Error-Code": "RevisionNotFound"})
             return
         siblings = [
-            {"rfilename": file} | (hashes(file, files[file]) if query.get("blobs") else {}) for file in sorted(files)
+            {"rfilename": file} | (hashes(files[file], is_large(file, files)) if query.get("blobs") else {})
+            for file in sorted(files)
         ]
         self.answer({"id": name, "modelId": name, "sha": sha_of(files), "private": repository.private,
                      "siblings": siblings, "tags": [], "downloads": 0, "likes": 0})  # fmt: skip
@@ -198,11 +212,12 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"errors": [], "warnings": []})
 
     def preupload(self, name: str, revision: str, query=None) -> None:
-        if not self.allowed() or self.failed("preupload") or self.repository(name) is None:
+        if not self.allowed() or self.failed("preupload") or (repository := self.repository(name)) is None:
             return
-        files = json.loads(self.body())["files"]
-        modes = [{"path": file["path"], "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular",
-                  "shouldIgnore": False} for file in files]  # fmt: skip
+        there = repository.files(revision) or {}
+        paths = [file["path"] for file in json.loads(self.body())["files"]]
+        modes = [{"path": path, "uploadMode": "lfs" if is_large(path, there) else "regular",
+                  "shouldIgnore": is_ignored(path, there)} for path in paths]  # fmt: skip
         self.answer({"files": modes})
 
     def xet_token(self, name: str, revision: str, query=None) -> None:

@@ -208,6 +208,37 @@ def test_a_broken_list_makes_nothing_ours(programs, hub, checkpoint, content):
     assert "--replace" in process.stderr
 
 
+@pytest.mark.parametrize("rule", ["samples.tsv", "*.safetensors", "*.json"])
+def test_what_the_repository_ignores_is_not_left_out_in_silence(programs, hub, checkpoint, rule):
+    """A commit would go through without those files, and mix this model with the one before."""
+    name = f"user/ignores-{len(hub.repositories)}"
+    programs.run("hub.push", checkpoint(seed=1), name, before=FAST)
+    hub.repositories[name].branches["main"][-1][".gitignore"] = f"# mine\n{rule}\n".encode()
+    before = dict(hub.repositories[name].files("main"))
+    process = programs.run("hub.push", checkpoint(seed=2), name, status=2, before=FAST)
+    assert f"the .gitignore of {name} keeps " in process.stderr
+    assert rule.strip("*") in process.stderr
+    assert process.stderr.count("hub.push: ") == 1
+    assert hub.repositories[name].files("main") == before
+    del hub.repositories[name].branches["main"][-1][".gitignore"]
+    programs.run("hub.push", checkpoint(seed=2), name, before=FAST)
+
+
+@pytest.mark.parametrize("attributes", [b"", b"*.json filter=lfs diff=lfs\n*.tsv filter=lfs\n"])
+def test_whatever_the_repository_keeps_apart_stays_ours(programs, hub, checkpoint, attributes):
+    """Its .gitattributes says which files are stored by their SHA-256, and which in git; it stays itself, too."""
+    name = f"user/attributes-{len(attributes)}"
+    programs.run("hub.push", checkpoint(seed=1), name, before=FAST)
+    hub.repositories[name].branches["main"][-1][".gitattributes"] = attributes
+    for seed in (2, 3):
+        folder = checkpoint(seed=seed)
+        programs.run("hub.push", folder, name, before=FAST)
+        files = hub.repositories[name].files("main")
+        for path in (folder / "model.safetensors", folder / "config.json", folder / "samples.tsv"):
+            assert files[path.name] == path.read_bytes()
+    assert files[".gitattributes"] == attributes
+
+
 def test_a_readme_in_the_folder_is_not_passed_over(programs, hub, checkpoint):
     folder = checkpoint()
     (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# My own words\n")
