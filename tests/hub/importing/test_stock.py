@@ -24,7 +24,7 @@ from transformers import (
 import hub.importing.stock
 from hub import export, push
 from hub.import_checkpoint import main
-from vanilla_transformer import TranslationPipeline
+from vanilla_transformer import TranslationPipeline, beam_search
 
 
 @pytest.fixture
@@ -191,6 +191,17 @@ def test_of_a_repository_only_what_is_needed_is_downloaded(opus_folder, command,
     assert "pytorch_model*.bin" in asked[-1][1]
     first, second = (load_file(tmp_path / each / "model.safetensors") for each in ("ours", "again"))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_our_search_obeys_the_settings_that_came_along(opus_folder, command, tmp_path):
+    """Six beams, a forced end, padding that may never come: `beam_search` needs no `generate()` for it."""
+    command(opus_folder(), tmp_path / "ours")
+    ours, tokenizer = (auto.from_pretrained(tmp_path / "ours") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    ours.lm_head.bias.data[tokenizer.pad_token_id] = 9.0  # which it would otherwise choose
+    for options in ({}, {"num_beams": 1}):
+        wanted = generated(ours, tokenizer, **options)
+        assert generated(ours, tokenizer, **options, custom_generate=beam_search) == wanted
+        assert tokenizer.pad_token_id not in wanted[0][1:-1]
 
 
 @pytest.mark.slow
