@@ -1,13 +1,13 @@
-"""What `--to marian` writes, for transformers 4.57, from before the classes of tokenizers got new names."""
+"""What `--to transformers` writes, for transformers 4: 4.40 is of before tokenizers 0.20, 4.57 the last one."""
 
 import json
+import shutil
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from hub.export import main
 
@@ -18,10 +18,10 @@ SIDES = {True: ["."], False: ["source_tokenizer", "target_tokenizer"]}
 def exported(save_checkpoint, run_main, tmp_path):
     """(whether one vocabulary serves both sides) -> our model, its tokenizer, the folder of its export."""
 
-    def make(shared: bool):
-        model, tokenizer, folder = save_checkpoint(shared=shared)
-        partial(run_main, main)(folder, tmp_path / "marian", "--to", "marian")
-        return model, tokenizer, tmp_path / "marian"
+    def make(shared: bool, **architecture):
+        model, tokenizer, folder = save_checkpoint(shared=shared, **architecture)
+        partial(run_main, main)(folder, tmp_path / "stock", "--to", "transformers")
+        return model, tokenizer, tmp_path / "stock"
 
     return make
 
@@ -35,47 +35,68 @@ def test_the_tokenizers_have_the_names_of_before(exported, shared):
         assert config["model_input_names"] == ["input_ids", "attention_mask"]
 
 
-@pytest.fixture(scope="module")
-def transformers_4(tmp_path_factory) -> Path:
-    """transformers 4.57 in a folder of its own; what else it needs is the environment's."""
+VERSIONS = {  # of transformers, and what it does not take from the environment
+    "4.40.0": ("huggingface_hub<0.26", "tokenizers==0.19.1"),
+    "4.57.6": ("huggingface_hub<1", "tokenizers>=0.22,<=0.23.0"),
+}
+ARCHITECTURES = {
+    "marian": {},
+    "marian, two vocabularies": {"shared": False},
+    "pegasus": {"norm_position": "pre"},
+    "bart": {"embedding_norm": True, "tie_word_embeddings": False, "lm_head_bias": True},
+    "mbart": {"embedding_norm": True, "norm_position": "pre"},
+    "blenderbot": {"position_embedding_type": "learned", "norm_position": "pre"},
+}
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def transformers_4(request, tmp_path_factory) -> tuple[str, Path]:
+    """A version of transformers in a folder of its own; what else it needs is the environment's."""
     site = tmp_path_factory.mktemp("transformers_4")
-    wanted = ("transformers==4.57.6", "huggingface_hub<1", "tokenizers>=0.22,<=0.23.0")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, *wanted]
-    if subprocess.run(pip, capture_output=True, check=False).returncode:
-        pytest.skip("transformers 4.57 cannot be installed here")
-    return site
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site]
+    wanted = [f"transformers=={request.param}", *VERSIONS[request.param]]
+    if subprocess.run([*pip, *wanted], capture_output=True, check=False).returncode:
+        pytest.skip(f"transformers {request.param} cannot be installed here")
+    return request.param, site
 
 
 STRANGER = """
 import json, sys
-site, folder, *sides = sys.argv[1:]
+version, site, folders = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 sys.path.insert(0, site)
 sys.modules["vanilla_transformer"] = None
 import transformers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-assert transformers.__version__.startswith("4.57")
-model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-source, target = AutoTokenizer.from_pretrained(sides[0]), AutoTokenizer.from_pretrained(sides[-1])
-batch = source(json.load(sys.stdin), return_tensors="pt", padding=True)
-ids = model.generate(**batch, num_beams=5, max_new_tokens=12)
-print(json.dumps([type(model).__name__, target.batch_decode(ids, skip_special_tokens=True)]))
+assert transformers.__version__ == version
+lines, told = json.load(sys.stdin), []
+for folder, sides in folders:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    source, target = AutoTokenizer.from_pretrained(sides[0]), AutoTokenizer.from_pretrained(sides[-1])
+    batch = source(lines, return_tensors="pt", padding=True)
+    ids = [model.generate(**batch, **options).tolist() for options in ({}, {"num_beams": 1})]
+    told.append([ids, target.batch_decode(ids[0], skip_special_tokens=True)])
+print(json.dumps(told))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", [True, False])
-def test_transformers_4_translates_the_same(exported, transformers_4, sentences, tmp_path, shared):
-    model, tokenizer, folder = exported(shared)
+def test_transformers_4_translates_the_same(exported, transformers_4, sentences, tmp_path):
+    """By the folder's own settings, and greedily."""
+    version, site = transformers_4
     lines = [" ".join(line.split()[i:]) for line in sentences["en"] for i in range(3)]
-    with torch.no_grad():
+    folders, expected = [], []
+    for name, options in ARCHITECTURES.items():
+        model, tokenizer, folder = exported(**({"shared": True} | options))
+        place = folder.rename(tmp_path / name)
+        folders.append([str(place), [str(place / side) for side in SIDES[options.get("shared", True)]]])
         batch = tokenizer(lines, return_tensors="pt", padding=True)
-        expected = model.generate(**batch, num_beams=5, max_new_tokens=12)
-    sides = [folder / side for side in SIDES[shared]]
+        ids = [model.generate(**batch, **options).tolist() for options in ({}, {"num_beams": 1})]
+        expected.append([ids, tokenizer.batch_decode(ids[0], skip_special_tokens=True)])
+        shutil.rmtree(tmp_path / "ours")
     process = subprocess.run(
-        [sys.executable, "-c", STRANGER, *map(str, (transformers_4, folder, *sides))],
+        [sys.executable, "-c", STRANGER, version, site, json.dumps(folders)],
         input=json.dumps(lines), cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr[-2000:]
-    name, texts = json.loads(process.stdout.splitlines()[-1])
-    assert name == "MarianMTModel"
-    assert texts == tokenizer.batch_decode(expected, skip_special_tokens=True)
+    for name, got, wanted in zip(ARCHITECTURES, json.loads(process.stdout.splitlines()[-1]), expected, strict=True):
+        assert got == wanted, name

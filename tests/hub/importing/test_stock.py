@@ -5,6 +5,7 @@ import pickle
 from functools import partial
 from pathlib import Path
 
+import ctranslate2
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,9 +22,9 @@ from transformers import (
 )
 
 import hub.importing.stock
-from hub import export
+from hub import export, push
 from hub.import_checkpoint import main
-from vanilla_transformer import TranslationPipeline
+from vanilla_transformer import TranslationPipeline, beam_search
 
 
 @pytest.fixture
@@ -190,3 +191,44 @@ def test_of_a_repository_only_what_is_needed_is_downloaded(opus_folder, command,
     assert "pytorch_model*.bin" in asked[-1][1]
     first, second = (load_file(tmp_path / each / "model.safetensors") for each in ("ours", "again"))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_our_search_obeys_the_settings_that_came_along(opus_folder, command, tmp_path):
+    """Six beams, a forced end, padding that may never come: `beam_search` needs no `generate()` for it."""
+    command(opus_folder(), tmp_path / "ours")
+    ours, tokenizer = (auto.from_pretrained(tmp_path / "ours") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    ours.lm_head.bias.data[tokenizer.pad_token_id] = 9.0  # which it would otherwise choose
+    for options in ({}, {"num_beams": 1}):
+        wanted = generated(ours, tokenizer, **options)
+        assert generated(ours, tokenizer, **options, custom_generate=beam_search) == wanted
+        assert tokenizer.pad_token_id not in wanted[0][1:-1]
+
+
+@pytest.mark.slow
+def test_an_imported_model_learns_and_leaves(opus_folder, command, run_main, start_programs, tmp_path, repository):
+    """Fine-tuned, wholly and by LoRA; in CTranslate2 it decodes the same; it loads where our package is not."""
+    command(opus_folder(), tmp_path / "ours")
+    recipe = tmp_path / "tune.yaml"
+    recipe.write_text(
+        "corpus: demo\nprocesses: 1\nmax_tokens: 512\nmax_steps: 30\nlearning_rate: 0.003\neval_strategy: 'no'\n"
+        "precision: fp32\nattention: sdpa\nnum_beams: 2\nmax_new_tokens: 12\n"
+    )
+    before = load_file(tmp_path / "ours" / "model.safetensors")
+    with start_programs("training.train") as programs:
+        for name, options in {"tuned": (), "lora": ("--lora_rank", "2")}.items():
+            base = ("--base_model", tmp_path / "ours", "--output_dir", tmp_path / name)
+            programs.run("training.train", recipe, *map(str, base), *options)
+            after = load_file(tmp_path / name / "model.safetensors")
+            assert before.keys() == after.keys()
+            assert any(not torch.equal(before[key], after[key]) for key in before)
+    assert (tmp_path / "lora" / "adapter").is_dir()
+    ours, tokenizer = (auto.from_pretrained(tmp_path / "tuned") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    assert type(tokenizer).__name__ == "MarianTokenizer"
+    run_main(export.main, tmp_path / "tuned", tmp_path / "ct2", "--to", "ctranslate2")
+    tokens = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(LINES)["input_ids"]]
+    results = ctranslate2.Translator(str(tmp_path / "ct2")).translate_batch(tokens, beam_size=1, max_decoding_length=9)
+    wanted = generated(ours, tokenizer, num_beams=1, max_new_tokens=9, forced_eos_token_id=None)
+    special = set(tokenizer.all_special_ids)
+    for result, ids in zip(results, wanted, strict=True):
+        assert tokenizer.convert_tokens_to_ids(result.hypotheses[0]) == [i for i in ids if i not in special]
+    run_main(push.main, tmp_path / "tuned", "me/mine", "--dry_run")

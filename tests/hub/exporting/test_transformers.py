@@ -1,0 +1,74 @@
+"""`--to transformers`: a folder of the class that fits, which others load without our code."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hub.export import main
+
+CLASSES = {
+    "MarianMTModel": {},
+    "PegasusForConditionalGeneration": {"norm_position": "pre", "encoder_attention_heads": 2},
+    "BartForConditionalGeneration": {"embedding_norm": True, "position_embedding_type": "learned"},
+    "MBartForConditionalGeneration": {"embedding_norm": True, "norm_position": "pre", "tie_word_embeddings": False},
+    "BlenderbotForConditionalGeneration": {"norm_position": "pre", "position_embedding_type": "learned"},
+}
+
+
+@pytest.fixture
+def command(run_main):
+    return partial(run_main, main)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_class_that_fits_generates_the_same(save_checkpoint, command, tmp_path, sentences, name):
+    """By the folder's own settings, and by others; its tokenizer gives the same ids."""
+    model, tokenizer, folder = save_checkpoint(**CLASSES[name])
+    command(folder, tmp_path / "stock", "--to", "transformers")
+    theirs, stock = (auto.from_pretrained(tmp_path / "stock") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    assert type(theirs).__name__ == name
+    batch = tokenizer(sentences["en"], return_tensors="pt", padding=True)
+    assert torch.equal(stock(sentences["en"], return_tensors="pt", padding=True)["input_ids"], batch["input_ids"])
+    assert theirs.generation_config.num_beams == 5
+    for options in ({}, {"num_beams": 1}, {"num_beams": 4, "length_penalty": 0.6, "early_stopping": True}):
+        assert torch.equal(theirs.generate(**batch, **options), model.generate(**batch, **options))
+
+
+def test_a_limit_is_written_where_versions_have_different_ones(save_checkpoint, command, tmp_path):
+    model, _, folder = save_checkpoint()
+    path = folder / "generation_config.json"
+    settings = json.loads(path.read_text())
+    del settings["max_new_tokens"]
+    path.write_text(json.dumps(settings))
+    command(folder, tmp_path / "stock", "--to", "transformers")
+    settings = json.loads((tmp_path / "stock" / "generation_config.json").read_text())
+    assert settings["max_new_tokens"] == 20
+    assert not settings.get("_from_model_config")  # transformers 4 would make them anew
+    source = torch.tensor([[5, 6, 7, 2]])
+    model.generation_config.max_new_tokens = None
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "stock")
+    assert torch.equal(theirs.generate(source), model.generate(source))
+
+
+def test_merges_are_strings_as_before(save_checkpoint, command, tmp_path):
+    """transformers 4.40 reads no pairs."""
+    _, tokenizer, folder = save_checkpoint()
+    command(folder, tmp_path / "stock", "--to", "transformers")
+    merges, pairs = (
+        json.loads((each / "tokenizer.json").read_text())["model"]["merges"] for each in (tmp_path / "stock", folder)
+    )
+    assert len(pairs) > 5
+    assert [merge.split(" ") for merge in merges] == pairs
+
+
+def test_what_no_class_can_express_is_one_line(save_checkpoint, command, tmp_path, capsys):
+    _, _, folder = save_checkpoint(position_embedding_type="learned")
+    command(folder, tmp_path / "stock", "--to", "transformers", status=2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hub.export: no class of transformers can express this model. Not MarianMTModel: its posit")
+    assert not (tmp_path / "stock").exists()
+    command(folder, tmp_path / "stock", "--to", "transformers", "--quantization", "int8", status=2)
+    assert "--quantization is for --to ctranslate2" in capsys.readouterr().err
