@@ -1,4 +1,4 @@
-"""A checkpoint of fairseq's and one of OpenNMT-py's, all the way: imported, tuned, exported, pushed, loaded elsewhere."""
+"""A checkpoint of fairseq's and one of OpenNMT-py's: imported, tuned, exported, pushed and loaded elsewhere."""
 
 import collections
 import json
@@ -60,16 +60,20 @@ def words_of(pairs, side: int) -> list[str]:
 
 
 def fairseq_file(toolkits, pairs, folder: Path) -> Path:
-    """With a joint dictionary of characters and of a few longer parts, and the codes that lead to them."""
-    codes = [("d", "e"), ("e", "r</w>"), ("t", "h"), ("th", "e</w>"), ("i", "n"), ("n", "d</w>"), ("i", "n</w>")]
-    (folder / "code").write_text("#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in codes))
+    """With a joint dictionary of words and letters, and codes that build the words; it lacks what lies between."""
+    words = [*words_of(pairs, 0)[:300], *words_of(pairs, 1)[:300]]
+    codes: dict[str, None] = {}
+    for word in words:
+        letters = [*word[:-1], word[-1] + "</w>"]
+        codes |= dict.fromkeys(f"{''.join(letters[:i])} {letters[i]}" for i in range(1, len(letters)))
+    (folder / "code").write_text("#version: 0.2\n" + "".join(f"{code}\n" for code in codes), encoding="utf-8")
     letters = sorted({letter for pair in pairs for line in pair for letter in line if letter != " "})
-    parts = ["er", "the", "nd", "in", "in@@", "th@@", *letters, *(f"{letter}@@" for letter in letters)]
-    for language in ("de", "en"):  # without de@@, which another code has to build
+    parts = list(dict.fromkeys([*words, *letters, *(f"{letter}@@" for letter in letters)]))
+    for language in ("de", "en"):
         (folder / f"dict.{language}.txt").write_text("".join(f"{part} 9\n" for part in parts), encoding="utf-8")
     size = len(parts) + 4
     theirs = toolkits.make(
-        "fairseq iwslt_de_en",
+        "fairseq t2t",
         **{"d": 64, "ff": 128, "sizes": (size, size), "share_all_embeddings": True, "source_lang": "en"},
         **{"target_lang": "de", "max_source_positions": 256, "max_target_positions": 256},
     )

@@ -159,8 +159,8 @@ def test_sentencepiece(lines, tmp_path, kind):
 
 
 def test_without_codes_tokens_are_words(tmp_path):
-    write_dictionary(tmp_path / "dict.de.txt", collections.Counter("ein Hund läuft".split()))
-    write_dictionary(tmp_path / "dict.en.txt", collections.Counter("a dog runs".split()))
+    write_dictionary(tmp_path / "dict.de.txt", collections.Counter(["ein", "Hund", "läuft"]))
+    write_dictionary(tmp_path / "dict.en.txt", collections.Counter(["a", "dog", "runs"]))
     tokenizer = read_toolkit("fairseq", tmp_path / "model.pt", TOLD, None, []).tokenizer
     ids = tokenizer("ein  Hund bellt", text_target="a dog")
     assert (ids["input_ids"], ids["labels"]) == ([4, 5, 3, 2], [4, 5, 2])
