@@ -130,7 +130,7 @@ def together(sides: list[Side], source_begins: bool = False, source_ends: bool =
         known=[len(side.rows) for side in sides] if any(side.has_parts() for side in sides) else None,
         **sides[0].special,
     )
-    return Tokenizers(both, *sides)
+    return Tokenizers(both, sides[0], sides[1])
 
 
 def read_side(path: Path) -> Side:
