@@ -152,8 +152,10 @@ def print_summary(report: dict[str, Any], out: Path, tokenizer: PreTrainedTokeni
     print("read off the tensors: " + ", ".join(f"{name} {value}" for name, value in report["shapes"].items()))
     for fold, bound in report["folds"].items():
         print(f"  folded: {fold} [{bound}]")
-    for name, reason in report["left_out"].items():
-        print(f"  left out: {name}: {reason}")
+    for reason in dict.fromkeys(report["left_out"].values()):
+        names = [name for name, each in report["left_out"].items() if each == reason]
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        print(f"  left out: {', '.join(names[:2])}{more}: {reason}")
     for line in report["check"]:
         print(f"  check: {line}")
     if "parity" in report:

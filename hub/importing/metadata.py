@@ -49,7 +49,7 @@ def records(names: Iterable[str]) -> list[Any]:
     return [(Record, name) for name in set(names) if name.split(".")[0] in TOOLKITS]
 
 
-def plain(value: Any, depth: int = 5) -> Any:
+def plain(value: Any, depth: int = 12) -> Any:
     """Settings as dictionaries, lists and simple values: of namespaces, OmegaConf's nodes, enumerations and fields.
 
     Args:

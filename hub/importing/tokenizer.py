@@ -46,6 +46,7 @@ class Tokenizers:
     tokenizer: PreTrainedTokenizerFast
     source: Side
     target: Side
+    whole: bool = False  # whether they have a token for each of the model's rows
 
     def pads(self) -> dict[str, int]:
         """The ids of padding in the file's order, by side."""
@@ -56,14 +57,14 @@ class Tokenizers:
         """Puts the model's rows into the tokenizers' order, and sets its special ids.
 
         Raises:
-            ValueError: a tokenizer has more tokens than the model has rows.
+            ValueError: a tokenizer has more tokens than the model has rows, or fewer where it is `whole`.
         """
         decoder = model.get_decoder()
         tables = {"source": [model.get_encoder().embed_tokens.weight], "target": [decoder.embed_tokens.weight]}
         tables["target"] += [p for p in (model.lm_head.weight, model.lm_head.bias) if p is not None]
         for name, side in (("source", self.source), ("target", self.target)):
             for table in tables[name]:
-                if len(side.rows) > len(table):
+                if len(side.rows) > len(table) or (self.whole and len(side.rows) != len(table)):
                     raise ValueError(
                         f"the {name}'s tokenizer has {len(side.rows)} tokens, but the model has {len(table)} rows for "
                         f"them: it is not the one that the model was trained with."
@@ -129,7 +130,7 @@ def together(sides: list[Side], source_begins: bool = False, source_ends: bool =
         known=[len(side.rows) for side in sides] if any(side.has_parts() for side in sides) else None,
         **sides[0].special,
     )
-    return Tokenizers(both, *sides)
+    return Tokenizers(both, sides[0], sides[1])
 
 
 def read_side(path: Path) -> Side:

@@ -97,9 +97,9 @@ def load_tokenizer(path: str, key: str) -> PreTrainedTokenizerFast:
     for name in ("pad_token", "eos_token"):
         if getattr(tokenizer, name) is None:
             raise ValueError(f"{key}={path}: it has no {name}, which every target needs. Add one and save it.")
-    if tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
+    if tokenizer(text_target="a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
         raise ValueError(
-            f"{key}={path}: it does not end sequences with {tokenizer.eos_token!r}; a decoder "
+            f"{key}={path}: it does not end targets with {tokenizer.eos_token!r}; a decoder "
             f"trained on them would never stop. Give it a post-processor that adds it."
         )
     return tokenizer

@@ -27,7 +27,7 @@ SETTINGS: dict[str, Kind] = {
     **dict.fromkeys(("source_lang", "target_lang"), str),
     "activation_fn": tuple(ACTIVATIONS),
 }
-ASSUMED = {  # of a file without its settings, such as a bare state
+ASSUMED = {  # of a file that lacks them, as fairseq itself takes it
     **dict.fromkeys(("encoder_normalize_before", "decoder_normalize_before", "layernorm_embedding"), False),
     **{"no_scale_embedding": False, "activation_fn": "relu"},
     **{"max_source_positions": LONGEST, "max_target_positions": LONGEST},
@@ -97,7 +97,7 @@ def opened(content: dict) -> tuple[dict, dict[str, Any]]:
             )
     if given.get("relu_dropout") and not given.get("activation_dropout"):  # its earlier name
         given["activation_dropout"] = given["relu_dropout"]
-    told = {name: given[name] for name in SETTINGS if given.get(name) is not None}
+    told = ASSUMED | {name: given[name] for name in SETTINGS if given.get(name) is not None}
     if told.get("share_all_embeddings"):
         told["share_decoder_input_output_embed"] = True
     return content["model"], told
@@ -142,7 +142,8 @@ def made(facts: Facts, tensors: State) -> dict[str, State]:
         names = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
         found["fairseq's sinusoids as a table of learned positions"] = {name: table.clone() for name in names}
     if "lm_head.weight" not in tensors and "model.decoder.embed_tokens.weight" in tensors:
-        if "decoder.project_in_dim.weight" in facts.state or "decoder.project_out_dim.weight" in facts.state:
+        folded = any(f"decoder.project_{way}_dim.weight" in facts.state for way in ("in", "out"))
+        if folded or not facts.metadata.get("share_decoder_input_output_embed", True):
             raise ValueError("the file lacks decoder.output_projection.weight (our lm_head.weight).")
         found["the target's embeddings are the projection"] = {
             "lm_head.weight": tensors["model.decoder.embed_tokens.weight"]

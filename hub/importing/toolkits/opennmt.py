@@ -81,6 +81,10 @@ def opened(content: dict) -> tuple[dict, dict[str, Any]]:
             told[name] = told[name][0] if told[name] else 0.0
     found = vocabularies(content["vocab"])
     if found:
+        for key, side in ((SOURCE, "source"), (TARGET, "target")):
+            rows = len(state[key]) if isinstance(state.get(key), torch.Tensor) and state[key].ndim else 0
+            if rows and rows != len(found[side]):
+                raise ValueError(f"has {rows} rows in {key}, but {len(found[side])} tokens in its vocabulary.")
         if found["source"] != found["target"]:
             with_special_rows(state, found)
         told |= {name: found["target"].index(SPECIAL[name]) for name in ASSUMED if name in SPECIAL}
@@ -117,8 +121,8 @@ def with_special_rows(state: dict, found: dict[str, list[str]]) -> None:
     table = state.get(SOURCE)
     for row, token in enumerate(found["target"][: max(map(found["target"].index, SPECIAL.values())) + 1]):
         if token in SPECIAL.values() and token not in found["source"] and isinstance(table, torch.Tensor):
-            if table.ndim != 2 or len(table) != len(found["source"]):
-                return  # of another shape than its vocabulary, which is told elsewhere
+            if table.ndim != 2:
+                return  # which is told elsewhere
             found["source"] = [*found["source"][:row], token, *found["source"][row:]]
             state[SOURCE] = table = torch.cat([table[:row], table.new_zeros(1, table.shape[1]), table[row:]])
 

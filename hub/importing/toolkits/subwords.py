@@ -54,7 +54,9 @@ def read_toolkit(
     sides = [side_of(*each) for each in zip(tokens[: 1 if one else 2], files, strict=False)]
     if one and (sides[0].has_parts() or layout == "opennmt"):  # which the class for two sides alone can do
         sides = [sides[0], Side(Tokenizer.from_str(sides[0].tokenizer.to_str()), sides[0].special, sides[0].rows)]
-    return together(sides, source_ends=layout != "opennmt")
+    tokenizers = together(sides, source_ends=layout != "opennmt")
+    tokenizers.whole = True
+    return tokenizers
 
 
 def dictionaries(folder: Path, metadata: dict[str, Any], asked: bool) -> dict[str, list[str]]:

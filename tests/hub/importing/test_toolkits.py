@@ -11,6 +11,7 @@ from hub.importing.conversion import convert
 from hub.importing.detection import find_layout
 from hub.importing.file import read
 from hub.importing.settings import settings
+from hub.importing.toolkits import opened
 
 
 @pytest.fixture(scope="module")
@@ -196,30 +197,43 @@ def mutations(content, part, settings_of, features):
         yield content | {"model": {k: v for k, v in state.items() if k != key}}, [key]
     for key in keys[::3]:
         yield content | {"model": state | {f"{key}.extra": torch.zeros(2)}}, [f"{key}.extra"]
-        yield content | {"model": state | {key: torch.cat([state[key], state[key][:1]])}}, [key]
+        if key != "encoder.embed_tokens.weight":  # of which no other tensor tells how many rows it has
+            longer = torch.cat([state[key], state[key][:1]])
+            yield content | {"model": state | {key: longer}}, [key.rsplit(".", 1)[0]]
         yield content | {"model": state | {key: state[key][..., None].expand(*state[key].shape, 2)}}, [key]
     for feature in features:
         changed = argparse.Namespace(**(settings_of | feature))
-        yield content | {part: changed}, [*feature, *map(str, feature.values()), "heads do not divide"]
+        yield (
+            content | {part: changed},
+            [*feature, *map(str, feature.values()), "heads do not divide", "cannot share one embedding"],
+        )
+
+
+def mistake(content) -> str:
+    """What is told of a file's content; nothing of one that is taken."""
+    try:
+        state, metadata = opened(content)
+        layout, _ = find_layout(state)
+        convert(state, layout, settings([], metadata, layout), None, {})
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize(
     ("name", "part", "features"),
     [("fairseq base", "args", FAIRSEQ_FEATURES), ("opennmt 3 biases", "opt", OPENNMT_FEATURES)],
 )
-def test_files_with_a_mistake_are_refused_by_its_name(toolkits, tmp_path, name, part, features):
+def test_files_with_a_mistake_are_refused_by_its_name(toolkits, name, part, features):
     theirs = toolkits.make(name, layers=2)
     given = theirs.arguments if part == "args" else theirs.options
     found = list(mutations(theirs.content(), part, given, features))
     assert len(found) >= 100
-    layers = ("model.encoder.layers", "model.decoder.layers")
     for content, words in found:
-        with pytest.raises(ValueError, match="") as error:
-            import_file(toolkits.save(content, tmp_path / "model.pt"))
-        told = str(error.value)
+        told = mistake(content)
+        assert told, f"taken in spite of {words}"
         assert "\n" not in told
-        # one layer that lacks its last tensor of a kind is told by our name of it, in brackets
-        assert any(word in told for word in words) or any(layer in told for layer in layers), (words, told)
+        assert any(word in told for word in words), (words, told)
 
 
 class Payload:

@@ -239,7 +239,8 @@ MADE = {name: type(name, (), {"__module__": module}) for module, names in CLASSE
 @contextmanager
 def importable():
     """Within it, the toolkits' classes can be pickled."""
-    modules = {module: types.ModuleType(module) for module in CLASSES}
+    parts = {module.rsplit(".", i)[0] for module in CLASSES for i in range(module.count(".") + 1)}
+    modules = {module: types.ModuleType(module) for module in parts}
     for each in MADE.values():
         setattr(modules[each.__module__], each.__name__, each)
     sys.modules.update(modules)
