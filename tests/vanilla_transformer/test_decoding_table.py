@@ -136,6 +136,9 @@ class Comparison:
         inputs = dict(self.inputs)
         if "decoder_start_token_id" in options:
             inputs = {name: value for name, value in inputs.items() if "decoder" not in name}
+        if options.keys() & {"output_attentions", "output_hidden_states"} and "decoder_input_ids" in inputs:
+            inputs["decoder_input_ids"] = torch.tensor([[1, 7, 9], [1, 8, 5], [1, 4, 6]])  # states of padding are noise
+            del inputs["decoder_attention_mask"]
         if "stop_strings" in options:
             own["tokenizer"] = self.tokenizer
         limit = {} if "max_length" in options else {"max_new_tokens": 7}
