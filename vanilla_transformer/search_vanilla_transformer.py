@@ -202,16 +202,18 @@ def search(
                 finished_history = take(torch.cat([finished_history, padded], 1), order)
         if task.glossary is None:
             scores, order = torch.add(values, ended, alpha=NEVER).topk(num_beams)
-        else:  # by turns, not by score
+            hopes = scores
+        else:  # by turns, not by score; and none that lacks a term is waited for once there are K results
             values = torch.add(values, ended, alpha=NEVER)
             turns = torch.add(-torch.arange(width, device=device), (values < NEVER / 2), alpha=-FAR)
             order = turns.topk(num_beams).indices
             scores, best_first = values.gather(1, order).sort(descending=True)
             order = order.gather(1, best_first)
+            hopes = scores.masked_fill(~is_whole.gather(1, order), NEVER / 4).amax(1, keepdim=True)
         running, parents = take(grown, order), parents.gather(1, order)
 
         going = may_improve(
-            scores, finished_scores, is_there, penalty, new, limits[active] - start, num_return, early_stopping
+            hopes, finished_scores, is_there, penalty, new, limits[active] - start, num_return, early_stopping
         )
         if task.keeps_parents:
             history = take(grown_history, order)
@@ -258,11 +260,11 @@ def constrained(
     width: int,
 ) -> tuple[torch.Tensor, ...]:
     """As `continuations`, by `Glossary.continuations`."""
-    _, ids = best_tokens(log_probs, min(width, log_probs.shape[-1]))
-    totals = scores[..., None] + log_probs.view(*scores.shape, -1)  # (B, K, V)
-    ids = ids.view(*scores.shape, -1)
-    values = totals.gather(-1, ids)
-    return task.glossary.continuations(values, ids, totals, running, active, task.eos_ids, room, width)
+    values, ids = best_tokens(log_probs, min(width, log_probs.shape[-1]))
+    shape = (*scores.shape, -1)  # (B, K, ...)
+    best = scores[..., None] + values.view(shape), ids.view(shape)
+    log_probs = log_probs.view(shape)
+    return task.glossary.continuations(*best, log_probs, scores, running, active, task.eos_ids, room, width)
 
 
 def continuations(
