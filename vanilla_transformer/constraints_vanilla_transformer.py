@@ -227,6 +227,7 @@ class Glossary:
         values: torch.Tensor,
         ids: torch.Tensor,
         log_probs: torch.Tensor,
+        scores: torch.Tensor,
         running: torch.Tensor,
         active: torch.Tensor,
         eos_ids: torch.Tensor,
@@ -238,7 +239,8 @@ class Glossary:
 
         Args:
             values, ids: (B, K, n), the best of each hypothesis, with the scores of the whole.
-            log_probs: (B, K, V), with the scores of the whole.
+            log_probs: (B, K, V), of the next token.
+            scores: (B, K), of the hypotheses.
             room: (B), tokens that a hypothesis may still get behind this one.
         """
         beams = running.shape[1]
@@ -252,7 +254,8 @@ class Glossary:
         useful &= ~(following[..., None] == ids[:, :, None]).any(-1)  # (B, K, R) they are among the best anyway
         equal = following[..., None] == following[..., None, :]  # of two variants with the same next token the first
         useful &= ~(equal.tril(-1) & useful[..., None, :]).any(-1)
-        forced = log_probs.gather(-1, following.clamp(min=0)).masked_fill(~useful, -math.inf)
+        forced = log_probs.gather(-1, following.clamp(min=0)) + scores[..., None]
+        forced = forced.masked_fill(~useful, -math.inf)
         values, ids = torch.cat([values, forced], -1), torch.cat([ids, following.clamp(min=0)], -1)  # (B, K, M)
 
         # what each of them would have
@@ -273,8 +276,12 @@ class Glossary:
         keys, order = keys.sort(descending=True)
         lacks, values, ids = lacks.gather(1, order), values.gather(1, order), ids.gather(1, order)
         parents = order // (order.shape[1] // beams)
-        same = lacks[:, :, None] == lacks[:, None]  # (B, K * M, K * M)
-        turn = same.tril(-1).sum(-1)
+        groups = lacks.argsort(stable=True)  # those that lack equally many stand together, the best first
+        places = torch.arange(groups.shape[1], device=ids.device).expand_as(groups)
+        grouped = lacks.gather(1, groups)
+        is_first = nn.functional.pad(grouped[:, 1:] != grouped[:, :-1], (1, 0), value=True)
+        firsts = (places * is_first).cummax(1).values
+        turn = torch.empty_like(groups).scatter_(1, groups, places - firsts)
         turn[:, 0] = -1  # the best of all always goes on
         turn = turn + (keys < NEVER / 2) * FAR
         picks = (turn * FAR + lacks.clamp(max=FAR - 1)).argsort(stable=True)[:, :width]

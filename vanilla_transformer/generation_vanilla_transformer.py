@@ -98,6 +98,10 @@ def beam_search(
         limits = rows.shape[1] + own.to(rows.device).repeat_interleave(len(rows) // len(own)) + extra_tokens
         lengths = [length for length in lengths if length != generation_config.max_length]
         limits = limits.clamp(max=min(lengths, default=int(limits.max())))
+    if glossary is not None and len(glossary.tokens) != len(input_ids) // copies:
+        raise ValueError(
+            f"the glossary is for {len(glossary.tokens)} sentences, and {len(input_ids) // copies} are given."
+        )
     eos_ids = torch.tensor([id for each in stopping_criteria for id in ids_of(each)], dtype=torch.long)
     pad_id = generation_config._pad_token_tensor
     process, goes_by_rows = prepare(logits_processor, model.lm_head.out_features)
@@ -224,7 +228,7 @@ def absent(config: GenerationConfig) -> list[str]:
     mode = config.get_generation_mode()
     wanted = {
         mode.value: mode not in MODES,
-        "low_memory": config.low_memory,
+        "low_memory": getattr(config, "low_memory", False),
         "guidance_scale": config.guidance_scale not in (None, 1),
         "token_healing": config.token_healing,
         "cache_implementation='quantized'": config.cache_implementation == "quantized",

@@ -166,10 +166,14 @@ class TranslationPipeline(Pipeline):
             )
         beams = generate_kwargs.get("num_beams", config.num_beams) or 1
         wanted = dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states"), False)
-        wanted |= {"return_dict_in_generate": True, "output_scores": return_scores and not (searched and beams > 1)}
+        wanted |= {
+            "return_dict_in_generate": return_scores,
+            "output_scores": return_scores and not (searched and beams > 1),
+        }
         outputs = self.model.generate(**model_inputs, **(generate_kwargs | wanted))
         shape = (len(model_inputs["input_ids"]), -1)
-        result = {"sequences": outputs.sequences.view(*shape, outputs.sequences.shape[-1])}
+        sequences = outputs.sequences if return_scores else outputs
+        result = {"sequences": sequences.view(*shape, sequences.shape[-1])}
         if return_scores:
             result["scores"] = self._scores(outputs, generate_kwargs.get("length_penalty", config.length_penalty))
             result["scores"] = result["scores"].view(shape)

@@ -160,11 +160,11 @@ def search(
     finished = torch.full((len(prompt), num_beams, longest), pad_id, device=device)
     finished_scores = torch.full((len(prompt), num_beams), NEVER, device=device)
     is_there = torch.zeros((len(prompt), num_beams), dtype=torch.bool, device=device)  # of the finished
-    history = finished_history = None  # (B, K, new tokens): the rows that these continued
-    if task.keeps_parents:
-        history = torch.empty((len(prompt), num_beams, 0), dtype=torch.int32, device=device)
-        finished_history = torch.full((len(prompt), num_beams, longest - start), -1, dtype=torch.int32, device=device)
-        result_history = finished_history[:, :num_return].clone()
+    # the rows that each token continued, where they are kept; else nothing
+    steps = longest - start if task.keeps_parents else 0
+    history = torch.empty((len(prompt), num_beams, 0), dtype=torch.int32, device=device)
+    finished_history = torch.full((len(prompt), num_beams, steps), -1, dtype=torch.int32, device=device)
+    result_history = finished_history[:, :num_return].clone()
     used = start  # tokens of the longest finished hypothesis
     for length in range(1, start):
         task.step(running[:, :, length - 1].flatten())
@@ -183,7 +183,7 @@ def search(
         ended = torch.isin(ids, task.eos_ids) | (limits[active] <= length + 1)[:, None]
         if task.criteria:
             ended = ended | task.stopped(grown.flatten(0, 1)).view_as(ended)
-        if history is not None:
+        if task.keeps_parents:
             rows = (parents + active[:, None] * num_beams).int()
             grown_history = torch.cat([take(history, parents), rows[..., None]], -1)
 
@@ -197,23 +197,25 @@ def search(
             finished_scores, order = torch.cat([finished_scores, candidates], 1).topk(num_beams)
             finished = take(torch.cat([finished, padded], 1), order)
             is_there = torch.cat([is_there, among_first], 1).gather(1, order)
-            if history is not None:
+            if task.keeps_parents:
                 padded = nn.functional.pad(grown_history, (0, longest - length - 1), value=-1)
                 finished_history = take(torch.cat([finished_history, padded], 1), order)
         if task.glossary is None:
             scores, order = torch.add(values, ended, alpha=NEVER).topk(num_beams)
-        else:  # by turns, not by score
+            hopes = scores
+        else:  # by turns, not by score; and none that lacks a term is waited for once there are K results
             values = torch.add(values, ended, alpha=NEVER)
             turns = torch.add(-torch.arange(width, device=device), (values < NEVER / 2), alpha=-FAR)
             order = turns.topk(num_beams).indices
             scores, best_first = values.gather(1, order).sort(descending=True)
             order = order.gather(1, best_first)
+            hopes = scores.masked_fill(~is_whole.gather(1, order), NEVER / 4).amax(1, keepdim=True)
         running, parents = take(grown, order), parents.gather(1, order)
 
         going = may_improve(
-            scores, finished_scores, is_there, penalty, new, limits[active] - start, num_return, early_stopping
+            hopes, finished_scores, is_there, penalty, new, limits[active] - start, num_return, early_stopping
         )
-        if history is not None:
+        if task.keeps_parents:
             history = take(grown_history, order)
         if task.together:
             is_open &= going
@@ -226,7 +228,7 @@ def search(
         if not going.all():
             gone = active[~going]
             result[gone], result_scores[gone] = finished[~going, :num_return], finished_scores[~going, :num_return]
-            if history is not None:
+            if task.keeps_parents:
                 result_history[gone] = finished_history[~going, :num_return]
                 history, finished_history = history[going], finished_history[going]
             active = active[going]
@@ -240,13 +242,12 @@ def search(
         task.decoder.keep((rows[:, None] * num_beams + parents).flatten(), sentences)
     if task.together:
         result, result_scores = finished[:, :num_return], finished_scores[:, :num_return]
-        result_history = finished_history[:, :num_return] if history is not None else None
-    parents = None
-    if history is not None:
-        parents = result_history.flatten(0, 1)
-        new = int((parents >= 0).sum(1).max())
-        used, parents = start + new, parents[:, :new]
-    return Found(result[..., :used].flatten(0, 1), result_scores.flatten(), parents)
+        result_history = finished_history[:, :num_return]
+    kept = None
+    if task.keeps_parents:
+        new = int((result_history >= 0).sum(-1).max())
+        used, kept = start + new, result_history[..., :new].flatten(0, 1)
+    return Found(result[..., :used].flatten(0, 1), result_scores.flatten(), kept)
 
 
 def constrained(
@@ -259,11 +260,11 @@ def constrained(
     width: int,
 ) -> tuple[torch.Tensor, ...]:
     """As `continuations`, by `Glossary.continuations`."""
-    _, ids = best_tokens(log_probs, min(width, log_probs.shape[-1]))
-    totals = scores[..., None] + log_probs.view(*scores.shape, -1)  # (B, K, V)
-    ids = ids.view(*scores.shape, -1)
-    values = totals.gather(-1, ids)
-    return task.glossary.continuations(values, ids, totals, running, active, task.eos_ids, room, width)
+    values, ids = best_tokens(log_probs, min(width, log_probs.shape[-1]))
+    shape = (*scores.shape, -1)  # (B, K, ...)
+    best = scores[..., None] + values.view(shape), ids.view(shape)
+    log_probs = log_probs.view(shape)
+    return task.glossary.continuations(*best, log_probs, scores, running, active, task.eos_ids, room, width)
 
 
 def continuations(
