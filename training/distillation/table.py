@@ -167,6 +167,7 @@ class Table:
                     file.write("\t".join(map(as_cell, part)) + "\n")
                     pairs += 1
                 if not pairs:
+                    self.clear()
                     raise ValueError(f"{self.output} would be empty: left out are {in_words(left_out)}.")
             self.clear()
         print(f"{self.output}: {pairs:,} pairs out of {sum(lines for lines, _ in self.texts):,} lines")
