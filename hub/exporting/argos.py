@@ -88,6 +88,7 @@ def to_sentencepiece(tokenizer: PreTrainedTokenizerBase) -> Any:
     refuse_beyond_sentencepiece(parts)
     proto = ModelProto()
     proto.trainer_spec.model_type = proto.trainer_spec.BPE
+    proto.trainer_spec.unk_surface = ""
     ids = {"unk": tokenizer.unk_token_id, "bos": tokenizer.bos_token_id}
     ids |= {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
     for key, value in ids.items():
