@@ -76,8 +76,8 @@ def convert(
 def to_sentencepiece(tokenizer: PreTrainedTokenizerBase) -> Any:
     """The `ModelProto` of SentencePiece that gives a text the ids of this tokenizer, but for `</s>`.
 
-    Runs of unknown characters are one `<unk>` there, and one each here. Text is taken as it is, where ours is first
-    composed (NFC).
+    Runs of unknown characters are one `<unk>` there, and one each here; a space at the beginning is one more there.
+    Text is taken as it is, where ours is first composed (NFC).
 
     Raises:
         ValueError: it is no tokenizer with one vocabulary of byte-pair tokens as `training.train` makes it.
@@ -88,7 +88,7 @@ def to_sentencepiece(tokenizer: PreTrainedTokenizerBase) -> Any:
     refuse_beyond_sentencepiece(parts)
     proto = ModelProto()
     proto.trainer_spec.model_type = proto.trainer_spec.BPE
-    proto.trainer_spec.unk_surface = " \u2047 "
+    proto.trainer_spec.unk_surface = ""
     ids = {"unk": tokenizer.unk_token_id, "bos": tokenizer.bos_token_id}
     ids |= {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
     for key, value in ids.items():

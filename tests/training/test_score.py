@@ -85,5 +85,3 @@ def test_an_ensemble_is_translated_and_scored(programs, finished, test_files, tm
     rows = programs.run("training.translate", *pair, *options).stdout.splitlines()
     assert len(rows) == 20
     assert rows != programs.run("training.translate", finished, *options).stdout.splitlines()
-    process = programs.run("training.score", *pair, "--source", source, "--reference", reference, "--nll", status=2)
-    assert "--nll scores by one checkpoint" in process.stderr

@@ -26,6 +26,7 @@ from training.data.pairs import why_bad
 from training.distillation.candidates import Piece, make_pairs
 from training.loading import load_translator
 from training.outputs import remove, whole, writing
+from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.shared.lines import as_cell
 
 try:
@@ -69,10 +70,18 @@ class Table:
             raise ValueError(f"{self.output} exists already: give the name of a .tsv file that does not.")
         if self.output.suffix != ".tsv":
             raise ValueError(f"--output {self.output}: give the name of a .tsv file.")
-        self.claim()
+        self.refuse_other_parts()
+        missing = [self.missing(number) for number in range(len(self.pieces))]
+        if self.output.exists():  # another process has just put it together, and cleared up
+            return
+        chosen = zip(self.pieces, missing, strict=True)
+        teachers = [load_translator(piece.teachers, self.device) if blocks else None for piece, blocks in chosen]
         try:
-            for number, piece in enumerate(self.pieces):
-                self.fill(number, piece)
+            if any(missing):
+                self.put(self.parts / "job.json", self.job)
+            for number, translator in enumerate(teachers):
+                if translator is not None:
+                    self.fill(number, translator, missing[number])
             self.put_together()
         finally:
             if self.world_size == 1 and not any(path.exists() for path in self.all_parts()):
@@ -110,14 +119,13 @@ class Table:
     def all_parts(self) -> list[Path]:
         return [self.part(i, block) for i in range(len(self.pieces)) for block in range(self.blocks(i))]
 
-    def claim(self) -> None:
-        """Begins or resumes. Raises ValueError where the folder holds parts of another table."""
+    def refuse_other_parts(self) -> None:
+        """Raises ValueError where the folder holds parts of another table, or something else."""
         path = self.parts / "job.json"
         names = [each.name for each in self.parts.iterdir()] if self.parts.exists() else []
         if not any(PART.fullmatch(name) for name in names):
             if others := [name for name in names if not name.startswith("job.json")]:
                 raise ValueError(f"{self.parts} holds {others[0]}: move it, or give another --output.")
-            self.put(path, self.job)
         elif not path.exists() or (before := read_json(path)) != self.job:
             told = f"its {difference(before, self.job)}" if path.exists() else "job.json is missing"
             raise ValueError(
@@ -125,17 +133,16 @@ class Table:
                 f"folder to begin anew."
             )
 
-    def fill(self, number: int, piece: Piece) -> None:
-        """Makes the parts of one piece that are this process's, and are not there."""
+    def missing(self, number: int) -> set[int]:
+        """The blocks of a piece that are this process's, and are not there."""
         own = range(self.process_index, self.blocks(number), self.world_size)
-        missing = {block for block in own if not self.part(number, block).exists()}
-        if not missing:
-            return
-        translator = load_translator(piece.teachers, self.device)
+        return {block for block in own if not self.part(number, block).exists()}
+
+    def fill(self, number: int, translator: TranslationPipeline, missing: set[int]) -> None:
+        """Makes the missing parts of one piece."""
+        piece = self.pieces[number]
         size, rows = BATCHES * piece.batch_size, iter(rows_of(piece))
-        with tqdm(
-            total=len(own), initial=len(own) - len(missing), unit=" blocks", disable=self.process_index > 0 or None
-        ) as bar:
+        with tqdm(total=len(missing), unit=" blocks", disable=self.process_index > 0 or None) as bar:
             for block in range(max(missing) + 1):
                 lines = list(islice(rows, size))
                 if block in missing:
@@ -167,6 +174,7 @@ class Table:
                     file.write("\t".join(map(as_cell, part)) + "\n")
                     pairs += 1
                 if not pairs:
+                    self.clear()
                     raise ValueError(f"{self.output} would be empty: left out are {in_words(left_out)}.")
             self.clear()
         print(f"{self.output}: {pairs:,} pairs out of {sum(lines for lines, _ in self.texts):,} lines")

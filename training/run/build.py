@@ -61,6 +61,8 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 def make_train_set(recipe: Recipe, corpus: dict[str, ParallelText], tokenizer: Any) -> Any:
     """The training pairs as token ids: a `Dataset` of all, or, streaming, a `TokenBatchStream` of this process's."""
     args = recipe.training
+    if recipe.data.both_directions and getattr(tokenizer, "target_tokenizer", None) is not None:
+        raise ValueError("both_directions needs one vocabulary for both languages, and this tokenizer has two.")
     if not recipe.data.streaming:
         return encode(corpus["train"], tokenizer, recipe.data, recipe.tokenizer.bpe_dropout)
     pairs = split_dataset_by_node(stream_pairs(recipe.data), args.process_index, args.world_size)

@@ -1,9 +1,12 @@
+from types import SimpleNamespace
+
 import pytest
 from datasets import Dataset, DatasetDict
 
 from training.data import hub_datasets
 from training.data.corpora import read_corpus, record
 from training.keys import DataArguments
+from training.run.build import make_train_set
 
 
 def test_overlap_is_told_with_line_numbers(write, arguments, capsys):
@@ -95,4 +98,7 @@ def test_both_directions_are_trained_on_and_one_is_tested(write, arguments, caps
     assert list(zip(corpus["train"].sources, corpus["train"].targets, strict=True)) == [("b", "2"), ("2", "b")]
     assert corpus["validation"].sources == ["a"]
     assert record(corpus, arguments())["train"]["both_directions"]
+    recipe = SimpleNamespace(data=arguments(both_directions=True), training=None)
+    with pytest.raises(ValueError, match="both_directions needs one vocabulary"):
+        make_train_set(recipe, corpus, SimpleNamespace(target_tokenizer="another"))
     assert corpus["train"].dropped["source held out"] == 1

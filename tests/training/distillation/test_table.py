@@ -56,15 +56,15 @@ def rows(path: Path) -> list[tuple[str, ...]]:
 
 def test_each_line_comes_with_its_n_best(make_table, teacher, texts):
     """Of one teacher, and of two together; as the translator gives them one by one."""
-    for teachers in ((teacher(1),), (teacher(1), teacher(2))):
+    for teachers in ((teacher(1), teacher(2)), (teacher(1),)):
         made = make_table(f"{len(teachers)}.tsv", teachers, nbest=2)
         made.make()
         translator = load_translator(teachers, "cpu")
         expected = []
-        for line in texts[0].read_text().splitlines():
+        for line in texts[0].read_text().splitlines()[: LINES // len(teachers)]:
             (best,) = translator([line], num_beams=3, num_return_sequences=2)
             expected += [(line, text) for each in best if (text := each["translation_text"].strip())]
-        assert rows(made.output) == expected
+        assert rows(made.output)[: len(expected)] == expected
         assert not made.parts.exists()
 
 
@@ -188,14 +188,19 @@ def test_what_is_left_out_is_told(make_table, texts, capsys, tmp_path):
     with pytest.raises(ValueError, match=f"would be empty: left out are {LINES} of a score below 0.5"):
         make_table("none.tsv", min_score=0.5).make()
     assert not made.output.with_name("none.tsv").exists()
-    make_table("ratio.tsv", max_length_ratio=1.2).make()
-    told = capsys.readouterr().out
-    assert "with more than 1.2 times the tokens on one side" in told
-    assert len(rows(made.output.with_name("ratio.tsv"))) < LINES
+    tokenizer = load_translator(made.pieces[0].teachers, "cpu").tokenizer
+    lengths = [[len(tokenizer(cell)["input_ids"]) for cell in row] for row in rows(made.output)]
+    ratios = sorted(max(each) / min(each) for each in lengths)
+    limit = max(1.0, (ratios[0] + ratios[-1]) / 2)
+    kept = sum(ratio <= limit for ratio in ratios)
+    make_table("ratio.tsv", max_length_ratio=limit).make()
+    assert f"left out: {LINES - kept} with more than {limit:g} times the tokens on one side" in capsys.readouterr().out
+    assert len(rows(made.output.with_name("ratio.tsv"))) == kept
 
 
 def test_translations_that_are_their_source_are_left_out(make_table, monkeypatch, capsys):
     monkeypatch.setattr(candidates, "translate", lambda piece, translator, lines: [[(line, 0.0)] for line in lines])
+    monkeypatch.setattr(candidates, "FEWEST", 100)
     with pytest.raises(ValueError, match="look like their sources"):
         make_table(keep_copies=False, batch_size=16).make()
     monkeypatch.setattr(candidates, "ALIKE", 2.0)
