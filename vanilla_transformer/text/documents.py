@@ -77,7 +77,7 @@ def translate_documents(
     longest = positions if longest is None else min(longest, positions)
     if (options.get("num_return_sequences") or 1) > 1:
         raise ValueError("a document has one translation: leave num_return_sequences out.")
-    if not {"max_length", "max_new_tokens"} & options.keys():
+    if not {"max_length", "max_new_tokens"} & (options.keys() | translator._forward_params.keys()):
         options["max_new_tokens"] = translator._longest_output(longest)
     if hasattr(translator.tokenizer, "deprecation_warnings"):  # sentences are measured before they are split
         translator.tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
@@ -138,9 +138,9 @@ def sentence_spans(text: str, language: str = "en") -> Iterator[Span]:
 
 def halves(translator: TranslationPipeline, text: str, start: int, end: int, longest: int) -> Iterator[Span]:
     """A span in parts of at most `longest` tokens, halved near the middle at a mark, at white space, or anywhere."""
-    is_longer = end - start > LONGEST_TOKEN * longest or (
-        end - start > 1 and len(translator.preprocess(text[start:end])["input_ids"]) > longest
-    )
+    is_longer = end - start > 1 and not SURROGATE.search(text, start, end)  # which no tokenizer reads
+    if is_longer and end - start <= LONGEST_TOKEN * longest:
+        is_longer = len(translator.preprocess(text[start:end])["input_ids"]) > longest
     if not is_longer:
         yield start, end
         return
