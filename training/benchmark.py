@@ -54,7 +54,7 @@ from training.run.hardware import describe, keep_memory, usable_device
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 from vanilla_transformer.shared.lines import read_lines
-from vanilla_transformer.to_marian import to_marian
+from vanilla_transformer.shared.stock import to_marian
 
 LINES = ("step", "loss", "greedy", "beam", "sample", "memory", "load", "serving", "update", "recipe")
 UPDATES = 20  # of each in a round of the line `update`

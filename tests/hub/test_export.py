@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel
 
 from hub.export import main
-from vanilla_transformer.to_marian import to_marian
+from vanilla_transformer.shared.stock import to_marian
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 from vanilla_transformer.shared.lines import read_lines
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
-from vanilla_transformer.to_marian import to_marian
+from vanilla_transformer.shared.stock import to_marian
 
 NEW = 30  # tokens of each translation of random text
 Decoder = Callable[[], list[list[int]]]

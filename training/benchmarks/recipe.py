@@ -29,7 +29,7 @@ from transformers import (
 from training.data.files import read_pair
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
-from vanilla_transformer.to_marian import to_marian
+from vanilla_transformer.shared.stock import to_marian
 
 STOCK = "Seq2SeqTrainer"
 

@@ -12,7 +12,7 @@ from training.benchmarks.peers import TorchPeer, TutorialPeer, bart
 from training.benchmarks.sizes import LENGTH, PADDED
 from training.run.losses import training_loss
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.to_marian import to_marian
+from vanilla_transformer.shared.stock import to_marian
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -23,7 +23,7 @@ from training.benchmarks.step import make_batch
 from training.keys import TrainingArguments
 from training.run.trainer import TokenBatchTrainer
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.to_marian import to_marian
+from vanilla_transformer.shared.stock import to_marian
 
 SMOOTHING = 0.1
 Updates = Callable[[int], tuple[int, float]]  # so many updates -> target tokens, seconds

@@ -160,6 +160,11 @@ def to_stock(model: VanillaTransformerForConditionalGeneration, stock: StockClas
     return theirs.eval()
 
 
+def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
+    """A `MarianMTModel` with equal logits. Raises ValueError for an architecture that it cannot express."""
+    return to_stock(model, MARIAN)
+
+
 def settings_of(model: Any) -> GenerationConfig:
     """A copy of a model's settings of generation. They are no longer marked as made from its configuration: those
     transformers 4 would make anew from the other model's."""

@@ -6,7 +6,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hub.export import main
 from hub.exporting.marian import convert
-from vanilla_transformer.to_marian import to_marian
+from vanilla_transformer.shared.stock import to_marian
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 from training.benchmarks.peers import TorchPeer, TutorialPeer, bart
 from training.benchmarks.step import check_same_loss, loss_of, make_batch, matrix_speed
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.to_marian import to_marian
+from vanilla_transformer.shared.stock import to_marian
 
 
 @pytest.fixture
