@@ -178,13 +178,14 @@ def of_codes(tokens: list[str], merges: list[tuple[str, str]], unk: str, special
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unk, end_of_word_suffix=END))
     tokenizer.normalizer = normalizers.Replace(Regex(r"[^\S ]"), SPACE)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    # its Strip panics at an empty text
     tokenizer.decoder = decoders.Sequence(
         [
             decoders.Replace(END, " "),
             decoders.Replace(unk, f"{unk} "),
             decoders.Replace(SPACE, ""),
             decoders.Fuse(),
-            decoders.Strip(" ", 0, 1),
+            decoders.Replace(Regex(" +$"), ""),
         ]
     )
     return tokenizer

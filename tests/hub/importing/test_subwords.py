@@ -113,6 +113,7 @@ def test_codes_give_the_ids_of_the_plain_program(lines, tmp_path, kind):
             text = " ".join(part if part in ids else "<unk>" for part in parts) + " "
             assert tokenizer.decode(given[:-1]) == text.replace(f"{CONTINUED} ", "").rstrip(), line
     assert unknown > 10
+    assert tokenizer.decode([]) == tokenizer.decode([2], skip_special_tokens=True) == ""
     raw = [token_id for each in tokenizer.source_tokenizer.encode_batch(test) for token_id in each.ids]
     assert max(raw) >= len(ids)  # a part that the dictionary lacks was left somewhere, or nothing of it was tested
     assert len(tokenizer) == len(ids) == len(tokenizer.get_vocab())
