@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.nbest > 1 and (arguments.num_beams or arguments.nbest) < arguments.nbest:
         raise ValueError(f"--nbest {arguments.nbest} needs as many beams: --num_beams {arguments.num_beams} are fewer.")
     if arguments.document and (arguments.rerank or arguments.nbest > 1 or arguments.scores):
-        raise ValueError("--document gives one text: leave --nbest, --scores and --rerank out, or give --json.")
+        raise ValueError("--document gives one text: leave --nbest, --scores and --rerank out.")
     translator = load_translator(arguments.checkpoint, arguments.device)
     options: dict[str, Any] = {
         name: getattr(arguments, name)

@@ -98,11 +98,11 @@ def needed_words(model: PreTrainedModel, tokenizer: Any, source: str, target: st
     """For each word of the target, the place of that of the source's several words that it needs most."""
     pair = Pairs(model, tokenizer, [source], [target])
     holds, spelled = pair.membership(0)  # (S, source words), (target words, T)
-    mask = torch.ones(holds.shape[1] + 1, len(holds), dtype=torch.long)
-    mask[1:] -= holds.T.long()  # each row without one word, the first one with all
+    hidden = torch.cat([torch.zeros(1, len(holds)), holds.T]).bool()  # nothing in the first row, one word in each other
     found = []
-    for rows in mask.split(16):
-        batch = pair.batch([0] * len(rows)) | {"attention_mask": rows.to(model.device)}
+    for rows in hidden.to(model.device).split(16):
+        batch = pair.batch([0] * len(rows))
+        batch["input_ids"] = batch["input_ids"].masked_fill(rows, tokenizer.pad_token_id or 0)  # which says nothing
         found.append(pair.log_probabilities(batch).cpu())
     scores = torch.cat(found)  # (source words + 1, T)
     return ((scores[0] - scores[1:]) @ spelled.T).argmax(0)
