@@ -138,9 +138,9 @@ def sentence_spans(text: str, language: str = "en") -> Iterator[Span]:
 
 def halves(translator: TranslationPipeline, text: str, start: int, end: int, longest: int) -> Iterator[Span]:
     """A span in parts of at most `longest` tokens, halved near the middle at a mark, at white space, or anywhere."""
-    is_longer = end - start > LONGEST_TOKEN * longest or (
-        end - start > 1 and len(translator.preprocess(text[start:end])["input_ids"]) > longest
-    )
+    is_longer = end - start > 1 and not SURROGATE.search(text, start, end)  # which no tokenizer reads
+    if is_longer and end - start <= LONGEST_TOKEN * longest:
+        is_longer = len(translator.preprocess(text[start:end])["input_ids"]) > longest
     if not is_longer:
         yield start, end
         return

@@ -62,7 +62,9 @@ def translate_html(translator: TranslationPipeline, source: str, **options: Any)
     """
     segments = list(segments_of(pieces_of(source)))
     trees = {i: tree_of(segment) for i, segment in enumerate(segments) if any(p.kind == "text" for p in segment)}
-    documents = translate_documents(translator, [text for text, _ in trees.values()], **options, return_alignments=True)
+    documents = translate_documents(
+        translator, [one_line(text) for text, _ in trees.values()], **options, return_alignments=True
+    )
     found = dict(zip(trees, documents, strict=True))
     return "".join(
         Placement(*trees[i], found[i]).render() if i in found else "".join(piece.raw for piece in segment)
@@ -119,6 +121,8 @@ class Reader(HTMLParser):
 def pieces_of(source: str) -> Iterator[Piece]:
     """The source in pieces, one behind the other; an element that is kept is one of them."""
     found = Reader(source).found
+    if source and (not found or found[0][0]):  # what a reader of HTML passes over, such as "</>"
+        found.insert(0, (0, "text", "", False))
     places = [place for place, *_ in found] + [len(source)]
     i = 0
     while i < len(found):

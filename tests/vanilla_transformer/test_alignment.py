@@ -1,0 +1,211 @@
+"""Alignments and scores of tokens against the plain way to compute them."""
+
+import logging
+
+import pytest
+import torch
+from tokenizers import normalizers
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+from vanilla_transformer import TranslationPipeline
+from vanilla_transformer import alignment_vanilla_transformer as alignment
+from vanilla_transformer.alignment_vanilla_transformer import align, choose_alignment_heads, word_spans
+
+SOURCES = ["the dog runs", "a cat sleeps in the house, alone", "two", "the old man reads"]
+TARGETS = ["der Hund rennt", "eine Katze schläft im Haus.", "zwei!", "der Mann"]
+
+
+def words(text: str) -> list[str]:
+    return [text[start:end] for start, end in word_spans(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The dog's 2 cats.", ["The", "dog", "'", "s", "2", "cats", "."]),
+        (" \t\n", []),
+        ("schläft(fest)", ["schläft", "(", "fest", ")"]),
+        ("schla\u0308ft", ["schla\u0308ft"]),
+        ("हिन्दी में", ["हिन्दी", "में"]),
+        ("我爱你。", ["我", "爱", "你", "。"]),
+        ("a👍🏽b", ["a", "👍", "🏽", "b"]),
+        ("co\u00adop", ["co\u00adop"]),
+    ],
+)
+def test_words(text, expected):
+    assert words(text) == expected
+
+
+def plain_links(model, tokenizer, source: str, target: str, heads) -> list:
+    """One pair, token by token: each word of the target with the word whose tokens its tokens look at most."""
+    here = tokenizer(source, return_offsets_mapping=True)
+    there = tokenizer(text_target=target, return_offsets_mapping=True)
+    ids = [model.config.decoder_start_token_id, *there["input_ids"][:-1]]
+    with torch.no_grad():
+        attentions = model(
+            input_ids=torch.tensor([here["input_ids"]]), decoder_input_ids=torch.tensor([ids]), output_attentions=True
+        ).cross_attentions
+    if heads is None:
+        heads = [(layer, head) for layer in range(len(attentions)) for head in range(attentions[0].shape[1])]
+    links = []
+    for start, end in word_spans(target):
+        rows = [i for i, (a, b) in enumerate(there["offset_mapping"]) if a < end and start < b]
+        totals = {}
+        for a, b in word_spans(source):
+            columns = [i for i, (c, d) in enumerate(here["offset_mapping"]) if c < b and a < d]
+            totals[a, b] = sum(
+                float(attentions[layer][0, head, i, j]) for layer, head in heads for i in rows for j in columns
+            )
+        links.append((max(totals, key=totals.get), (start, end)))
+    return links
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("heads", [None, [[0, 3], [1, 1]]])
+def test_align_is_the_plain_reading_of_attention(make_model, make_tokenizer, shared, heads):
+    tokenizer, sizes = make_tokenizer(shared)
+    model = make_model(**sizes)
+    model.set_attn_implementation("sdpa")
+    found = align(model, tokenizer, SOURCES, TARGETS, heads=heads, batch_size=3)
+    assert model.config._attn_implementation == "sdpa"
+    model.set_attn_implementation("eager")
+    assert found == [plain_links(model, tokenizer, *pair, heads) for pair in zip(SOURCES, TARGETS, strict=True)]
+
+
+def test_what_has_no_words_has_no_links(make_model, make_tokenizer):
+    tokenizer, sizes = make_tokenizer(True)
+    found = align(make_model(**sizes), tokenizer, ["", "a dog", " "], ["der Hund", "", "x"])
+    assert found == [[], [], []]
+
+
+def test_the_checkpoints_own_heads_are_the_default(make_model, make_tokenizer, tmp_path):
+    tokenizer, sizes = make_tokenizer(True)
+    model = make_model(**sizes)
+    model.generation_config = GenerationConfig(decoder_start_token_id=1, alignment_heads=[[1, 2]])
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    found = align(loaded, tokenizer, SOURCES, TARGETS)
+    assert found == align(model, tokenizer, SOURCES, TARGETS, heads=[[1, 2]])
+    assert found != align(model, tokenizer, SOURCES, TARGETS, heads=[[0, 0]])
+
+
+def test_the_needed_word_is_the_one_whose_absence_costs_most(make_model, make_tokenizer):
+    tokenizer, sizes = make_tokenizer(True)
+    model = make_model(**sizes)
+    source, target = SOURCES[1], TARGETS[1]
+    here = tokenizer(source, return_offsets_mapping=True)
+    there = tokenizer(text_target=target, return_offsets_mapping=True)
+    labels = there["input_ids"]
+
+    def scores(ids):
+        decoder_ids = torch.tensor([[model.config.decoder_start_token_id, *labels[:-1]]])
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids]), decoder_input_ids=decoder_ids,
+                           attention_mask=torch.ones(1, len(ids))).logits[0]  # fmt: skip
+        return logits.log_softmax(-1)[range(len(labels)), labels]
+
+    expected = []
+    for start, end in word_spans(target):
+        rows = [i for i, (a, b) in enumerate(there["offset_mapping"]) if a < end and start < b]
+        losses = []
+        for a, b in word_spans(source):
+            hidden = [
+                0 if c < b and a < d else id
+                for id, (c, d) in zip(here["input_ids"], here["offset_mapping"], strict=True)
+            ]
+            losses.append(float((scores(here["input_ids"]) - scores(hidden))[rows].sum()))
+        expected.append(max(range(len(losses)), key=losses.__getitem__))
+    assert alignment.needed_words(model, tokenizer, source, target).tolist() == expected
+
+
+def test_the_heads_that_agree_are_chosen(make_model, make_tokenizer, monkeypatch):
+    """Where what is needed is what head 2 of layer 1 looks at, this head alone is right."""
+    tokenizer, sizes = make_tokenizer(True)
+    model = make_model(**sizes).train()
+    looked_at = {
+        (SOURCES[i], TARGETS[i]): weights[1, 2].argmax(-1)
+        for i, _, _, weights in alignment.word_attention(model, tokenizer, SOURCES, TARGETS, 4)
+    }
+    monkeypatch.setattr(alignment, "needed_words", lambda model, tokenizer, *pair: looked_at[pair])
+    assert choose_alignment_heads(model, tokenizer, SOURCES, TARGETS) == [[1, 2]]
+    assert model.training
+    assert choose_alignment_heads(model, tokenizer, ["two"], ["zwei"]) is None
+
+
+def test_a_tokenizer_without_places_is_refused(make_model):
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(ValueError, match="a Slow does not tell where its tokens stand"):
+        align(make_model(), Slow(), ["a"], ["b"])
+
+
+@pytest.fixture
+def make_translator(make_model, make_tokenizer):
+    def make(shared: bool = True, **variant) -> TranslationPipeline:
+        tokenizer, sizes = make_tokenizer(shared)
+        model = make_model(**sizes, **variant)
+        model.generation_config.max_new_tokens = 7
+        return TranslationPipeline(model=model, tokenizer=tokenizer)
+
+    return make
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3, "num_return_sequences": 2}])
+def test_scores_of_tokens_are_the_models(make_translator, shared, options):
+    """Each is log p by a pass over that sequence alone, and their mean is the search's own score."""
+    translator = make_translator(shared)
+    translator.model.generation_config.eos_token_id = [2, 9]  # some end, some do not
+    model, tokenizer = translator.model, translator.tokenizer
+    found = translator(SOURCES, return_scores=True, return_token_scores=True, **options)
+    for source, candidates in zip(SOURCES, found, strict=True):
+        for each in candidates if options else [candidates]:
+            target = tokenizer.stock("target") if not shared else tokenizer
+            ids = target.convert_tokens_to_ids(each["tokens"])
+            decoder_ids = torch.tensor([[model.config.decoder_start_token_id, *ids[:-1]]])
+            with torch.no_grad():
+                logits = model(**tokenizer(source, return_tensors="pt"), decoder_input_ids=decoder_ids).logits[0]
+            expected = logits.log_softmax(-1)[range(len(ids)), ids]
+            assert each["token_scores"] == pytest.approx(expected.tolist(), abs=1e-4)
+            assert each["log_probability"] == pytest.approx(float(expected.sum()), abs=1e-3)
+            assert each["score"] == pytest.approx(float(expected.mean()), abs=1e-4)
+            assert target.decode(ids, skip_special_tokens=True) == each["translation_text"]
+
+
+def test_token_scores_in_small_batches(make_translator, monkeypatch):
+    translator = make_translator()
+    expected = translator(SOURCES, return_token_scores=True)
+    monkeypatch.setattr(alignment, "LARGEST_LOGITS", 1)
+    for one, other in zip(translator(SOURCES, return_token_scores=True), expected, strict=True):
+        assert one["token_scores"] == pytest.approx(other["token_scores"], abs=1e-4)
+
+
+def test_the_pipeline_aligns_what_it_returns(make_translator):
+    translator = make_translator()
+    options = {"num_beams": 3, "num_return_sequences": 2}
+    plain = translator([*SOURCES, ""], **options)
+    found = translator([*SOURCES, ""], return_alignments=True, **options)
+    for source, candidates, expected in zip([*SOURCES, ""], found, plain, strict=True):
+        texts = [each["translation_text"] for each in candidates]
+        assert texts == [each["translation_text"] for each in expected]
+        links = align(translator.model, translator.tokenizer, [source] * len(texts), texts)
+        assert [each.get("alignments", []) for each in candidates] == links
+
+
+def test_halves_of_surrogate_pairs_are_told(make_translator):
+    logging.getLogger("transformers").propagate = True
+    outputs = make_translator()(["a \ud800 b", "the dog"])
+    assert "character 3 of the sentence is half of a surrogate pair" in outputs[0]["error"]
+    assert outputs[0]["translation_text"] == ""
+    assert "error" not in outputs[1]
+
+
+def test_a_sentence_without_tokens_is_told(make_model, special_tokens, train_bpe):
+    tokenizer = train_bpe(["a b"], 20)
+    tokenizer.post_processor = None
+    tokenizer.normalizer = normalizers.Replace("x", "")
+    tokenizer.pre_tokenizer = None
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens)
+    translator = TranslationPipeline(model=make_model(vocab_size=len(fast)), tokenizer=fast)
+    assert translator("xx")[0]["error"] == "the sentence has no tokens."

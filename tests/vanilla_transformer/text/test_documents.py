@@ -1,0 +1,169 @@
+import random
+import sys
+
+import pytest
+
+from vanilla_transformer import TranslationPipeline
+
+pytest.importorskip("sentencex")
+
+from vanilla_transformer.text.documents import sentence_spans, translate_document, translate_documents  # noqa: E402
+
+SEPARATORS = ["\n", "\r\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
+
+
+def test_sentences_are_translated_one_by_one_and_white_space_stays(reversing):
+    text = "  The dog runs.  It barks!\n\n\tMr. Smith sleeps \r\n"
+    document = translate_document(reversing, text)
+    assert reversing.seen == ["The dog runs.", "It barks!", "Mr. Smith sleeps"]
+    assert document.translation == "  . RUNS DOG THE  ! BARKS IT\n\n\tSLEEPS SMITH . MR \r\n"
+    assert document.remarks == []
+    for sentence in document.sentences:
+        start, end = sentence.target
+        assert document.translation[start:end] == sentence.result["translation_text"]
+    assert [text[slice(*sentence.source)] for sentence in document.sentences] == reversing.seen
+
+
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_every_line_separator_ends_a_sentence_and_stays(reversing, separator):
+    document = translate_document(reversing, f"one two{separator}three four")
+    assert document.translation == f"TWO ONE{separator}FOUR THREE"
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\n \t\u2028", "\u00a0"])
+def test_a_text_without_words_stays(reversing, text):
+    assert translate_document(reversing, text).translation == text
+
+
+def test_a_language_has_its_own_abbreviations():
+    assert len(list(sentence_spans("Er kommt z.B. am Montag. Ja.", "de"))) == 2
+
+
+def test_three_hundred_paragraphs_come_out_in_order(reversing):
+    text = "\n\n".join(f"Paragraph number{i} starts. It ends." for i in range(300))
+    paragraphs = translate_document(reversing, text).translation.split("\n\n")
+    assert paragraphs == [f". STARTS NUMBER{i} PARAGRAPH . ENDS IT" for i in range(300)]
+
+
+def test_several_texts_are_translated_together(reversing):
+    first, second, third = translate_documents(reversing, ["One two. Three.", "", "d\ne"])
+    assert [first.translation, second.translation, third.translation] == [". TWO ONE . THREE", "", "D\nE"]
+    assert len(reversing.seen) == 4
+
+
+def test_alignments_are_places_in_the_document(reversing):
+    text = " One two.\nThree."
+    document = translate_document(reversing, text, return_alignments=True)
+    found = [(text[a:b], document.translation[c:d]) for (a, b), (c, d) in document.alignments]
+    assert found == [(word, word.upper()) for word in (".", "two", "One", ".", "Three")]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("the dog runs and sleeps, a cat sings in the house", ["the dog runs and sleeps,", "a cat sings in the house"]),
+        ("the old man reads a book in the house", ["the old man reads", "a book in the house"]),
+    ],
+)
+def test_a_long_sentence_is_parted_at_a_mark_or_at_a_space(reversing, text, parts):
+    tokens = max(len(reversing.preprocess(part)["input_ids"]) for part in parts)
+    document = translate_document(reversing, text, longest=tokens)
+    assert reversing.seen == parts
+    assert document.remarks == ["translated in 2 parts, at character 1: the sentence is too long."]
+    assert len(document.translation.split()) == len(text.replace(",", " ,").split())
+
+
+def test_a_word_beyond_all_measure_is_parted_anywhere(reversing):
+    text = "dog" * 1000
+    translate_document(reversing, text, longest=20)
+    assert "".join(reversing.seen) == text
+    assert max(len(reversing.preprocess(part)["input_ids"]) for part in reversing.seen) <= 20
+
+
+def test_learned_positions_are_never_exceeded(make_model, make_tokenizer):
+    tokenizer, sizes = make_tokenizer(True)
+    model = make_model(**sizes, position_embedding_type="learned", max_position_embeddings=12)
+    document = translate_document(TranslationPipeline(model=model, tokenizer=tokenizer), "the dog runs " * 20)
+    assert len(document.sentences) > 5
+    assert not any("error" in sentence.result for sentence in document.sentences)
+
+
+def test_what_cannot_be_translated_stays_and_is_told(random_translator):
+    document = translate_document(random_translator, "the dog\na \ud800 b\nthe cat")
+    assert document.translation.split("\n")[1] == "a \ud800 b"
+    (remark,) = [remark for remark in document.remarks if "surrogate" in remark]
+    assert remark.startswith("left as it was, at character 9: ")
+
+
+def test_a_translation_may_be_longer_than_the_checkpoint_says(random_translator):
+    """Its own limit would cut a long sentence."""
+    model = random_translator.model
+    model.generation_config.max_new_tokens = 3
+    model.generation_config.eos_token_id = -1
+    translator = TranslationPipeline(model=model, tokenizer=random_translator.tokenizer, eos_token_id=-1)
+    document = translate_document(translator, "the dog", longest=10, return_token_scores=True)
+    assert len(document.sentences[0].result["tokens"]) == 60
+
+
+def test_several_translations_are_refused(reversing):
+    with pytest.raises(ValueError, match="leave num_return_sequences out"):
+        translate_document(reversing, "a", num_return_sequences=2)
+
+
+def test_a_missing_library_is_named(reversing, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with pytest.raises(ImportError, match="pip install sentencex"):
+        translate_document(reversing, "a")
+
+
+ALPHABET = [
+    *("the", "dog", " ", "  ", "\t", ".", "!", "?", ",", ";", '"', "a", "B", "é", "ß", "0", "\x00", "\x07", "\x1b"),
+    *SEPARATORS,
+    *("👍", "👩\u200d👩\u200d👧", "\U000e0001", "\u200b", "\u200f", "\u202e", "\ufeff", "\ufffd", "\uffff"),
+    *("\ud800", "\udfff", "שלום", "مرحبا", "؟", "我", "。", "हि", "a\u0300\u0301\u0302", "\U0010ffff"),
+    *("\u00a0", "\u3000", "&", "<b>", "</s>"),
+]
+
+
+def fuzzed(rng: random.Random) -> str:
+    return "".join(rng.choice(ALPHABET) for _ in range(rng.choice([0, 1, 2, 5, 20, 60])))
+
+
+def refuse_losses(text: str, document) -> None:
+    """Every sentence has a translation or a reason, and all white space between them is as it was."""
+    end = place = 0
+    for sentence in document.sentences:
+        between = text[end : sentence.source[0]]
+        assert not between.strip()
+        assert document.translation[place : sentence.target[0]] == between
+        translation = document.translation[slice(*sentence.target)]
+        assert translation == (sentence.result["translation_text"].strip() or text[slice(*sentence.source)])
+        assert bool(sentence.result["translation_text"].strip()) != ("error" in sentence.result)
+        end, place = sentence.source[1], sentence.target[1]
+    assert document.translation[place:] == text[end:]
+    assert not text[end:].strip()
+    assert all("\n" not in remark for remark in document.remarks)
+
+
+def try_texts(translator, n: int) -> None:
+    rng = random.Random(7)
+    for _ in range(0, n, 50):
+        texts = [fuzzed(rng) for _ in range(50)]
+        for text, document in zip(texts, translate_documents(translator, texts, longest=30), strict=True):
+            refuse_losses(text, document)
+
+
+def test_odd_texts(random_translator):
+    try_texts(random_translator, 50)
+
+
+@pytest.mark.slow
+def test_ten_thousand_odd_texts(random_translator):
+    try_texts(random_translator, 10_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["x", "the dog runs. "])
+def test_a_line_of_a_megabyte(reversing, unit):
+    text = unit * (2**20 // len(unit))
+    refuse_losses(text, translate_document(reversing, text, longest=500))
