@@ -45,7 +45,7 @@ def test_score_takes_several_references_and_compares(programs, finished, test_fi
 
 def test_score_gives_the_models_own_likelihood(programs, finished, test_files, tmp_path):
     source, reference = test_files
-    arguments = ("--source", source, "--reference", reference, "--nll", "--per_line", tmp_path / "lines.tsv")
+    arguments = ("--source", source, "--reference", reference, "--likelihood", "--per_line", tmp_path / "lines.tsv")
     result = json.loads(programs.run("training.score", finished, *arguments).stdout)
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(finished), AutoTokenizer.from_pretrained(finished)
     rows = [line.split("\t") for line in (tmp_path / "lines.tsv").read_text().splitlines()[1:]]
@@ -55,6 +55,25 @@ def test_score_gives_the_models_own_likelihood(programs, finished, test_files, t
         assert float(row[2]) == pytest.approx(float(loss), abs=1e-3)
     total, tokens = (sum(float(row[i]) for row in rows) for i in (0, 1))
     assert result["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-3)
+
+
+def test_likelihood_of_several_models_is_the_mean_of_their_probabilities(programs, finished, test_files, tmp_path):
+    source, reference = test_files
+    shutil.copytree(finished / "checkpoint-2", tmp_path / "early")
+    arguments = ("--source", source, "--reference", reference, "--likelihood", "--per_line", tmp_path / "lines.tsv")
+    programs.run("training.score", finished, *arguments, "--ensemble", tmp_path / "early")
+    names = (finished, tmp_path / "early")
+    models, tokenizer = (
+        [AutoModelForSeq2SeqLM.from_pretrained(name) for name in names],
+        AutoTokenizer.from_pretrained(finished),
+    )
+    rows = [line.split("\t") for line in (tmp_path / "lines.tsv").read_text().splitlines()[1:]]
+    for row, s, t in zip(rows, *(path.read_text().splitlines() for path in test_files), strict=True):
+        batch = tokenizer(s, text_target=t, return_tensors="pt")
+        with torch.no_grad():
+            mean = sum(model(**batch).logits.softmax(-1) for model in models) / 2
+        expected = -mean[0, range(batch["labels"].shape[1]), batch["labels"][0]].log().sum()
+        assert float(row[0]) == pytest.approx(float(expected), abs=1e-3)
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])

@@ -1,8 +1,10 @@
 """`training.translate` as a user runs it."""
 
+import json
 import re
 
 import pytest
+import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 pytestmark = pytest.mark.slow
@@ -51,3 +53,61 @@ def test_a_broken_glossary_is_told(programs, finished, tmp_path, lines, what):
     (tmp_path / "terms").write_text(lines)
     broken = programs.run("training.translate", finished, "--glossary", tmp_path / "terms", status=2)
     assert what in broken.stderr
+
+
+def test_translate_prints_all_that_is_known_as_json(programs, finished, tmp_path):
+    (tmp_path / "source").write_text("The dog sleeps.\n\nThe cat is old.\r\n")
+    process = programs.run("training.translate", finished, "--input", tmp_path / "source", "--nbest", "2", "--json")
+    rows = [json.loads(line) for line in process.stdout.splitlines()]
+    assert [row["source"] for row in rows] == ["The dog sleeps.", "", "The cat is old."]
+    assert rows[1]["translations"] == [""]
+    for row in (rows[0], rows[2]):
+        assert row["scores"] == sorted(row["scores"], reverse=True)
+        for i, text in enumerate(row["translations"]):
+            assert len(row["tokens"][i]) == len(row["token_scores"][i])
+            assert row["log_probabilities"][i] == pytest.approx(sum(row["token_scores"][i]), abs=1e-3)
+            assert all(row["source"][a:b] and text[c:d] for (a, b), (c, d) in row["alignments"][i])
+
+
+def test_translate_takes_a_document(programs, finished, tmp_path):
+    pytest.importorskip("sentencex")
+    source, short = tmp_path / "source", ("--max_new_tokens", "12")
+    source.write_bytes(b"The dog sleeps. The cat waits.\r\n\r\n  Where is she?")
+    piped = programs.run("training.translate", finished, *short, "--document", stdin=source)
+    programs.run(
+        "training.translate", finished, *short, "--document", "--input", source, "--output", tmp_path / "target"
+    )
+    text = (tmp_path / "target").read_bytes().decode()
+    assert piped.stdout == text.replace("\r\n", "\n")
+    first, second = text.split("\r\n\r\n")
+    assert second.startswith("  ")
+    lines = tmp_path / "lines"
+    lines.write_text("The dog sleeps.\nThe cat waits.\nWhere is she?\n")
+    one_by_one = programs.run("training.translate", finished, *short, "--input", lines).stdout.splitlines()
+    assert text == f"{one_by_one[0]} {one_by_one[1]}\r\n\r\n  {one_by_one[2]}"
+    rows = programs.run("training.translate", finished, "--document", "--json", "--input", source).stdout.splitlines()
+    assert [json.loads(row)["span"] for row in rows] == [[0, 15], [16, 30], [36, 49]]
+    source.write_bytes(b"\xff")
+    process = programs.run("training.translate", finished, "--document", "--input", source, status=2)
+    assert process.stderr == "training.translate: byte 0 is not UTF-8 text: convert the document to UTF-8.\n"
+
+
+def test_translate_lets_another_model_choose(programs, finished, tmp_path):
+    """The sums of both scores, by hand; the other direction is played by the same model."""
+    lines = ["The dog sleeps.", "", "The old man sees a cat."]
+    (tmp_path / "source").write_text("".join(line + "\n" for line in lines))
+    options = ("--input", tmp_path / "source", "--nbest", "3")
+    plain = programs.run("training.translate", finished, *options).stdout.splitlines()
+    chosen = programs.run("training.translate", finished, *options, "--rerank", finished, "--rerank_weight", "2")
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(finished), AutoTokenizer.from_pretrained(finished)
+    expected = []
+    for number, score, text in (row.split("\t") for row in plain):
+        source = lines[int(number) - 1]
+        if source:
+            with torch.no_grad():
+                loss = model(**tokenizer(text, text_target=source, return_tensors="pt")).loss
+            score = float(score) - 2 * float(loss)
+        expected.append((int(number), -float(score), text))
+    rows = [row.split("\t") for row in chosen.stdout.splitlines()]
+    assert [(int(number), text) for number, _, text in rows] == [(n, text) for n, _, text in sorted(expected)]
+    assert [float(score) for _, score, _ in rows] == pytest.approx([-s for _, s, _ in sorted(expected)], abs=1e-3)
