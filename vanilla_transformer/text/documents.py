@@ -77,7 +77,7 @@ def translate_documents(
     longest = positions if longest is None else min(longest, positions)
     if (options.get("num_return_sequences") or 1) > 1:
         raise ValueError("a document has one translation: leave num_return_sequences out.")
-    if not {"max_length", "max_new_tokens"} & options.keys():
+    if not {"max_length", "max_new_tokens"} & (options.keys() | translator._forward_params.keys()):
         options["max_new_tokens"] = translator._longest_output(longest)
     if hasattr(translator.tokenizer, "deprecation_warnings"):  # sentences are measured before they are split
         translator.tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
