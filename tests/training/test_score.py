@@ -61,7 +61,7 @@ def test_likelihood_of_several_models_is_the_mean_of_their_probabilities(program
     source, reference = test_files
     shutil.copytree(finished / "checkpoint-2", tmp_path / "early")
     arguments = ("--source", source, "--reference", reference, "--likelihood", "--per_line", tmp_path / "lines.tsv")
-    programs.run("training.score", finished, *arguments, "--ensemble", tmp_path / "early")
+    programs.run("training.score", finished, tmp_path / "early", *arguments)
     names = (finished, tmp_path / "early")
     models, tokenizer = (
         [AutoModelForSeq2SeqLM.from_pretrained(name) for name in names],

@@ -9,7 +9,7 @@ from vanilla_transformer.alignment_vanilla_transformer import word_spans
 class Reversing(TranslationPipeline):
     """The words of a sentence in upper case, from the last to the first, with single spaces between them."""
 
-    def _translate(self, sentences, batch_size, generate_kwargs, return_alignments=False, **_):
+    def _translate(self, sentences, *_, return_alignments=False, **__):
         self.seen = []
         for sentence in sentences:
             self.seen.append(sentence)
