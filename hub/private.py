@@ -105,6 +105,8 @@ def strings_in(value: Any) -> Iterator[tuple[str, str]]:
 def find_private_in_binary(path: Path, places: tuple[str, ...] = ()) -> str | None:
     """As `find_private` does, of what weights and pictures say in words: the head of a safetensors file, with names and
     metadata, and the texts of a PNG file, its EXIF and XMP data among them."""
+    if path.suffix in (".spm", ".model"):  # SentencePiece's: pieces of words alone
+        return None
     if path.suffix == ".safetensors":
         texts = list(strings_in(safetensors_head(path)))
     else:
