@@ -39,15 +39,18 @@ NAMES = (
     *("fairseq norm of embeddings", "fairseq learned", "fairseq width of the output"),
     *("fairseq widths of input and output",),
 )
+PAD = 1
 OPENNMT = ("opennmt 2", "opennmt 2 joint", "opennmt 3", "opennmt 3 biases", "opennmt 3 halves")
 
 
 @torch.no_grad()
 def greedy(logits_of, start: int, steps: int = 8) -> torch.Tensor:
-    """The most probable tokens one by one, (4, steps + 1)."""
+    """The most probable tokens one by one, but for padding, which they forbid: (4, steps + 1)."""
     ids = torch.full((4, 1), start)
     for _ in range(steps):
-        ids = torch.cat([ids, logits_of(ids)[:, -1].argmax(-1, keepdim=True)], 1)
+        logits = logits_of(ids)[:, -1].clone()
+        logits[:, PAD] = -torch.inf
+        ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
     return ids
 
 
@@ -68,7 +71,7 @@ def test_fairseq(toolkits, tmp_path, name, d, ff):
         expected = theirs(source, None, target)[0]
         found = imported.model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
     assert (found - expected).abs().max() <= 1e-4
-    given = imported.model.generate(source, attention_mask=mask, num_beams=1, max_new_tokens=8)
+    given = imported.model.generate(source, attention_mask=mask, num_beams=1, max_new_tokens=8, suppress_tokens=[PAD])
     assert_same_until_the_end(given, greedy(lambda ids: theirs(source, None, ids)[0], start=2))
     assert set(imported.used) | set(imported.left_out) == set(state)
     config = imported.model.config
@@ -98,7 +101,7 @@ def test_opennmt(toolkits, tmp_path, name, d, ff):
         expected = theirs(source, mask, target)
         found = imported.model(input_ids=ours, attention_mask=mask, decoder_input_ids=target).logits
     assert (found - expected).abs().max() <= 1e-4
-    given = imported.model.generate(ours, attention_mask=mask, num_beams=1, max_new_tokens=8)
+    given = imported.model.generate(ours, attention_mask=mask, num_beams=1, max_new_tokens=8, suppress_tokens=[PAD])
     assert_same_until_the_end(given, greedy(lambda ids: theirs(source, mask, ids), start=2), end=3)
     config = imported.model.config
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (

@@ -149,10 +149,11 @@ def test_a_loss_that_is_not_finite_ends_the_run(make_trainer):
     [
         ({"fsdp": True}, "FSDP"),
         ({"gradient_checkpointing": True}, "gradient_checkpointing"),
+        ({"simcut_alpha": 3.0}, "SimCut"),
     ],
 )
 def test_what_cannot_be_compiled_is_told_before(make_model, capsys, keys, reason):
-    defaults = {"fsdp": False, "gradient_checkpointing": False, "device": torch.device("cuda")}
+    defaults = {"fsdp": False, "gradient_checkpointing": False, "simcut_alpha": 0.0, "device": torch.device("cuda")}
     assert choose_step("compiled", make_model(), SimpleNamespace(**(defaults | keys))) == "plain"
     assert reason in capsys.readouterr().out
 
@@ -168,11 +169,11 @@ def test_what_cannot_be_compiled_is_told_before(make_model, capsys, keys, reason
     ],
 )
 def test_what_auto_and_the_others_are(make_model, asked, device, found):
-    args = SimpleNamespace(fsdp=False, gradient_checkpointing=False, device=torch.device(device))
+    args = SimpleNamespace(fsdp=False, gradient_checkpointing=False, simcut_alpha=0.0, device=torch.device(device))
     assert choose_step(asked, make_model(), args) == found
 
 
 def test_a_large_model_is_compiled_alone(make_model, monkeypatch):
     monkeypatch.setattr(compiled, "RECORDED", 10)
-    args = SimpleNamespace(fsdp=False, gradient_checkpointing=False, device=torch.device("cuda"))
+    args = SimpleNamespace(fsdp=False, gradient_checkpointing=False, simcut_alpha=0.0, device=torch.device("cuda"))
     assert choose_step("auto", make_model(), args) == "compiled"
