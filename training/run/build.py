@@ -118,7 +118,8 @@ def load_base(recipe: Recipe) -> Any:
     args = recipe.training
     dropouts = {name: value for name, value in vars(recipe.model).items() if name in recipe.given}
     model = load_model(str(args.base_model), f"base_model={args.base_model}:", **dropouts)
-    model.generation_config.update(max_length=None, **decoding_settings(recipe))
+    unset: dict[str, Any] = {"max_length": None, "length_penalty": None}  # those of the checkpoint's own
+    model.generation_config.update(**(unset | decoding_settings(recipe)))
     if not args.lora_rank:
         return model
     lora = LoraConfig("SEQ_2_SEQ_LM", r=args.lora_rank, lora_alpha=2 * args.lora_rank, target_modules="all-linear")

@@ -148,5 +148,6 @@ def same_in_ctranslate2(folder: Path, exported: Path, text: list[str]) -> None:
     tokens = [source.convert_ids_to_tokens(source(line).input_ids) for line in text]
     translator = ctranslate2.Translator(str(exported), intra_threads=1)
     results = translator.translate_batch(tokens, beam_size=1, max_decoding_length=30)
-    found = [target.decode(target.convert_tokens_to_ids(each.hypotheses[0])) for each in results]
+    ids = [target.convert_tokens_to_ids(each.hypotheses[0]) for each in results]
+    found = target.batch_decode(ids, skip_special_tokens=True)
     assert found == translated(folder, text)
