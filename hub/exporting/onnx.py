@@ -58,8 +58,12 @@ def convert(
 
 
 def describe(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
-    """The configuration as readers of graphs want it: sizes, special ids, and the name of a model that they know."""
+    """The configuration as readers of graphs want it: sizes, special ids, and the name of a model that they know.
+
+    Their beam search takes `vocab_size` for the number of logits, which is that of the target's tokens.
+    """
     fields = {name: getattr(model.config, name) for name in (*SAME_FIELDS, *TWO_VOCABULARIES)}
+    fields["vocab_size"] = model.config.decoder_vocab_size
     return MarianConfig(architectures=["MarianMTModel"], forced_eos_token_id=None, **fields).to_dict()
 
 

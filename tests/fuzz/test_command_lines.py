@@ -37,11 +37,19 @@ METRICS = ["translation", "sequence", "bleu", ""]
 OPTIONS = {
     "translate": {
         **{"input": "s", "output": "o", "batch_size": "n", "num_beams": "n", "length_penalty": "n", "nbest": "n"},
-        **{"max_new_tokens": "n", "scores": "-", "device": "d"},
+        **{"max_new_tokens": "n", "scores": "-", "device": "d", "glossary": "s", "json": "-", "document": "-"},
+        **{"source_lang": "l", "rerank": "c", "rerank_weight": "n"},
     },
     "score": {
         **{"source": "s", "reference": "s", "compare": "c", "metric": "m", "target_lang": "l", "samples": "n"},
-        **{"nll": "-", "per_line": "o", "num_beams": "n", "length_penalty": "n", "batch_size": "n", "output": "o"},
+        **{
+            "likelihood": "-",
+            "per_line": "o",
+            "num_beams": "n",
+            "length_penalty": "n",
+            "batch_size": "n",
+            "output": "o",
+        },
         "device": "d",
     },
     "average": {"last": "n", "best": "n"},
