@@ -5,6 +5,7 @@ import re
 from functools import partial
 
 import pytest
+import sacrebleu
 from huggingface_hub import RepoCard
 
 from hub.space import app, static_page
@@ -106,7 +107,7 @@ def test_the_static_page_in_a_browser(open_page, demo_checkpoint, demo_sentences
             page.get_by_text(re.compile("^Done in .* greedily")).wait_for(timeout=120_000)
             seen.append(page.locator("#translation").inner_text())
             page.keyboard.press("Control+A")
-        assert sum(map(str.__eq__, seen, expected)) >= 3  # its weights have 8 bits
+        assert sacrebleu.corpus_chrf(seen, [expected]).score > 60  # its weights have 8 bits
         assert page.locator(".heat thead th").count() == batch["attention_mask"][-1].sum()
 
         def weights(page=page) -> list[float]:
