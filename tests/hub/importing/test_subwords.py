@@ -29,6 +29,11 @@ def learn(words: collections.Counter, number: int) -> list[tuple[str, str]]:
     return merges
 
 
+def words_of(line: str) -> list[str]:
+    """What stands between spaces; they take other white space, such as U+00A0, for letters."""
+    return [word for word in line.strip("\r\n ").split(" ") if word]
+
+
 def joined(parts: list[str], pair: tuple[str, str]) -> list[str]:
     found: list[str] = []
     i = 0
@@ -55,7 +60,7 @@ class PlainTwin:
         return self.cache[word]
 
     def __call__(self, line):
-        return [part for word in line.split() for part in self.word(word)]
+        return [part for word in words_of(line) for part in self.word(word)]
 
 
 def lines_of(languages=("en", "de")) -> list[str]:
@@ -93,7 +98,7 @@ TOLD = {"source_lang": "de", "target_lang": "en"}
 def test_codes_give_the_ids_of_the_plain_program(lines, tmp_path, kind):
     """A dictionary that lacks results of merges, unknown characters, and text that was not in training."""
     train, test = lines[:2000], lines[2000:]
-    merges = learn(collections.Counter(word for line in train[:400] for word in line.split()), 300)
+    merges = learn(collections.Counter(word for line in train[:400] for word in words_of(line)), 300)
     head, tail = ("#version: 0.2\n", "") if kind == "subword-nmt" else ("", " 7")
     code = "".join(f"{left} {right}{tail}\n" for left, right in merges)
     (tmp_path / "code").write_text(head + code, encoding="utf-8")
@@ -122,10 +127,10 @@ def test_codes_give_the_ids_of_the_plain_program(lines, tmp_path, kind):
 def test_it_is_saved_with_what_it_knows(lines, tmp_path):
     from transformers import AutoTokenizer
 
-    merges = learn(collections.Counter(word for line in lines[:300] for word in line.split()), 100)
+    merges = learn(collections.Counter(word for line in lines[:400] for word in words_of(line)), 300)
     (tmp_path / "code").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges), encoding="utf-8")
     twin = PlainTwin(merges)
-    write_dictionary(tmp_path / "dict.txt", collections.Counter(part for line in lines[:300] for part in twin(line)))
+    write_dictionary(tmp_path / "dict.txt", collections.Counter(part for line in lines[:2000] for part in twin(line)))
     tokenizer = read_toolkit("fairseq", tmp_path / "model.pt", {}, None, []).tokenizer
     tokenizer.save_pretrained(tmp_path / "saved")
     again = AutoTokenizer.from_pretrained(tmp_path / "saved")
