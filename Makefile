@@ -19,7 +19,7 @@ test: $(VENV)/dev.installed  ## the fast tests
 	$(RUN) -m pytest -m "not slow" --ignore tests/conformance -n 2
 
 test-slow: $(VENV)/dev.installed  ## real processes, compilers and trainings
-	$(RUN) -m pytest -m slow --ignore tests/conformance
+	$(RUN) -m pytest -m slow --ignore tests/conformance -n 2
 
 fuzz: $(VENV)/dev.installed  ## broken inputs for every command, VT_FUZZ_SECONDS=20 a family
 	$(RUN) -m pytest -s -m slow tests/fuzz
