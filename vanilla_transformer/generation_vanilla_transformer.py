@@ -126,6 +126,7 @@ def beam_search(
         keeps_parents=bool(returned),
         streamer=streamer,
         glossary=None if glossary is None else glossary.to(rows.device),
+        horizon=generation_config.max_length if extra_tokens is None and alpha is None else None,
     )
     encoded = model_kwargs["encoder_outputs"]
     if num_beams == 1:

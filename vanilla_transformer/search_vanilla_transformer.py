@@ -43,6 +43,7 @@ class Task:
         keeps_parents: of `search`, for `Found.parents`.
         streamer: gets the tokens of each step, where hypotheses are grown by themselves.
         glossary: terms that have to occur, which share out the beams; None: there are none.
+        horizon: the length that early_stopping="never" takes for the limit; None: `limits`.
     """
 
     decoder: Ensemble
@@ -59,6 +60,7 @@ class Task:
     keeps_parents: bool = False
     streamer: Any = None
     glossary: Any = None
+    horizon: int | None = None
     kept: dict[str, list] = field(default_factory=dict)
 
     def processed(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -212,9 +214,8 @@ def search(
             hopes = scores.masked_fill(~is_whole.gather(1, order), NEVER / 4).amax(1, keepdim=True)
         running, parents = take(grown, order), parents.gather(1, order)
 
-        going = may_improve(
-            hopes, finished_scores, is_there, penalty, new, limits[active] - start, num_return, early_stopping
-        )
+        ends = limits[active] if task.horizon is None else torch.full_like(active, task.horizon)
+        going = may_improve(hopes, finished_scores, is_there, penalty, new, ends - start, num_return, early_stopping)
         if task.keeps_parents:
             history = take(grown_history, order)
         if task.together:

@@ -47,6 +47,10 @@ def test_several_ends(assert_same):
 
 def test_criteria_of_the_caller(assert_same):
     assert_same(max_new_tokens=12, stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(6)]))
+    shorter = StoppingCriteriaList([MaxLengthCriteria(8)])  # "never" goes on reckoning with the other
+    for penalty in (0.5, 2.0):
+        options = {"early_stopping": "never", "length_penalty": penalty}
+        assert_same(max_new_tokens=30, stopping_criteria=shorter, **options)
     ends = [5, 9, 11, 17]
     criterion = EosTokenCriteria(torch.tensor(ends))
     assert_same([2, *ends], max_new_tokens=12, stopping_criteria=StoppingCriteriaList([criterion]))
