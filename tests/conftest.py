@@ -20,6 +20,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
@@ -29,6 +30,7 @@ from vanilla_transformer import (
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, whose programs ignore Ctrl-C, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+disable_progress_bar()  # what a test saves would stand on stderr, which some read, unless another test turned it off
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

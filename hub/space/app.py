@@ -253,7 +253,8 @@ def make_page(checkpoint: str) -> gr.Blocks:
         page.load(load, outputs=[status, button, layer, head])
         outputs = [status, translation, candidates, attention, heat]
         gr.on([button.click, text.submit], translate, [text, beams, kind, layer, head], outputs)
-        gr.on([kind.change, layer.change, head.change], heat_map, [attention, kind, layer, head], heat)
+        # By hand alone: what `load` puts there would be drawn, too, and might come behind a first translation
+        gr.on([kind.input, layer.input, head.input], heat_map, [attention, kind, layer, head], heat)
     return page
 
 

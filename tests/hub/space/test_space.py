@@ -141,11 +141,16 @@ FIRST_TOKEN = """() => new Promise(done => {
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_in_a_browser(browser, address, demo_checkpoint, demo_sentences, tmp_path, width):
     """By keyboard alone: a translation, its rivals, the heat map, another layer and head; nothing is cut off."""
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=60_000)  # the machine may be busy
     page = browser.new_page(viewport={"width": width, "height": 900})
+    page.set_default_timeout(120_000)
     page.goto(address)
-    page.get_by_text(re.compile("Ready: 2 \\+ 2 layers")).wait_for(timeout=120_000)
+    page.get_by_text(re.compile("Ready: 2 \\+ 2 layers")).wait_for()
+    expect(page.get_by_label("Sentence")).to_be_focused()
     sentence = demo_sentences[0][0]
-    page.keyboard.type(sentence)  # the box has the focus
+    page.keyboard.type(sentence)
     waiting = page.evaluate_handle(f"() => ({{time: ({FIRST_TOKEN})()}})")
     page.keyboard.press("Enter")
     milliseconds = waiting.evaluate("each => each.time")
@@ -157,15 +162,15 @@ def test_the_page_in_a_browser(browser, address, demo_checkpoint, demo_sentences
     batch = tokenizer(sentence, return_tensors="pt")
     found = model.generate(**batch, num_beams=5, num_return_sequences=5, max_new_tokens=60)
     expected = tokenizer.batch_decode(found, skip_special_tokens=True)
-    assert page.locator("#translation textarea").input_value() == expected[0]
-    rivals = page.locator("ol li").all_inner_texts()
-    assert [re.sub(r" -\d+\.\d+$", "", rival) for rival in rivals] == expected
+    expect(page.locator("#translation textarea")).to_have_value(expected[0])
+    scored = [re.compile(rf"^{re.escape(rival)} -\d+\.\d+$") for rival in expected]
+    expect(page.locator("ol li")).to_have_text(scored)
 
     def colours() -> list[str]:
         return page.locator(".heat tbody td").evaluate_all("cells => cells.map(cell => cell.style.background)")
 
     tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
-    assert page.locator(".heat thead th").all_inner_texts() == tokens
+    expect(page.locator(".heat thead th")).to_have_text(tokens)
     before = colours()
     assert len(set(before)) > 3
     page.screenshot(path=tmp_path / "page.png", full_page=True)
@@ -189,7 +194,7 @@ def test_the_page_in_a_browser(browser, address, demo_checkpoint, demo_sentences
         page.get_by_label("Sentence").fill(bad)
         page.get_by_role("button", name="Translate").press("Enter")
         page.get_by_text(answer).wait_for()
-        assert page.locator("#translation textarea").input_value() == ""
+        expect(page.locator("#translation textarea")).to_have_value("")
     page.close()
 
 
