@@ -162,7 +162,8 @@ def bleu(folder: Path, test: list[tuple[str, str]]) -> float:
 def same_in_ctranslate2(folder: Path, exported: Path, text: list[str]) -> None:
     import ctranslate2
 
-    source, target = (AutoTokenizer.from_pretrained(exported / f"{side}_tokenizer") for side in ("source", "target"))
+    folders = sorted(exported.glob("*_tokenizer")) or [exported]  # of the source and of the target, or of both
+    source, target = (AutoTokenizer.from_pretrained(folders[i]) for i in (0, -1))
     tokens = [source.convert_ids_to_tokens(source(line).input_ids) for line in text]
     translator = ctranslate2.Translator(str(exported), intra_threads=1)
     results = translator.translate_batch(tokens, beam_size=1, max_decoding_length=30)
