@@ -13,6 +13,7 @@ from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, told
 
 CHECKPOINTS = "folder of a model with its tokenizer, or a repository on the Hub; several predict together"
+OF_BEAMS = {"length_penalty": None, "early_stopping": None}  # of a checkpoint, which one beam is refused with
 
 
 def load_translator(checkpoints: str | Sequence[str], device: str | None = None) -> TranslationPipeline:

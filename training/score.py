@@ -19,7 +19,7 @@ from sacrebleu.significance import PairedTest
 
 from training.data.files import read_lines, read_table
 from training.data.pairs import ParallelText, clean
-from training.loading import CHECKPOINTS, load_translator, read_settings
+from training.loading import CHECKPOINTS, OF_BEAMS, load_translator, read_settings
 from training.metrics import SequenceMetric, TranslationMetric, by_reference, likelihood
 from training.outputs import whole
 from training.run.hardware import keep_memory, usable_device
@@ -137,7 +137,7 @@ def translate(translator: TranslationPipeline, sources: list[str], arguments: ar
         if getattr(arguments, name) is not None
     }
     if options.get("num_beams") == 1:
-        options["length_penalty"] = None
+        options |= OF_BEAMS
     outputs = translator(sources, batch_size=arguments.batch_size, progress=sys.stderr.isatty(), **options)
     return [output["translation_text"] for output in outputs]
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from training.data.pairs import ParallelText
-from training.loading import CHECKPOINTS, load_translator, n_best_options, read_settings
+from training.loading import CHECKPOINTS, OF_BEAMS, load_translator, n_best_options, read_settings
 from training.outputs import whole
 from training.run.hardware import keep_memory, usable_device
 from vanilla_transformer import TranslationPipeline
@@ -89,8 +89,8 @@ def run(arguments: argparse.Namespace) -> None:
     }
     if arguments.nbest > 1:
         options = n_best_options(translator, arguments.nbest) | options
-    if options.get("num_beams") == 1 and "length_penalty" not in options:
-        options["length_penalty"] = None  # the checkpoint's is for its beams
+    if options.get("num_beams") == 1:
+        options = OF_BEAMS | options
     if arguments.glossary:
         options["glossary"] = read_glossary(arguments.glossary)
     with ExitStack() as files:

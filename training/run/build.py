@@ -15,7 +15,7 @@ from training.data.encoding import encode, sequence_lengths
 from training.data.pairs import ParallelText
 from training.data.streaming import TokenBatchStream, stream_pairs
 from training.data.tokenizer import load_tokenizer, train_tokenizer, vocabulary_sizes
-from training.loading import read_settings
+from training.loading import OF_BEAMS, read_settings
 from training.outputs import remove, writing
 from training.recipe import Recipe
 from training.run.hardware import choose_precision_and_attention
@@ -118,7 +118,9 @@ def load_base(recipe: Recipe) -> Any:
     args = recipe.training
     dropouts = {name: value for name, value in vars(recipe.model).items() if name in recipe.given}
     model = load_model(str(args.base_model), f"base_model={args.base_model}:", **dropouts)
-    unset: dict[str, Any] = {"max_length": None, "length_penalty": None}  # those of the checkpoint's own
+    unset: dict[str, Any] = {"max_length": None}  # those of the checkpoint's own
+    if recipe.decoding.num_beams == 1:
+        unset |= OF_BEAMS
     model.generation_config.update(**(unset | decoding_settings(recipe)))
     if not args.lora_rank:
         return model

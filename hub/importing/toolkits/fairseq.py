@@ -248,7 +248,10 @@ LAYOUT = Layout(
     assumed=ASSUMED,
     variant_config=variant_config,
     made=made,
-    generation={"num_beams": 5, "max_new_tokens": 200},  # of fairseq-generate: --beam, --max-len-b
+    generation={  # of fairseq-generate: --beam, --max-len-b, --min-len; it stops at as many ends, and forbids padding
+        **{"num_beams": 5, "max_new_tokens": 200, "early_stopping": True},
+        **{"min_new_tokens": 1, "suppress_tokens": [PAD]},
+    },
     run=lambda model, source, source_mask, target, target_mask: model(source, None, target)[0],
     optional=tuple(OPTIONAL),
 )

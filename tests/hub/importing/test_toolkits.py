@@ -12,6 +12,7 @@ from hub.importing.detection import find_layout
 from hub.importing.file import read
 from hub.importing.settings import settings
 from hub.importing.toolkits import opened
+from vanilla_transformer.generation_vanilla_transformer import beam_search
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +45,12 @@ OPENNMT = ("opennmt 2", "opennmt 2 joint", "opennmt 3", "opennmt 3 biases", "ope
 
 
 @torch.no_grad()
-def greedy(logits_of, start: int, steps: int = 8) -> torch.Tensor:
+def greedy(logits_of, start: int, steps: int = 8, never_first: int = PAD) -> torch.Tensor:
     """The most probable tokens one by one, but for padding, which they forbid: (4, steps + 1)."""
     ids = torch.full((4, 1), start)
-    for _ in range(steps):
+    for i in range(steps):
         logits = logits_of(ids)[:, -1].clone()
-        logits[:, PAD] = -torch.inf
+        logits[:, [PAD, never_first] if i == 0 else [PAD]] = -torch.inf
         ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
     return ids
 
@@ -72,7 +73,7 @@ def test_fairseq(toolkits, tmp_path, name, d, ff):
         found = imported.model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
     assert (found - expected).abs().max() <= 1e-4
     given = imported.model.generate(source, attention_mask=mask, num_beams=1, max_new_tokens=8, suppress_tokens=[PAD])
-    assert_same_until_the_end(given, greedy(lambda ids: theirs(source, None, ids)[0], start=2))
+    assert_same_until_the_end(given, greedy(lambda ids: theirs(source, None, ids)[0], 2, never_first=2))
     assert set(imported.used) | set(imported.left_out) == set(state)
     config = imported.model.config
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (
@@ -287,3 +288,21 @@ def test_positions_beyond_the_table_are_refused(toolkits, tmp_path):
 
 def test_every_case_is_tested(toolkits):
     assert set(toolkits.CASES) == set(itertools.chain(NAMES, OPENNMT))
+
+
+def test_fairseqs_way_of_decoding_comes_along(toolkits, tmp_path):
+    """5 beams that end with as many translations, none of them empty, none with padding; by our search, too."""
+    theirs = toolkits.make("fairseq base")
+    theirs.decoder.output_projection.weight.data[2] *= 3  # the end is likely, and so is padding
+    theirs.decoder.output_projection.weight.data[1] *= 3
+    imported, _, _ = import_file(toolkits.save(theirs.content(), tmp_path / "model.pt"))
+    source, _ = batch((31, 37), 2)
+    mask = (source != PAD).long()
+    options = {"attention_mask": mask, "num_return_sequences": 5, "max_new_tokens": 12}
+    found = imported.model.generate(source, **options)
+    assert torch.equal(imported.model.generate(source, **options, custom_generate=beam_search), found)
+    assert (found[:, 1] != 2).all()
+    for row in found.tolist():
+        assert PAD not in row[: row.index(2, 1) if 2 in row[1:] else None]
+    free = {"suppress_tokens": None, "min_new_tokens": None, "early_stopping": None}
+    assert not torch.equal(imported.model.generate(source, **options, **free)[:, :4], found[:, :4])
