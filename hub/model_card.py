@@ -262,7 +262,8 @@ def about_data(results: Record, data: Record, said: list[str]) -> list[str]:
             continue
         line = f"{label}: {'set aside from the training data' if 'split_off' in part else name_of(part)}"
         if (pairs := part.count("pairs")) is not None:
-            line += f"; {pairs:,} pairs"
+            twice = part.values.get("both_directions") is True
+            line += f"; {pairs // 2:,} pairs, each in both directions" if twice else f"; {pairs:,} pairs"
         if references := part.text("references"):
             line += f"; further accepted translations in {references}"
         if sha256 := part.text("sha256"):

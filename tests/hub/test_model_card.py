@@ -142,6 +142,14 @@ RUNS = {  # (recipe's changes, results' changes or None, import report or None, 
                      *COUNTS],
             "scores": f"Scores: {NOT_KNOWN}.", "limits": [GENERAL, LONGEST, BIASES]},
     ),
+    "both directions": (
+        {}, {"data": {"train": TABLE["train"] | {"pairs": 58000, "both_directions": True}},
+             "test_bleu": None, "test_chrf": None, "test_bleu_tokenized_lc": None}, None,
+        FRESH | {
+            "data": ["training: text files of the owner (train.tsv); 29,000 pairs, each in both directions; SHA-256 of "
+                     f"the text: `{HASH}`", *COUNTS],
+            "scores": f"Scores: {NOT_KNOWN}.", "limits": [GENERAL, LONGEST, BIASES]},
+    ),
     "data set of the Hub": (
         {}, {}, None,
         FRESH | {"data": ON_THE_HUB + COUNTS, "datasets": ["somebody/pairs"],
