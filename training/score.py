@@ -24,6 +24,7 @@ from training.metrics import SequenceMetric, TranslationMetric, by_reference, li
 from training.outputs import whole
 from training.run.hardware import keep_memory, usable_device
 from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.pipeline_vanilla_transformer import SENTENCES
 from vanilla_transformer.shared.command_line import CommandLine, exponent, one_line_errors
 
 
@@ -46,7 +47,9 @@ def main() -> None:
     parser.add_argument("--per_line", type=Path, help="with --likelihood: file to be made, each line's nats and tokens")
     parser.add_argument("--num_beams", type=int, help="beam size; default: the checkpoint's")
     parser.add_argument("--length_penalty", type=exponent, help="default: the checkpoint's")
-    parser.add_argument("--batch_size", type=int, default=64, help="sentences a batch (default: %(default)s)")
+    parser.add_argument(
+        "--batch_size", type=int, help="sentences a batch; default: 64, on a GPU as many as its memory holds"
+    )
     parser.add_argument("--output", type=Path, help="JSON file to be made, with everything that is printed")
     parser.add_argument("--device", type=usable_device, help="cpu, cuda, ...; default: a GPU where there is one")
     arguments = parser.parse_args()
@@ -59,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
     for path in (arguments.output, arguments.per_line):
         if path is not None and path.exists():
             raise ValueError(f"{path} exists already: give a file that does not.")
-    if arguments.samples < 2 or arguments.batch_size < 1:
+    if arguments.samples < 2 or (arguments.batch_size is not None and arguments.batch_size < 1):
         raise ValueError("--samples and --batch_size: give at least 2 and 1.")
     if arguments.compare == arguments.checkpoint:
         raise ValueError("--compare names the same checkpoint: give another one.")
@@ -145,7 +148,9 @@ def translate(translator: TranslationPipeline, sources: list[str], arguments: ar
 def nll(text: ParallelText, arguments: argparse.Namespace) -> dict[str, Any]:
     """Negative log-likelihood of the first reference of each source, in nats, the end of sentence included."""
     translator = load_translator(arguments.checkpoint, arguments.device)
-    scored = likelihood(translator.model, translator.tokenizer, text, arguments.batch_size, translator.ensemble)
+    scored = likelihood(
+        translator.model, translator.tokenizer, text, arguments.batch_size or SENTENCES, translator.ensemble
+    )
     if arguments.per_line:
         rows = (f"{nats:.4f}\t{tokens}\t{nats / tokens:.4f}\n" for nats, tokens in scored)
         with whole(arguments.per_line) as path:

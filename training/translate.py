@@ -29,6 +29,7 @@ from training.loading import CHECKPOINTS, OF_BEAMS, load_translator, n_best_opti
 from training.outputs import whole
 from training.run.hardware import keep_memory, usable_device
 from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.pipeline_vanilla_transformer import SENTENCES
 from vanilla_transformer.shared.command_line import CommandLine, exponent, one_line_errors
 from vanilla_transformer.shared.lines import as_cell, read_lines
 from vanilla_transformer.text.documents import translate_document
@@ -42,7 +43,9 @@ def main() -> None:
     parser.add_argument("checkpoint", nargs="+", help=CHECKPOINTS)
     parser.add_argument("--input", type=Path, help="text file; default: stdin")
     parser.add_argument("--output", type=Path, help="file to be made; default: stdout")
-    parser.add_argument("--batch_size", type=int, default=64, help="sentences a batch (default: %(default)s)")
+    parser.add_argument(
+        "--batch_size", type=int, help="sentences a batch; default: 64, on a GPU as many as its memory holds"
+    )
     parser.add_argument("--num_beams", type=int, help="beam size; default: the checkpoint's")
     parser.add_argument("--length_penalty", type=exponent, help="default: the checkpoint's")
     parser.add_argument("--max_new_tokens", type=int, help="longest translation; default: the checkpoint's")
@@ -228,7 +231,7 @@ def reranked(
     if arguments.json:
         options |= everything_known(translator)
     waiting = iter(lines)
-    while window := list(islice(waiting, arguments.batch_size * LINES_A_WINDOW)):
+    while window := list(islice(waiting, (arguments.batch_size or SENTENCES) * LINES_A_WINDOW)):
         found = translator(window, batch_size=arguments.batch_size, **options)
         pairs = [
             (each["translation_text"], source.rstrip("\r\n"))
@@ -236,7 +239,8 @@ def reranked(
             for each in candidates
         ]
         text = ParallelText([target for target, _ in pairs], [source for _, source in pairs])
-        back = iter(likelihood(backward.model, backward.tokenizer, text, arguments.batch_size, show=False))
+        size = arguments.batch_size or SENTENCES
+        back = iter(likelihood(backward.model, backward.tokenizer, text, size, show=False))
         for candidates in found:
             for each, (nats, tokens) in zip(candidates, back, strict=False):
                 if "score" in each:

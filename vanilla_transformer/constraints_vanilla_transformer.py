@@ -24,14 +24,15 @@ from transformers.generation import logits_process as stock
 Process = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ids (N, T), scores (N, V) -> scores (N, V)
 
 
-def prepare(processors: LogitsProcessorList, vocab_size: int) -> tuple[Process | None, bool]:
+def prepare(processors: LogitsProcessorList, vocab_size: int, device: torch.device) -> tuple[Process | None, bool]:
     """All of them as one function, which may change the scores it gets, or None where there is none; and whether each
     looks at a row alone, so that rows may leave."""
     if not processors:
         return None, True
-    steps: list[Process] = [
-        EQUALS[type(each)](each, vocab_size) if type(each) in EQUALS else each for each in processors
-    ]
+    with device:  # where they make what they hold
+        steps: list[Process] = [
+            EQUALS[type(each)](each, vocab_size) if type(each) in EQUALS else each for each in processors
+        ]
 
     def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         for step in steps:
@@ -108,9 +109,9 @@ def no_repeat_ngrams(own: Any, vocab_size: int) -> Process:
             return scores
         earlier = tokens.unfold(1, size, 1)  # (N, T - n + 1, n)
         last = tokens[:, None, tokens.shape[1] - size + 1 :]  # (N, 1, n - 1)
-        rows, places = (earlier[..., :-1] == last).all(-1).nonzero(as_tuple=True)
-        scores[rows, earlier[rows, places, -1]] = -math.inf
-        return scores
+        is_there = (earlier[..., :-1] == last).all(-1)  # (N, T - n + 1)
+        bans = torch.zeros_like(is_there, dtype=scores.dtype).masked_fill_(is_there, -math.inf)
+        return scores.scatter_add_(1, earlier[..., -1], bans)  # nothing is asked from the device
 
     return process
 
@@ -203,7 +204,7 @@ class Glossary:
         matches = begun.expand(-1, -1, -1, last + 1)  # (B, K, R, T): the variant's first n tokens end there
         is_met, suffixes = begun[..., 0] & False, [begun[..., 0]]
         ends_word = torch.ones_like(running, dtype=torch.bool)
-        ends_word[..., -1] = False  # not yet known
+        ends_word[..., -1].fill_(False)  # not yet known
         if self.continuing is not None:
             ends_word[..., :-1] = ~self.continuing[running[..., 1:]]
         for n in range(1, size + 1):
@@ -282,7 +283,7 @@ class Glossary:
         is_first = nn.functional.pad(grouped[:, 1:] != grouped[:, :-1], (1, 0), value=True)
         firsts = (places * is_first).cummax(1).values
         turn = torch.empty_like(groups).scatter_(1, groups, places - firsts)
-        turn[:, 0] = -1  # the best of all always goes on
+        turn[:, 0].fill_(-1)  # the best of all always goes on
         turn = turn + (keys < NEVER / 2) * FAR
         picks = (turn * FAR + lacks.clamp(max=FAR - 1)).argsort(stable=True)[:, :width]
         met_all = lacks.gather(1, picks) == 0

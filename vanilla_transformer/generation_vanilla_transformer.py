@@ -27,7 +27,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 
 from .constraints_vanilla_transformer import Glossary, prepare
-from .incremental_vanilla_transformer import Ensemble, IncrementalDecoder
+from .incremental_vanilla_transformer import Ensemble, IncrementalDecoder, InPlaceDecoder
 from .search_vanilla_transformer import Task, sample, search
 
 
@@ -53,7 +53,9 @@ def beam_search(
     `generate()`, but that a hypothesis is always filled up with the padding's id behind its end.
 
     Sentences leave the batch when they are done. They stay where `generate()` would show the difference: for
-    sampling, for what is returned of each step, and for processors and criteria of the user's own.
+    sampling, for what is returned of each step, and for processors and criteria of the user's own. On a GPU they stay
+    without that, too, in tensors that keep their places, so that a step is recorded and repeated, and the GPU is waited
+    for once in several tokens.
 
     Args:
         alpha: of the paper's length penalty: a hypothesis that ended after n tokens has the score
@@ -83,14 +85,27 @@ def beam_search(
     mask, prompt_mask = (each if each is None else each[::copies] for each in masks)
     returned = generation_config.return_dict_in_generate
     asked = {name for name in KEPT if returned and getattr(generation_config, f"output_{name}")}
-    kept = ["attentions" in asked, "hidden_states" in asked]
-    states = model_kwargs["encoder_outputs"][0][::copies]
-    decoders = [IncrementalDecoder(model, states, mask, copies, prompt_mask, *kept)]
+    process, goes_by_rows = prepare(logits_processor, model.lm_head.out_features, rows.device)
+    criteria = tuple(each for each in stopping_criteria if type(each) not in (MaxLengthCriteria, EosTokenCriteria))
+    has_ends = any(hasattr(each, "eos_token_id") for each in stopping_criteria)
+    together = (
+        bool(generation_config.do_sample or asked or streamer is not None or not goes_by_rows)
+        or (bool(criteria) and not has_ends)
+        or any(type(each) not in (MaxTimeCriteria, StopStringCriteria) for each in criteria)
+    )
+    in_place = is_waited_for(rows.device) and not together
+    states = [model_kwargs["encoder_outputs"][0][::copies]]
     for other in ensemble:
         refuse_other_vocabularies(model, other)
         refuse_no_ids(inputs_tensor)
-        states = other.get_encoder()(inputs_tensor, attention_mask=mask).last_hidden_state
-        decoders.append(IncrementalDecoder(other, states, mask, copies, prompt_mask))
+        states.append(other.get_encoder()(inputs_tensor, attention_mask=mask).last_hidden_state)
+    decoders: list[IncrementalDecoder] = []
+    for each, own in zip((model, *ensemble), states, strict=True):
+        if in_place:
+            decoders.append(InPlaceDecoder(each, own, mask, copies, prompt_mask, can_be_recorded(each)))
+        else:
+            kept = [not decoders and name in asked for name in ("attentions", "hidden_states")]  # of the first
+            decoders.append(IncrementalDecoder(each, own, mask, copies, prompt_mask, *kept))
     lengths = [each.max_length for each in stopping_criteria if type(each) is MaxLengthCriteria]
     limits = torch.full((len(rows),), min(lengths, default=generation_config.max_length), device=rows.device)
     if extra_tokens is not None:
@@ -104,9 +119,6 @@ def beam_search(
         )
     eos_ids = torch.tensor([id for each in stopping_criteria for id in ids_of(each)], dtype=torch.long)
     pad_id = generation_config._pad_token_tensor
-    process, goes_by_rows = prepare(logits_processor, model.lm_head.out_features)
-    criteria = tuple(each for each in stopping_criteria if type(each) not in (MaxLengthCriteria, EosTokenCriteria))
-    has_ends = any(hasattr(each, "eos_token_id") for each in stopping_criteria)
     task = Task(
         decoder=Ensemble(decoders),
         prompt=rows,
@@ -116,12 +128,9 @@ def beam_search(
         process=process,
         criteria=criteria,
         is_drawn=generation_config.do_sample,
-        together=(
-            bool(generation_config.do_sample or asked or streamer is not None or not goes_by_rows)
-            or (bool(criteria) and not has_ends)
-            or any(type(each) not in (MaxTimeCriteria, StopStringCriteria) for each in criteria)
-        ),
-        keeps_padding=has_ends,
+        together=together,
+        in_place=in_place,
+        keeps_padding=has_ends or in_place,
         keep=frozenset("states" if name in ("attentions", "hidden_states") else name for name in asked),
         keeps_parents=bool(returned),
         streamer=streamer,
@@ -143,6 +152,17 @@ def beam_search(
         beam_indices=found.parents,
         **steps(task, encoded, asked),
     )
+
+
+def is_waited_for(device: torch.device) -> bool:
+    """Whether asking for a value of a tensor waits for all that the device has been told to do."""
+    return device.type != "cpu"
+
+
+def can_be_recorded(model: Any) -> bool:
+    """Whether a step is nothing but kernels on one GPU: weights are not fetched for it, nor unpacked on the way."""
+    places = set(getattr(model, "hf_device_map", {}).values())  # of its parts, where accelerate has put them
+    return model.device.type == "cuda" and len(places) <= 1 and not getattr(model, "is_quantized", False)
 
 
 def beam_settings(config: GenerationConfig, alpha: float | None, limits: torch.Tensor) -> tuple[Any, ...]:

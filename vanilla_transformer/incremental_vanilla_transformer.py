@@ -2,7 +2,7 @@
 """The decoder a token a step, for `beam_search`: of one model, or of several that predict together.
 
 Keys and values of cross-attention are computed once a source and shared by its beams, those of self-attention lie in
-one buffer, and a sentence that is done leaves the batch.
+one buffer, and a sentence that is done leaves the batch. `InPlaceDecoder` is the same for a GPU, where nothing moves.
 
 Imports nothing of its siblings, so that it can stand in a repository of its own: a model here is a
 `VanillaTransformerForConditionalGeneration`, an `attention` a `MultiHeadAttention`.
@@ -14,6 +14,7 @@ V target vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-ROOM = 32  # steps that a buffer of keys and values grows by
+ROOM = 32  # steps that a buffer of keys and values grows by; in place it is the first, and doubled each time
 
 
 class IncrementalDecoder:
@@ -55,15 +56,24 @@ class IncrementalDecoder:
             self.mask = additive(mask, states)  # (B, 1, 1, S)
         self.prompt_mask = None if prompt_mask is None else prompt_mask.repeat_interleave(beams, 0)  # (B * K, T)
         self.past_mask: torch.Tensor | None = None  # (B * K, 1, 1, tokens so far)
-        self.sources = [self.keys_and_values(layer.cross_attn, states) for layer in self.decoder.layers]
+        self.sources: list[tuple[torch.Tensor, torch.Tensor]] = []  # of each layer keys and values (B, H, S, head_dim)
+        for attention in (layer.cross_attn for layer in self.decoder.layers):
+            key, value = self.heads(attention, *self.keys_and_values(attention, states))
+            self.sources.append((key.contiguous(), value.contiguous()))
         self.past: list[list[torch.Tensor]] = []  # of each layer keys and values: (room, B * K, H * head_dim)
         self.length = 0  # tokens in it
 
     @staticmethod
     def keys_and_values(attention: Any, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        key = attention.split_heads(attention.k_proj(states), attention.key_head_dim)
-        value = attention.split_heads(attention.v_proj(states), attention.value_head_dim)
-        return key.contiguous(), value.contiguous()
+        """Of states (..., D): (..., H * head_dim)."""
+        return attention.k_proj(states), attention.v_proj(states)
+
+    @staticmethod
+    def heads(attention: Any, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, S, H * head_dim) -> (B, H, S, head_dim)."""
+        return attention.split_heads(key, attention.key_head_dim), attention.split_heads(
+            value, attention.value_head_dim
+        )
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """The next token of every hypothesis (B * K) -> logits of the one after it (B * K, V)."""
@@ -74,6 +84,12 @@ class IncrementalDecoder:
             seen = torch.cat([self.prompt_mask[:, : self.length + 1], new], 1)
             positions = (seen.long().sum(1, keepdim=True) - 1).clamp(min=0)
             self.past_mask = additive(seen, embedded)
+        logits = self.predict(embedded, positions)
+        self.length += 1
+        return logits
+
+    def predict(self, embedded: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Embeddings of the new tokens (B * K, 1, D) through all layers -> logits (B * K, V)."""
         states = self.decoder.embed(embedded, positions)
         if self.keep_attentions or self.keep_hidden_states:
             self.weights, self.hidden_states = {"decoder_attentions": [], "cross_attentions": []}, []
@@ -83,7 +99,6 @@ class IncrementalDecoder:
             states = layer.residual(layer.self_attn_layer_norm, states, partial(self.attend_to_past, i))
             states = layer.residual(layer.cross_attn_layer_norm, states, partial(self.attend_to_source, i))
             states = layer.residual(layer.feed_forward_layer_norm, states, layer.feed_forward)
-        self.length += 1
         states = self.decoder.norm(states)
         if self.keep_hidden_states:
             self.hidden_states.append(states)
@@ -99,7 +114,7 @@ class IncrementalDecoder:
         """Self-attention of layer `i` for one new token a hypothesis: (B * K, 1, D)."""
         attention = self.decoder.layers[i].self_attn
         query = attention.split_heads(attention.q_proj(states), attention.key_head_dim)
-        new = attention.k_proj(states), attention.v_proj(states)
+        new = self.keys_and_values(attention, states)
         if i == len(self.past):
             self.past.append([tensor.new_empty(ROOM, len(states), tensor.shape[-1]) for tensor in new])
         elif self.length == len(self.past[i][0]):
@@ -115,9 +130,13 @@ class IncrementalDecoder:
     def attend_to_source(self, i: int, states: torch.Tensor) -> torch.Tensor:
         """Cross-attention of layer `i`, in which the beams of a source stand as its queries: (B * K, 1, D)."""
         attention = self.decoder.layers[i].cross_attn
+        return self.attend_as_one(attention, states, *self.sources[i], self.mask, "cross_attentions")
+
+    def attend_as_one(self, attention: Any, states, key, value, mask, name: str) -> torch.Tensor:
+        """The beams of a sentence (B * K, 1, D) as queries of the same keys (B, H, S, d_k): (B * K, 1, D)."""
         query = attention.q_proj(states).view(-1, self.beams, attention.q_proj.out_features)
         query = attention.split_heads(query, attention.key_head_dim)  # (B, H, K, d_k)
-        output = self.attend(attention, query, *self.sources[i], self.mask, "cross_attentions")
+        output = self.attend(attention, query, key, value, mask, name)
         return output.view(-1, 1, output.shape[-1])
 
     def attend(self, attention: Any, query, key, value, mask, name: str) -> torch.Tensor:
@@ -149,10 +168,124 @@ def additive(mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
     return zeros.masked_fill(mask == 0, torch.finfo(states.dtype).min)[:, None, None]
 
 
+class InPlaceDecoder(IncrementalDecoder):
+    """The same for a GPU, whose time goes into the launches of small kernels: all tensors keep their shapes and places,
+    so that a step can be recorded once and repeated with a single launch.
+
+    Keys and values stay where they were written. The beams of a sentence attend to those of all of them, and a mask,
+    which alone changes its order, says from which each descends.
+
+    Args:
+        model, states, mask, beams, prompt_mask: as in `IncrementalDecoder`.
+        recorded: a step is recorded where one of its size has been taken.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        states: torch.Tensor,
+        mask: torch.Tensor | None,
+        beams: int,
+        prompt_mask: torch.Tensor | None = None,
+        recorded: bool = False,
+    ):
+        super().__init__(model, states, mask, beams, prompt_mask)
+        self.recorded = recorded
+        self.repeat: Callable[[], torch.Tensor] | None = None  # a step that was recorded
+        self.room = 0  # tokens that the buffers hold
+        rows = len(states) * beams
+        self.tokens = torch.zeros(rows, dtype=torch.long, device=states.device)
+        self.place = torch.zeros(1, dtype=torch.long, device=states.device)  # of the new tokens in the buffers
+        self.counts = torch.zeros((rows, 1), dtype=torch.long, device=states.device)  # real tokens so far
+        self.itself = additive(torch.eye(beams, device=states.device), states)[:, 0].repeat(len(states), 1, 1)
+        self.ancestors = self.itself[:, :0]  # (B * K, room, K), added to scores: zero where a hypothesis descends from
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """As `IncrementalDecoder.step`. The next step overwrites the logits."""
+        self.tokens.copy_(tokens)
+        if self.length == self.room:
+            self.grow()
+        elif self.recorded and self.repeat is None:
+            self.repeat = record(self.advance, tokens.device)
+        self.length += 1
+        return self.advance() if self.repeat is None else self.repeat()
+
+    def grow(self) -> None:
+        """Makes twice the room, or the first; the next step is not yet recorded."""
+        more = self.room or ROOM
+        self.room += more
+        self.past = [[nn.functional.pad(each, (0, 0, 0, 0, 0, more)) for each in layer] for layer in self.past]
+        self.ancestors = nn.functional.pad(self.ancestors, (0, 0, 0, more), value=torch.finfo(self.itself.dtype).min)
+        if self.prompt_mask is not None:
+            missing = max(0, self.room - self.prompt_mask.shape[1])
+            self.prompt_mask = nn.functional.pad(self.prompt_mask, (0, missing), value=1)
+        self.repeat = None
+
+    def advance(self) -> torch.Tensor:
+        """A step from what the buffers hold, which goes on with them: logits (B * K, V)."""
+        positions, itself = self.place[None], self.itself
+        if self.prompt_mask is not None:  # positions count real tokens alone, and these alone are seen
+            is_real = self.prompt_mask.index_select(1, self.place)  # (B * K, 1)
+            self.counts += is_real
+            positions = (self.counts - 1).clamp(min=0)
+            itself = itself.masked_fill(is_real[..., None] == 0, torch.finfo(itself.dtype).min)
+        self.ancestors.index_copy_(1, self.place, itself)
+        logits = self.predict(self.decoder.embed_tokens(self.tokens[:, None]), positions)
+        self.place += 1
+        return logits
+
+    def attend_to_past(self, i: int, states: torch.Tensor) -> torch.Tensor:
+        """As `IncrementalDecoder.attend_to_past`; the buffers are (B, room, K, H * head_dim)."""
+        attention = self.decoder.layers[i].self_attn
+        new = [each.view(-1, 1, self.beams, each.shape[-1]) for each in self.keys_and_values(attention, states)]
+        if i == len(self.past):
+            self.past.append([each.new_zeros(len(each), self.room, *each.shape[2:]) for each in new])
+        for buffer, each in zip(self.past[i], new, strict=True):
+            buffer.index_copy_(1, self.place, each)
+        key, value = self.heads(attention, *(buffer.flatten(1, 2) for buffer in self.past[i]))
+        mask = self.ancestors.view(len(key), 1, self.beams, -1)  # (B, 1, K, room * K)
+        return self.attend_as_one(attention, states, key, value, mask, "decoder_attentions")
+
+    def keep(self, hypotheses: torch.Tensor, sentences: torch.Tensor | None) -> None:
+        """Goes on with these hypotheses, each of the same sentence as the one that it takes the place of."""
+        self.ancestors.copy_(self.ancestors[hypotheses])
+
+
+LAST: dict[Any, tuple[Any, Any]] = {}  # of each stream: where its last graph was recorded, and that graph
+
+
+def record(function: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], torch.Tensor]:
+    """A function of tensors that stay in their places, as a CUDA graph, which has its result always in the same place.
+
+    It has been called before, so that its kernels are there. A graph takes the memory of the last one of its stream.
+    (Not `torch.compile`, which takes most of a minute for each shape, nor `torch.cuda.graph`, which first gives back
+    all of the memory that is kept for reuse.)
+    """
+    with torch.cuda.device(device):
+        current = torch.cuda.current_stream()
+        stream, last = LAST.get(current) or (torch.cuda.Stream(), None)
+        graph = torch.cuda.CUDAGraph()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=last and last.pool(), capture_error_mode="thread_local")
+            try:
+                result = function()
+            finally:
+                graph.capture_end()
+        current.wait_stream(stream)
+        LAST[current] = stream, graph
+
+    def repeat() -> torch.Tensor:
+        graph.replay()
+        return result
+
+    return repeat
+
+
 class Ensemble:
     """Several decoders that predict together: the mean of their probabilities."""
 
-    def __init__(self, decoders: list[IncrementalDecoder]):
+    def __init__(self, decoders: Sequence[IncrementalDecoder]):
         self.decoders = decoders
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -171,4 +304,4 @@ class Ensemble:
             decoder.keep(hypotheses, sentences)
 
 
-__all__ = ["Ensemble", "IncrementalDecoder"]
+__all__ = ["Ensemble", "InPlaceDecoder", "IncrementalDecoder"]

@@ -17,6 +17,9 @@ from .generation_vanilla_transformer import beam_search, can_search
 logger = logging.get_logger(__name__)
 
 BATCHES_A_WINDOW = 64  # sentences of this many batches are sorted by length together
+SENTENCES = 64  # a batch, where nothing else is said
+SENTENCES_ON_A_GPU = 512  # the most
+SHARE = 0.5  # of a GPU's free memory that a batch may take by our reckoning
 BEAMS = 4  # of a glossary, where nothing sets several; section 6.1
 EXTRA_TOKENS = 50  # section 6.1: "the maximum output length during inference [is] input length + 50"
 
@@ -33,7 +36,7 @@ class TranslationPipeline(Pipeline):
         translator("A dog.", num_beams=4, num_return_sequences=3, return_scores=True)   # 3 dictionaries
 
     Keyword arguments, of the constructor or of a call:
-        batch_size: sentences a batch, default 64.
+        batch_size: sentences a batch. Default: 64; on a GPU up to 512, as many as its memory holds.
         return_scores: add `"score"`: the sum of the tokens' log-probabilities / length ** length_penalty.
         return_token_scores: add `"tokens"`, `"token_scores"` (the log-probability of each, by the model alone and in
             nats) and their sum, `"log_probability"`.
@@ -61,7 +64,7 @@ class TranslationPipeline(Pipeline):
 
     def __call__(self, inputs: str | Iterable[str], **kwargs: Any) -> list | Iterator:
         """Translates; see the class. A string or list gives a list, any other iterable an iterator."""
-        batch_size = kwargs.pop("batch_size", None) or self._batch_size or 64
+        batch_size = kwargs.pop("batch_size", None) or self._batch_size
         kwargs.pop("num_workers", None)  # transformers' loaders; tokenizing is not worth a process here
         _, generate_kwargs, own = self._sanitize_parameters(**kwargs)
         generate_kwargs = self._forward_params | generate_kwargs
@@ -86,7 +89,7 @@ class TranslationPipeline(Pipeline):
     def _translate(
         self,
         sentences: Iterable[str],
-        batch_size: int,
+        batch_size: int | None,
         generate_kwargs: dict[str, Any],
         terminology: Terminology | None = None,
         return_scores: bool = False,
@@ -94,7 +97,7 @@ class TranslationPipeline(Pipeline):
         return_alignments: bool = False,
     ) -> Iterator[dict[str, Any] | list[dict[str, Any]]]:
         sentences = iter(sentences)
-        while window := list(islice(sentences, batch_size * BATCHES_A_WINDOW)):
+        while window := list(islice(sentences, (batch_size or SENTENCES) * BATCHES_A_WINDOW)):
             results: list[Any] = [None] * len(window)
             encoded = {}
             for i, sentence in enumerate(window):
@@ -115,8 +118,9 @@ class TranslationPipeline(Pipeline):
             has_terms = {i: terminology is not None and bool(terminology.find(window[i])) for i in encoded}
             # the largest batch first; the price of terms is paid where there are some
             order = sorted(encoded, key=lambda i: (has_terms[i], len(encoded[i]["input_ids"])), reverse=True)
-            for start in range(0, len(order), batch_size):
-                indices = order[start : start + batch_size]
+            while order:
+                size = batch_size or self._fitting(len(encoded[order[0]]["input_ids"]), generate_kwargs)
+                indices, order = order[:size], order[size:]
                 batch = self.tokenizer.pad([encoded[i] for i in indices], return_tensors="pt")
                 own: dict[str, Any] = {"return_scores": return_scores, "return_token_scores": return_token_scores}
                 if terminology is not None:
@@ -150,8 +154,7 @@ class TranslationPipeline(Pipeline):
     ) -> dict:
         """A padded batch (B, S) -> token ids (B, n, T) and, on request, scores (B, n), of each token (B, n, T - 1)."""
         config = generate_kwargs.get("generation_config", self.model.generation_config)
-        sets_length = {"max_length", "max_new_tokens"} & generate_kwargs.keys()
-        if not sets_length and config.max_new_tokens is None and config.max_length is None:
+        if self._limit(generate_kwargs) is None:
             generate_kwargs["max_new_tokens"] = self._longest_output(model_inputs["input_ids"].shape[1])
         if generate_kwargs.get("glossary") is None:
             generate_kwargs.pop("glossary", None)
@@ -240,6 +243,23 @@ class TranslationPipeline(Pipeline):
             return None
         return f"the sentence has {length} tokens, and the model takes at most {limit}."
 
+    def _limit(self, generate_kwargs: dict[str, Any]) -> int | None:
+        """The tokens that a translation may have, where something sets that."""
+        config = generate_kwargs.get("generation_config", self.model.generation_config)
+        own = [generate_kwargs[name] for name in ("max_new_tokens", "max_length") if name in generate_kwargs]
+        return next((each for each in (*own, config.max_new_tokens, config.max_length) if each is not None), None)
+
+    def _fitting(self, length: int, generate_kwargs: dict[str, Any]) -> int:
+        """How many sentences of so many tokens make a batch where nobody says it."""
+        if self.model.device.type != "cuda" or self.model.config.model_type != "vanilla_transformer":
+            return SENTENCES
+        config = generate_kwargs.get("generation_config", self.model.generation_config)
+        beams = generate_kwargs.get("num_beams", config.num_beams) or 1
+        limit = self._limit(generate_kwargs) or self._longest_output(length)
+        models = 1 + len(generate_kwargs.get("ensemble", ()))
+        needed = models * memory_of_a_sentence(self.model, length, beams, limit)
+        return max(1, min(SENTENCES_ON_A_GPU, int(SHARE * free_memory(self.model.device) / needed)))
+
     def _longest_output(self, source_length: int) -> int:
         limit = self._last_position()
         return source_length + EXTRA_TOKENS if limit is None else min(source_length + EXTRA_TOKENS, limit - 1)
@@ -248,6 +268,23 @@ class TranslationPipeline(Pipeline):
         config = self.model.config
         is_sinusoidal = getattr(config, "position_embedding_type", None) == "sinusoidal"
         return None if is_sinusoidal else getattr(config, "max_position_embeddings", None)
+
+
+def memory_of_a_sentence(model: PreTrainedModel, length: int, beams: int, limit: int) -> int:
+    """Bytes that decoding takes for a source of `length` tokens with so many beams, up to `limit` tokens: roughly, and
+    rather too many."""
+    config, width = model.config, model.dtype.itemsize
+    encoded = length * width * (8 * config.d_model + 2 * config.encoder_ffn_dim)
+    states = 2 * config.decoder_layers * config.d_model * width  # keys and values of a token
+    room = 3 * limit  # buffers are doubled, out of the old ones
+    logits = 6 * 4 * config.decoder_vocab_size  # in float32, and what is made of them
+    return encoded + length * states + beams * (room * states + logits)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a GPU's memory that nobody has, or that torch keeps for reuse."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 def no_text(sentence: str) -> str | None:

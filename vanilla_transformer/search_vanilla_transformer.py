@@ -1,6 +1,10 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
 """The two loops of decoding, for `beam_search`: each hypothesis by itself (greedy or drawn), and beams.
 
+On a CPU sentences leave the batch as they are done. A GPU would have to be waited for at each token to know which, so
+there all of them stay in their places, what is done is left as it is, and only every few tokens it is asked whether
+all are. The result is the same.
+
 Imports nothing of its siblings but the decoder a step, so that it can stand in a repository of its own.
 
 Shapes: B sentences still being translated, K beams, T tokens so far, N hypotheses of all sentences, V target
@@ -21,6 +25,7 @@ from .incremental_vanilla_transformer import Ensemble
 
 NEVER = -1.0e9  # the score of what is not there
 FAR = 10_000  # more continuations than are looked at
+PATIENCE = 8  # tokens from one look at the device to the next
 
 
 @dataclass
@@ -38,12 +43,13 @@ class Task:
         is_drawn: tokens are drawn by their probability.
         together: all sentences stay until the last is done, row by row as in `generate()`: for draws in its order, for
             what is kept of every step, and for processors and criteria that may know their rows by number.
-        keeps_padding: with `together`, what has ended goes on with `pad_id`.
+        keeps_padding: of those that stay, what has ended goes on with `pad_id`.
         keep: names of what is kept of each step: "scores", "logits", or "states" (of the decoder).
         keeps_parents: of `search`, for `Found.parents`.
         streamer: gets the tokens of each step, where hypotheses are grown by themselves.
         glossary: terms that have to occur, which share out the beams; None: there are none.
         horizon: the length that early_stopping="never" takes for the limit; None: `limits`.
+        in_place: all sentences stay, and nothing is asked from the device but every few tokens whether all are done.
     """
 
     decoder: Ensemble
@@ -61,7 +67,17 @@ class Task:
     streamer: Any = None
     glossary: Any = None
     horizon: int | None = None
+    in_place: bool = False
     kept: dict[str, list] = field(default_factory=dict)
+
+    @property
+    def stays(self) -> bool:
+        """Whether no sentence leaves before the last is done."""
+        return self.together or self.in_place
+
+    def looks(self, length: int) -> bool:
+        """Whether it is asked at this length if all are done."""
+        return not self.in_place or length % PATIENCE == 0
 
     def processed(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Scores (N, V) by the processors."""
@@ -96,7 +112,8 @@ def sample(task: Task) -> torch.Tensor:
     tokens = torch.full((len(task.prompt), longest), task.pad_id, device=task.prompt.device)
     tokens[:, :start] = task.prompt
     active = torch.arange(len(task.prompt), device=task.prompt.device)  # rows of tokens that go on
-    unfinished = torch.ones_like(active, dtype=torch.bool)  # of them; only `together` has others among them
+    unfinished = torch.ones_like(active, dtype=torch.bool)  # of them; only where all stay, others are among them
+    lengths = torch.full_like(active, start)  # where all stay
     for length in range(1, longest):
         logits = task.step(tokens[active, length - 1])
         if length < start:
@@ -104,7 +121,7 @@ def sample(task: Task) -> torch.Tensor:
         if task.process is not None or task.keep:
             logits = task.processed(tokens[active, :length], logits)
         new = torch.multinomial(logits.softmax(-1), 1)[:, 0] if task.is_drawn else best_token(logits)
-        if task.together and task.keeps_padding:
+        if task.stays and task.keeps_padding:
             new = torch.where(unfinished, new, task.pad_id)
         tokens[active, length] = new
         if task.streamer is not None:
@@ -112,10 +129,11 @@ def sample(task: Task) -> torch.Tensor:
         going = ~torch.isin(new, task.eos_ids) & (task.limits[active] > length + 1)
         if task.criteria:
             going &= ~task.stopped(tokens[active, : length + 1])
-        if task.together:
+        if task.stays:
+            lengths += unfinished
             unfinished &= going
-            if not unfinished.any():
-                return tokens[:, : length + 1]
+            if task.looks(length) and not unfinished.any():
+                break
             continue
         if going.all():
             continue
@@ -124,7 +142,7 @@ def sample(task: Task) -> torch.Tensor:
         if not len(active):
             return tokens[:, : length + 1]
         task.decoder.keep(rows, rows)
-    return tokens
+    return tokens[:, : int(lengths.max())] if task.stays else tokens
 
 
 @dataclass
@@ -155,7 +173,7 @@ def search(
     result = torch.full((len(prompt), num_return, longest), pad_id, device=device)
     result_scores = torch.full((len(prompt), num_return), NEVER, device=device)
     active = torch.arange(len(prompt), device=device)  # rows of the result that go on
-    is_open = torch.ones_like(active, dtype=torch.bool)  # of them; only `together` has others among them
+    is_open = torch.ones_like(active, dtype=torch.bool)  # of them; only where all stay, others are among them
     running = prompt[:, None].expand(-1, num_beams, -1).contiguous()  # (B, K, T)
     scores = torch.full((len(prompt), num_beams), NEVER, device=device)
     scores[:, 0] = 0.0  # one hypothesis to begin with, not K equal ones
@@ -167,7 +185,7 @@ def search(
     history = torch.empty((len(prompt), num_beams, 0), dtype=torch.int32, device=device)
     finished_history = torch.full((len(prompt), num_beams, steps), -1, dtype=torch.int32, device=device)
     result_history = finished_history[:, :num_return].clone()
-    used = start  # tokens of the longest finished hypothesis
+    used: int | torch.Tensor = start  # tokens of the longest finished hypothesis
     for length in range(1, start):
         task.step(running[:, :, length - 1].flatten())
 
@@ -192,11 +210,16 @@ def search(
         among_first = ended & (torch.arange(width, device=device) < num_beams)
         if task.glossary is not None:  # a result that lacks a term is worse than any other
             values = torch.where(ended & ~is_whole, values + NEVER / 4, values)
-        if among_first.any():
-            used = length + 1
+        if task.in_place or among_first.any():
+            is_new = among_first & is_open[:, None]
+            used = torch.where(is_new.any(), length + 1, used) if task.in_place else length + 1
             padded = nn.functional.pad(grown, (0, longest - length - 1), value=pad_id)
-            candidates = torch.add(values / penalty(new), ~(among_first & is_open[:, None]), alpha=NEVER)
-            finished_scores, order = torch.cat([finished_scores, candidates], 1).topk(num_beams)
+            candidates = torch.add(values / penalty(new), ~is_new, alpha=NEVER)
+            candidates = torch.cat([finished_scores, candidates], 1)
+            finished_scores, order = candidates.topk(num_beams)
+            if task.in_place:  # what is done stays as it is
+                order = torch.where(is_open[:, None], order, torch.arange(num_beams, device=device))
+                finished_scores = candidates.gather(1, order)
             finished = take(torch.cat([finished, padded], 1), order)
             is_there = torch.cat([is_there, among_first], 1).gather(1, order)
             if task.keeps_parents:
@@ -218,14 +241,14 @@ def search(
         going = may_improve(hopes, finished_scores, is_there, penalty, new, ends - start, num_return, early_stopping)
         if task.keeps_parents:
             history = take(grown_history, order)
-        if task.together:
+        if not task.together and (task.criteria or task.process is not None):
+            going &= ~ended.all(-1)
+        if task.stays:
             is_open &= going
-            if not is_open.any() or ended.all():
+            if task.looks(length) and (not is_open.any() or (task.together and ended.all())):
                 break
             task.decoder.keep((active[:, None] * num_beams + parents).flatten(), None)
             continue
-        if task.criteria or task.process is not None:
-            going &= ~ended.all(-1)
         if not going.all():
             gone = active[~going]
             result[gone], result_scores[gone] = finished[~going, :num_return], finished_scores[~going, :num_return]
@@ -241,14 +264,14 @@ def search(
         rows = going.nonzero()[:, 0]
         sentences = None if going.all() else rows
         task.decoder.keep((rows[:, None] * num_beams + parents).flatten(), sentences)
-    if task.together:
+    if task.stays:
         result, result_scores = finished[:, :num_return], finished_scores[:, :num_return]
         result_history = finished_history[:, :num_return]
     kept = None
     if task.keeps_parents:
         new = int((result_history >= 0).sum(-1).max())
         used, kept = start + new, result_history[..., :new].flatten(0, 1)
-    return Found(result[..., :used].flatten(0, 1), result_scores.flatten(), kept)
+    return Found(result[..., : int(used)].flatten(0, 1), result_scores.flatten(), kept)
 
 
 def constrained(

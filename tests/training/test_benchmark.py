@@ -1,5 +1,6 @@
 """The benchmark as a user runs it: its figures are consistent."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from training import benchmark
-from training.benchmarks.decoding import in_int8
+from training.benchmarks.decoding import Task, in_int8
 
 
 @pytest.mark.slow
@@ -104,3 +105,13 @@ def test_int8_decodes_with_nothing_that_is_deprecated(make_model):
         logits = in_int8(model)(source, decoder_input_ids=source).logits
     expected = model(source, decoder_input_ids=source).logits
     assert 0 < float((logits - expected).detach().abs().max()) < 0.3 * float(expected.detach().std())
+
+
+@pytest.mark.parametrize("num_beams", [1, 5])
+def test_what_is_compared_on_a_gpu(num_beams):
+    """Shown by a device that computes nothing: both with a static cache, and our search in both precisions."""
+    arguments = argparse.Namespace(model=None, source=None, reference=None, also=[], sentences=4, batch_size=2)
+    decoders = Task(arguments, "t128", torch.device("meta")).decoders({"num_beams": num_beams, "do_sample": False})
+    names = {"ours sdpa", "Marian sdpa", "ours sdpa static", "Marian sdpa static"}
+    assert names | {"ours beam_search", "ours beam_search, bf16"} <= decoders.keys()
+    assert decoders["Marian sdpa static"].args[1]["cache_implementation"] == "static"

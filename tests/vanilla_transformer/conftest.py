@@ -3,6 +3,15 @@
 import pytest
 import torch
 
+from vanilla_transformer import generation_vanilla_transformer
+
+
+@pytest.fixture(params=["moving", "in place"])
+def way(request, monkeypatch):
+    """Our search as on a CPU, where sentences leave the batch, and as on a GPU, where they stay in their places."""
+    if request.param == "in place":
+        monkeypatch.setattr(generation_vanilla_transformer, "is_waited_for", lambda device: True)
+
 
 @pytest.fixture
 def source():

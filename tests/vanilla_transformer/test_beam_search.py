@@ -9,6 +9,8 @@ from transformers import MarianConfig, MarianMTModel
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 from vanilla_transformer.search_vanilla_transformer import best_token, best_tokens
 
+pytestmark = pytest.mark.usefixtures("way")
+
 
 def until_end(sequences: torch.Tensor) -> list[list[int]]:
     """Without what stands behind the end: `generate()` fills up with ends where the padding's id is 0."""

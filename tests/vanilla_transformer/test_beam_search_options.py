@@ -13,6 +13,8 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria, Stoppin
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 
+pytestmark = pytest.mark.usefixtures("way")
+
 
 def until_end(sequences: torch.Tensor, ends: list[int]) -> list[list[int]]:
     """Without what stands behind the end, with which `generate()` and ours may fill up in other ways."""

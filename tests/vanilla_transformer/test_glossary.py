@@ -10,6 +10,8 @@ from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.constraints_vanilla_transformer import Glossary, Terminology
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 
+pytestmark = pytest.mark.usefixtures("way")
+
 CONTINUING = torch.arange(30) >= 25  # as if these tokens went on with a word
 
 

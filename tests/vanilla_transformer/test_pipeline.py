@@ -6,6 +6,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, pipeline
 
 from vanilla_transformer import TranslationPipeline, beam_search
+from vanilla_transformer.pipeline_vanilla_transformer import SENTENCES, SENTENCES_ON_A_GPU
 
 TEXTS = ["the dog runs", "a cat sleeps in the house", "two birds sing", "the old man reads a book", "the man"]
 
@@ -235,3 +236,33 @@ def test_an_ensemble(make_translator, make_model, tokenizer):
     assert both(TEXTS, num_beams=1, return_scores=True)[0]["score"] < 0
     with pytest.raises(ValueError, match="an ensemble needs our own beam search"):
         both(TEXTS, guidance_scale=2.0)
+
+
+def test_batches_of_a_gpu_are_as_large_as_its_memory_allows(make_translator, monkeypatch):
+    """Fewer sentences where they are longer, have more beams or may become longer; never none, never too many."""
+    translator = make_translator()
+    assert translator._fitting(5, {}) == SENTENCES
+    monkeypatch.setattr(type(translator.model), "device", property(lambda model: torch.device("cuda")))
+    free = {"bytes": 4e6}
+    monkeypatch.setattr(f"{TranslationPipeline.__module__}.free_memory", lambda device: free["bytes"])
+    most = translator._fitting(5, {})
+    others = [{"num_beams": 5}, {"max_new_tokens": 50}, {"ensemble": [translator.model]}]
+    fitting = [translator._fitting(5, options) for options in others]
+    assert 0 < max(fitting) < most < SENTENCES_ON_A_GPU
+    assert translator._fitting(50, {}) < most
+    free["bytes"] = 8e6
+    assert most < translator._fitting(5, {}) <= 2 * most + 1
+    free["bytes"] = 1
+    assert translator._fitting(5, {}) == 1
+    free["bytes"] = 1e12
+    assert translator._fitting(5, {}) == SENTENCES_ON_A_GPU
+
+
+def test_batches_may_differ_in_size(make_translator, monkeypatch):
+    translator = make_translator()
+    expected = translator(TEXTS)
+    sizes = iter((1, 3, 7))
+    monkeypatch.setattr(translator, "_fitting", lambda length, options: next(sizes))
+    assert translator(TEXTS) == expected
+    assert not list(sizes)
+    assert translator(TEXTS, batch_size=2) == expected

@@ -79,7 +79,7 @@ class Task:
             models["ours beam_search, bf16"] = copy.deepcopy(own).to(torch.bfloat16), search
             if self.device.type == "cpu":
                 models["ours beam_search, int8"] = in_int8(own), search
-        if self.device.type == "cuda":
+        if self.device.type != "cpu":  # where generate() compiles it
             for name in ("ours sdpa", "Marian sdpa"):
                 models[f"{name} static"] = models[name][0], {"cache_implementation": "static"}
         runs: dict[str, Decoder] = {
