@@ -21,6 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 ROOM = 32  # steps that a buffer of keys and values grows by; in place it is the first, and doubled each time
 
@@ -206,7 +209,11 @@ class InPlaceDecoder(IncrementalDecoder):
         if self.length == self.room:
             self.grow()
         elif self.recorded and self.repeat is None:
-            self.repeat = record(self.advance, tokens.device)
+            try:
+                self.repeat = record(self.advance, tokens.device)
+            except RuntimeError as error:  # of the GPU: recording is refused, and nothing of the step has been done
+                logger.warning_once(f"beam_search cannot record its steps here, which makes it slower: {error}")
+                self.recorded = False
         self.length += 1
         return self.advance() if self.repeat is None else self.repeat()
 

@@ -121,6 +121,22 @@ def test_what_is_recorded_gives_the_same(make_model, source, graphs, monkeypatch
         graphs.clear()
 
 
+def test_it_goes_on_where_nothing_can_be_recorded(make_model, source, graphs, monkeypatch):
+    model = make_model(vocab_size=30)
+    expected = decode(model, source, {"num_beams": 3})
+
+    def record(function, device):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(incremental_vanilla_transformer, "record", record)
+    told = []
+    monkeypatch.setattr(incremental_vanilla_transformer.logger, "warning_once", told.append)
+    (found,) = decode(model, source, {"num_beams": 3})
+    assert torch.equal(found, expected[0])
+    assert len(told) == 1
+    assert "not permitted" in told[0]
+
+
 def asked(model, source: dict, options: dict, tokens: int) -> Counter[str]:
     with Asked() as counting:
         options = {name: value() if callable(value) else value for name, value in options.items()}
