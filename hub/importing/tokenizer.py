@@ -72,7 +72,7 @@ class Tokenizers:
                 order = [*side.rows, *range(len(side.rows), len(table))]
                 with torch.no_grad():
                     table.copy_(table[order].clone())
-        if suppressed := model.generation_config.suppress_tokens:
+        if suppressed := model.generation_config.suppress_tokens:  # rows of the target, which have just moved
             model.generation_config.suppress_tokens = [order.index(old) for old in suppressed]
         begins_with_end = model.config.decoder_start_token_id == model.config.eos_token_id is not None
         start = "eos_token" if begins_with_end else "bos_token"
