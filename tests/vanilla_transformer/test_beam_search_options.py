@@ -50,8 +50,9 @@ def test_several_ends(assert_same):
 def test_criteria_of_the_caller(assert_same):
     assert_same(max_new_tokens=12, stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(6)]))
     shorter = StoppingCriteriaList([MaxLengthCriteria(8)])  # "never" goes on reckoning with the other
-    for penalty in (0.5, 2.0):
-        options = {"early_stopping": "never", "length_penalty": penalty}
+    rising = {(20,): 4.0, (21,): 3.2, (2,): 2.8}  # where a score grows with the length, that decides what is found
+    for penalty in (0.5, 1.0, 2.0):
+        options = {"early_stopping": "never", "length_penalty": penalty, "sequence_bias": rising}
         assert_same(max_new_tokens=30, stopping_criteria=shorter, **options)
     ends = [5, 9, 11, 17]
     criterion = EosTokenCriteria(torch.tensor(ends))
