@@ -36,6 +36,7 @@ TRAINING = {  # the many keys of training, by what one looks for; the rest stand
         "processes",
         "precision",
         "attention",
+        "step",
     ]
     + ["fsdp", "torch_compile", "use_cpu", "dataloader_pin_memory", "ddp_find_unused_parameters"],
     "Training: optimizer and schedule": ["learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"]

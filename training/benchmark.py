@@ -38,7 +38,7 @@ from transformers import AutoModelForSeq2SeqLM, set_seed
 from training.benchmarks.chart import plot_benchmark
 from training.benchmarks.decoding import Task
 from training.benchmarks.recipe import compare
-from training.benchmarks.sizes import LENGTH, SIZES
+from training.benchmarks.sizes import LENGTH, SIZES, WMT
 from training.benchmarks.step import (
     DTYPES,
     check_same_loss,
@@ -186,14 +186,15 @@ class Benchmark:
 
     def update(self, size: str, tokens: int) -> None:
         """The whole update, ours by the Trainer; its share of the limit is the utilisation of the machine (MFU)."""
+        config = WMT[size]
         for precision in self.arguments.precision:
-            rates, peaks = compare_updates(SIZES[size], tokens, precision, self.device, self.arguments.rounds, UPDATES)
-            model = VanillaTransformerForConditionalGeneration(SIZES[size]).to(self.device)
-            batch = make_batch(tokens // LENGTH, SIZES[size].vocab_size, self.device)
+            rates, peaks = compare_updates(config, tokens, precision, self.device, self.arguments.rounds, UPDATES)
+            model = VanillaTransformerForConditionalGeneration(config).to(self.device)
+            batch = make_batch(tokens // LENGTH, config.vocab_size, self.device)
             with FlopCounterMode(display=False) as counter:
                 step("ours", model, batch, precision)
             limit = int((batch["labels"] != -100).sum()) * self.speeds[precision] / counter.get_total_flops()
-            title = f"update of {tokens} tokens, {precision}"
+            title = f"update of {tokens} tokens, vocabulary of {config.vocab_size}, {precision}"
             self.add(size, title, rates, "Marian", "target tokens/s", limit, peaks or None)
 
     def loss(self, size: str, tokens: int) -> None:

@@ -56,7 +56,7 @@ class DataArguments:
     max_length: int = option(
         256,
         "Longest training sentence in tokens. A pair with a longer source or target is left out. Of validation and "
-        "test data nothing is: sentences of more than four times this (and more than 1,024) tokens are refused.",
+        "test data none is; a sentence of more than four times this (and more than 1,024) tokens is refused.",
     )
     max_length_ratio: float | None = option(
         None, "A training pair is left out if one side has more than this many times the tokens of the other."
@@ -163,6 +163,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         "Size of a batch in each process: tokens of its source or its target side, whichever has more, with padding. "
         "An update uses gradient_accumulation_steps * processes such batches.",
     )
+    gradient_accumulation_steps: int = option(1, "Batches of each process whose gradients make one update.")
     precision: Literal["auto", "fp32", "bf16"] = option(
         "auto", "auto: on a CPU what is faster for this model, by measurement; on a GPU bf16 where it can."
     )
@@ -178,6 +179,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         "graph for each shape, for models that are too small to keep the GPU busy. auto: on a GPU recorded for models "
         "of less than 30 million parameters, else compiled; plain on a CPU.",
     )
+    torch_compile: bool = option(False, "Compile the model by transformers' own switch; `step` is ours.")
     processes: int = option(
         1,
         "How many processes this program starts, where no launcher such as torchrun has started it. On a CPU, several "
@@ -188,8 +190,8 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     )
     simcut_alpha: float = option(
         0.0,
-        "SimCut (Gao et al. 2022; there 3): weight of the divergence of a second pass, in which one token of twenty is "
-        "cut off, from the first.",
+        "SimCut (Gao et al. 2022; there 3): weight of the divergence between two passes, the second with one token of "
+        "twenty cut off.",
     )
     ema_decay: float = option(
         0.0,
@@ -198,6 +200,11 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     )
     average_checkpoints: int = option(1, "Checkpoints whose mean is the final model (section 6.1); 1: no averaging.")
     average_by: Literal["last", "best"] = option("last", "The last ones, or those with the best metric_for_best_model.")
+    metric_for_best_model: str | None = option(
+        None,
+        "What average_by=best and early_stopping_patience compare, such as loss or chrf. None: bleu; for sequences "
+        "exact_match; loss without predict_with_generate.",
+    )
     early_stopping_patience: int | None = option(
         None, "Training ends after this many evaluations in a row without a better metric_for_best_model. None: never."
     )

@@ -13,5 +13,6 @@ SIZES = {
     "base": VanillaTransformerConfig.from_size("base", vocab_size=10_000, **REAL),
     "big": VanillaTransformerConfig.from_size("big", vocab_size=37_000, **REAL),
 }
+WMT = SIZES | {"base": VanillaTransformerConfig.from_size("base", vocab_size=37_000, **REAL)}  # as on the paper's data
 LENGTH = 16  # tokens of a sentence of random text, about Multi30k's mean
 PADDED = 2  # tokens of padding on every second sentence
