@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from training.benchmarks.peers import TorchPeer, TutorialPeer, bart
-from training.benchmarks.sizes import LENGTH, PADDED
+from training.benchmarks.sizes import LENGTH, PADDED, WMT
 from training.run.losses import training_loss
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.stock import to_marian
@@ -107,7 +107,7 @@ def check_same_loss(models: dict[str, Any], batch: dict[str, torch.Tensor]) -> N
 
 def peak_memory(name: str, device: torch.device) -> float:
     """MiB that a step of "ours" or "Marian" needs beyond the model and what was there before."""
-    config = VanillaTransformerConfig.from_size("base", vocab_size=37_000)
+    config = WMT["base"]
     ours = VanillaTransformerForConditionalGeneration(config)
     model = (ours if name == "ours" else to_marian(ours)).to(device).train()
     batch = make_batch(8192 // LENGTH, config.vocab_size, device)

@@ -185,7 +185,9 @@ def test_the_page_in_a_browser(browser, address, demo_checkpoint, demo_sentences
         "before => [...document.querySelectorAll('.heat tbody td')].map(c => c.style.background).join() !== before",
         arg=",".join(before),
     )
-    assert len(colours()) == len(before)
+    after = colours()
+    assert after != before
+    assert len(after) == len(before)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for bad, answer in (
         ("", "Type a sentence first"),
