@@ -47,6 +47,13 @@ class Recipe:
                 values[name] = str(value) if isinstance(value, Path) else value
         return values | vars(self.decoding)
 
+    def defaults(self) -> dict[str, Any]:
+        """What a key means that is left out; with `base_model` none of those that it answers."""
+        parts: list[Any] = [self.data, self.training, self.decoding]
+        if self.training.base_model is None:
+            parts += [self.tokenizer, self.model]
+        return {each.name: each.default for part in parts for each in dataclasses.fields(part)}
+
     def to_yaml(self) -> str:
         """The settings in the form of a recipe."""
         return yaml.safe_dump(self.values(), sort_keys=False, allow_unicode=True)

@@ -37,13 +37,14 @@ def claim(recipe: Recipe, folder: Path) -> Path | None:
 
 
 def refuse_other_run(recipe: Recipe, folder: Path) -> None:
-    """Raises ValueError where the folder's recipe is not this one; "auto" agrees with what was chosen then."""
-    before = read_settings(folder)
-    now = yaml.safe_load(recipe.to_yaml())
+    """Raises ValueError where the folder's recipe is not this one; "auto" agrees with what was chosen then, and the
+    default of a key with a recipe of a version that did not have it."""
+    before, now = read_settings(folder), yaml.safe_load(recipe.to_yaml())
+    older = recipe.defaults() | before
     for name in sorted((before.keys() | now.keys()) - FREE):
-        if before.get(name) != now.get(name) and now.get(name) != "auto" and name != "bf16":
+        if older.get(name) != now.get(name) and now.get(name) != "auto" and name != "bf16":
             raise ValueError(
-                f"{folder} holds another run: its {name} is {before.get(name)}, here it is {now.get(name)}. Give "
+                f"{folder} holds another run: its {name} is {older.get(name)}, here it is {now.get(name)}. Give "
                 f"another --output_dir, or the same settings to go on with it."
             )
 
