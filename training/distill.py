@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument(
         "--target", type=Path, help="its translations by people: of the n best the one nearest to them is taken"
     )
+    parser.add_argument("--with_references", action="store_true", help="with --target: write these pairs first, too")
     parser.add_argument("--output", type=Path, required=True, help="table (.tsv) to be made: source, translation")
     parser.add_argument(
         "--nbest",
@@ -65,6 +66,8 @@ def run(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--{name} {getattr(arguments, name)}: give a number of at least 1.")
     if arguments.num_beams and (arguments.nbest or 1) > arguments.num_beams:
         raise ValueError(f"--nbest {arguments.nbest} needs as many beams: --num_beams {arguments.num_beams} are fewer.")
+    if arguments.with_references and not arguments.target:
+        raise ValueError("--with_references needs --target: give the text that holds them.")
     refuse_other_languages(arguments.teacher, arguments.source)
     options = vars(arguments)
     names = ("num_beams", "length_penalty", "max_new_tokens", "batch_size", "min_score", "max_length_ratio")
@@ -77,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
         keep_copies=arguments.keep_copies,
         **{name: options[name] for name in names},
     )
-    table = Table(arguments.output, [piece], device=arguments.device)
+    table = Table(arguments.output, [piece], int(arguments.with_references), arguments.device)
     with the_first_fails_first(table):
         table.make()
 

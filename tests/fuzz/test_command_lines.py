@@ -57,7 +57,7 @@ OPTIONS = {
     "distill": {
         **{"source": "s", "target": "s", "output": "o", "nbest": "n", "num_beams": "n", "length_penalty": "n"},
         **{"max_new_tokens": "n", "batch_size": "n", "min_score": "n", "max_length_ratio": "n", "keep_copies": "-"},
-        "device": "d",
+        **{"device": "d", "with_references": "-"},
     },
     "benchmark": {
         **{"lines": "l", "sizes": "l", "precision": "l", "target_tokens": "n", "rounds": "n", "threads": "n"},

@@ -173,6 +173,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(programs, recipe, tmp_
         ("distill", ["RUN", "--source", "REFERENCE", "--output", "NEW.tsv"], "from en to de, but --source is"),
         ("distill", ["RUN", "--source", "DATA", "--output", "NEW.tsv"], "Is a directory"),
         ("distill", ["RUN", "--source", "SOURCE", "--target", "LONGER", "--output", "NEW.tsv"], "line i of one"),
+        ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW.tsv", "--with_references"], "needs --target"),
         ("distill", ["RUN", "--source", "SOURCE", "--output", "SOURCE"], "exists already"),
         ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW"], "give the name of a .tsv file"),
         ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW.tsv", "--nbest", "3", "--num_beams", "2"], "fewer"),

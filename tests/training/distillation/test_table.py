@@ -43,9 +43,10 @@ def texts(sentences, tmp_path) -> tuple[Path, Path]:
 def make_table(teacher, texts, tmp_path):
     """(name of the file, settings of its piece) -> a table, not made yet."""
 
-    def make(name: str = "out.tsv", teachers=None, source=None, **settings) -> Table:
+    def make(name: str = "out.tsv", teachers=None, source=None, copies=0, **settings) -> Table:
         options = {"batch_size": 1, "keep_copies": True} | settings  # blocks of 16 lines: three
-        return Table(tmp_path / name, [Piece(teachers or (teacher(),), source or texts[0], **options)], device="cpu")
+        piece = Piece(teachers or (teacher(),), source or texts[0], **options)
+        return Table(tmp_path / name, [piece], copies, device="cpu")
 
     return make
 
@@ -155,6 +156,8 @@ def test_parts_of_another_table_are_refused(make_table, teacher, texts, monkeypa
     monkeypatch.undo()
     with pytest.raises(ValueError, match="parts of another table: its nbest is 1, here it is 2"):
         make_table(nbest=2).make()
+    with pytest.raises(ValueError, match="parts of another table: its references are written otherwise"):
+        make_table(copies=1).make()
     with pytest.raises(ValueError, match="parts of another table: its teachers"):
         make_table(teachers=(teacher(3),)).make()
     texts[0].write_text(texts[0].read_text().replace("dog", "cat"))
@@ -177,6 +180,15 @@ def test_interpolation_takes_what_is_nearest_to_the_reference(make_table, texts)
     assert nearest([("der Hund", 0.0), ("die Katze schläft", 0.0)], "eine Katze schläft") == [
         ("die Katze schläft", 0.0)
     ]
+
+
+def test_references_stand_before_the_translations(make_table, texts):
+    settings = {"nbest": 0, "target": texts[1], "nearest": True}
+    for copies in (0, 1):
+        make_table(f"{copies}.tsv", copies=copies, **settings).make()
+    alone, both = (rows(texts[0].with_name(f"{copies}.tsv")) for copies in (0, 1))
+    references = list(zip(*(path.read_text(encoding="utf-8").splitlines() for path in texts), strict=True))
+    assert both == references + alone
 
 
 def test_what_is_left_out_is_told(make_table, texts, capsys, tmp_path):
