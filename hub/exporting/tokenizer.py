@@ -25,17 +25,19 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         sides = [tokenizer.stock(side) for side in ("source", "target")]
     for side, place in zip(sides, tokenizer_folders(tokenizer, folder), strict=False):
         side.save_pretrained(place)
-        name_for_transformers_4(place / "tokenizer_config.json")
+        tell_older_readers(place / "tokenizer_config.json")
         if (place / "tokenizer.json").exists():
             write_merges_as_before(place / "tokenizer.json")
 
 
-def name_for_transformers_4(path: Path) -> None:
-    """The class by the name that transformers 4 and 5 both know, and no token_type_ids, which a Marian refuses."""
+def tell_older_readers(path: Path) -> None:
+    """The class by the name that transformers 4 and 5 both know, no token_type_ids, which a Marian refuses, and that
+    no space before a mark is dropped (" ?" in French), as transformers.js and older versions would by default."""
     config = json.loads(path.read_text(encoding="utf-8"))
     if config["tokenizer_class"] == "TokenizersBackend":
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
     config["model_input_names"] = ["input_ids", "attention_mask"]
+    config.setdefault("clean_up_tokenization_spaces", False)
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

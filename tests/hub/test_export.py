@@ -7,6 +7,8 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel
 
 from hub.export import main
+from training.data.tokenizer import train_tokenizer
+from training.keys import TokenizerArguments
 from vanilla_transformer.shared.stock import to_marian
 
 
@@ -94,6 +96,24 @@ def test_a_trained_model_translates_the_same_everywhere(demo_checkpoint, demo_se
     for beams, wanted in expected.items():
         got = stranger(CTRANSLATE2_STRANGER, tmp_path / "ctranslate2", beams)
         assert sum(one == other for one, other in zip(got, wanted, strict=True)) >= 495
+
+
+def test_lower_casing_and_splitting_go_along(make_model, command, tmp_path):
+    """From raw text to the same ids, and from generated ids to the same text, whatever the export is for."""
+    texts = ["The dog\u2019s 1,000 cats \u2013 isn't it?", "Dr. M\u00fcller sieht z.B. \u201eHunde\u201c!"]
+    tokenizer = train_tokenizer(texts, texts, TokenizerArguments(tokenizer_size=120, moses=True, lowercase=True))
+    tokenizer.save_pretrained(tmp_path / "ours")
+    model = make_model(vocab_size=len(tokenizer))
+    model.save_pretrained(tmp_path / "ours")
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    ids = model.generate(**batch, max_new_tokens=12)
+    for to in ("transformers", "ctranslate2", "onnx"):
+        command(tmp_path / "ours", tmp_path / to, "--to", to)
+        exported = AutoTokenizer.from_pretrained(tmp_path / to)
+        assert exported(texts)["input_ids"] == tokenizer(texts)["input_ids"]
+        assert exported.batch_decode(ids) == tokenizer.batch_decode(ids)
+    stock = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "transformers")
+    assert stock.generate(**batch, max_new_tokens=12).tolist() == ids.tolist()
 
 
 def test_other_folders_are_refused(save_checkpoint, command, tmp_path, capsys):

@@ -12,14 +12,12 @@ Nothing is put into the text: a split is a bound between tokens, and a space is 
 back is exact but for what was normalised.
 """
 
-import re
-
 from sacremoses.corpus import NonbreakingPrefixes
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 LANGUAGES = ("en", "de", "fr")  # whose abbreviations are known
 NUMERIC = " #NUMERIC_ONLY#"  # behind those that keep their period before a number alone
-ELISIONS = "[cdjlmnst]|qu|jusqu|lorsqu|puisqu|quoiqu|quelqu|aujourd|presqu"  # of French, before an apostrophe
+ELISIONS = "c d j l m n s t qu jusqu lorsqu puisqu quoiqu quelqu aujourd presqu"  # of French, before an apostrophe
 SUBSTITUTIONS = {
     r"\s+": " ",
     r"[\x00-\x1f]": "",
@@ -37,14 +35,19 @@ def moses_normalizer() -> normalizers.Normalizer:
 
 
 def moses_splits() -> pre_tokenizers.PreTokenizer:
-    """Bounds between Moses' tokens, in a text whose spaces are the mark "▁" (`Metaspace(split=False)`)."""
+    """Bounds between Moses' tokens, in a text whose spaces are the mark "▁" (`Metaspace(split=False)`).
+
+    The expression has nothing that a browser's cannot have (no property `Alnum`, no `(?i:`, no escaped hyphen outside
+    of brackets), so that transformers.js reads it, too.
+    """
     listed = {each.strip() for language in LANGUAGES for each in NonbreakingPrefixes().words(language)}
     numeric = {each.removesuffix(NUMERIC) for each in listed if each.endswith(NUMERIC)}
     listed = {each for each in listed if "#" not in each} - numeric
     always, before_number = (
-        "|".join(map(re.escape, sorted(each, key=len, reverse=True))) for each in (listed, numeric)
+        "|".join(each.replace(".", r"\.") for each in sorted(each, key=len, reverse=True)) for each in (listed, numeric)
     )
-    core = r"[\p{Alnum}\-]"
+    elisions = "|".join("".join(f"[{letter}{letter.upper()}]" for letter in each) for each in ELISIONS.split())
+    core = r"[\p{Alpha}\p{Nd}\-]"
     word = rf"(?:{core}|(?<!\.)\.(?={core})|(?<=\p{{N}}),(?=\p{{N}}))+"
     ends = rf"(?!{core}|\.)"
     tokens = [
@@ -52,7 +55,7 @@ def moses_splits() -> pre_tokenizers.PreTokenizer:
         rf"(?:{always})\.{ends}",
         rf"(?:{before_number})\.(?=▁[0-9])",
         rf"(?=[\p{{N}}\-.]*\p{{Alpha}})(?:{core}+\.)+{core}+\.{ends}",  # u.s.a.
-        rf"(?i:{ELISIONS})'(?=\p{{Alpha}})",
+        rf"(?:{elisions})'(?=\p{{Alpha}})",
         rf"(?<=\p{{Alpha}})'(?=\p{{Alpha}}){word}",
         r"(?<=\p{N})'s",
         rf"{word}\.(?=▁\p{{Lower}})",  # no end of a sentence

@@ -33,6 +33,7 @@ def test_the_tokenizers_have_the_names_of_before(exported, shared):
         config = json.loads((folder / side / "tokenizer_config.json").read_text())
         assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
         assert config["model_input_names"] == ["input_ids", "attention_mask"]
+        assert config["clean_up_tokenization_spaces"] is False
 
 
 VERSIONS = {  # of transformers, and what it does not take from the environment

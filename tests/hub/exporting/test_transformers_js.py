@@ -7,6 +7,9 @@ from functools import partial
 import pytest
 
 from hub.export import main
+from hub.exporting.tokenizer import save_tokenizer
+from training.data.tokenizer import train_tokenizer
+from training.keys import TokenizerArguments
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 
 TRANSLATE = """
@@ -71,3 +74,39 @@ def test_node_and_a_browser_generate_the_same_ids(exported, transformers_js, ope
     answer = page.evaluate("lines => answers.translate(lines)", lines)
     assert answer["rows"] == rows
     assert answer["text"] == text
+
+
+TOKENIZE = """
+import { AutoTokenizer, env } from "@huggingface/transformers";
+import { readFileSync } from "node:fs";
+Object.assign(env, { allowRemoteModels: false, useFSCache: false });
+const tokenizer = await AutoTokenizer.from_pretrained(process.argv[2]);
+const rows = JSON.parse(readFileSync(0)).map((line) => Array.from(tokenizer(line).input_ids.data, Number));
+console.log(JSON.stringify([rows, rows.map((row) => tokenizer.decode(row, { skip_special_tokens: true }))]));
+"""
+MARKS = [
+    "Dr. Smith's 3.5 kg dog -- it's l'homme, QU'IL z.B. usw. 1,000.5 N.Y. \u201cquoted\u201d \u2026end",
+    "The dogs' U.S. team; No. 5 a-b L\u2019eau Jusqu'\u00e0 10 h. environ -", " two  spaces ", "tab\there",
+    "\u65e5\u672c\u8a9e \U0001f600 \u00bd \u00b2 e\u0301 a <s> b </s> $1 & \u0130",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [{}, {"moses": True}, {"lowercase": True, "moses": True}], ids=str)
+def test_node_makes_the_same_tokens(keys, demo_sentences, transformers_js, tmp_path):
+    """Of every kind of tokenizer; and the same text of them. (Unknown neighbours become one in its unigrams.)"""
+    program = transformers_js.parent / "tokenize.mjs"
+    program.write_text(TOKENIZE)
+    (tmp_path / "config.json").write_text('{"model_type": "marian"}')
+    known = [text for pair in demo_sentences[:300] for text in pair] + MARKS[:2]
+    for kind in ("bpe", "unigram", "word", "char"):
+        arguments = TokenizerArguments(tokenizer_size=400, tokenizer_type=kind, **keys)
+        tokenizer = train_tokenizer(known, known, arguments)
+        save_tokenizer(tokenizer, tmp_path)
+        process = subprocess.run(
+            ["node", program, tmp_path], input=json.dumps(known + MARKS), capture_output=True, text=True, check=False
+        )
+        assert process.returncode == 0, process.stderr[-2000:]
+        rows, texts = json.loads(process.stdout.splitlines()[-1])
+        assert rows == tokenizer(known + MARKS)["input_ids"], kind
+        assert texts == tokenizer.batch_decode(rows, skip_special_tokens=True), kind
