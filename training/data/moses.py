@@ -44,7 +44,8 @@ def moses_splits() -> pre_tokenizers.PreTokenizer:
     numeric = {each.removesuffix(NUMERIC) for each in listed if each.endswith(NUMERIC)}
     listed = {each for each in listed if "#" not in each} - numeric
     always, before_number = (
-        "|".join(each.replace(".", r"\.") for each in sorted(each, key=len, reverse=True)) for each in (listed, numeric)
+        "|".join(each.replace(".", r"\.") for each in sorted(words, key=len, reverse=True))
+        for words in (listed, numeric)
     )
     elisions = "|".join("".join(f"[{letter}{letter.upper()}]" for letter in each) for each in ELISIONS.split())
     core = r"[\p{Alpha}\p{Nd}\-]"
