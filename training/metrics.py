@@ -7,6 +7,7 @@ from typing import Any
 
 import datasets
 import evaluate
+import numpy as np
 import torch
 from rapidfuzz.distance import Levenshtein
 from sacrebleu.metrics import BLEU, CHRF, TER
@@ -15,8 +16,10 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 
+from training.data.batching import cut_by_tokens
 from training.data.pairs import ParallelText
 
+MAX_TOKENS = 2048  # of a batch: with a vocabulary of 32,000, its log-probabilities take 250 MiB
 ONE = {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
 SEVERAL = ONE | {"references": datasets.Sequence(datasets.Value("string"))}
 
@@ -122,19 +125,22 @@ def likelihood(
     """The model's own score of given pairs: (-log p(target | source) in nats, target tokens with `</s>`) of each.
 
     Args:
+        batch_size: most sentences of a batch, which also has at most 2,048 tokens per side, if it has several.
         ensemble: further models with the same tokenizer; p of a token is then the mean of their probabilities, as
             `beam_search` has it.
         show: a progress bar, where stderr is a terminal.
     """
+    if not len(text):
+        return []
     models = [each.eval() for each in (model, *ensemble)]
     collate = DataCollatorForSeq2Seq(tokenizer, model=model)
     encoded = tokenizer(text.sources, text_target=text.targets, return_attention_mask=False)
     pairs = [{"input_ids": s, "labels": t} for s, t in zip(encoded["input_ids"], encoded["labels"], strict=True)]
-    order = sorted(range(len(pairs)), key=lambda i: (len(pairs[i]["labels"]), len(pairs[i]["input_ids"])))
+    lengths = np.array([(len(pair["input_ids"]), len(pair["labels"])) for pair in pairs])
+    batches = cut_by_tokens(lengths, MAX_TOKENS, np.random.default_rng(0))
+    batches = [batch[i : i + batch_size] for batch in batches for i in range(0, len(batch), batch_size)]
     nats = [0.0] * len(pairs)
-    hide = None if show else True
-    for start in tqdm(range(0, len(order), batch_size), unit=" batches", desc="likelihood", disable=hide):
-        indices = order[start : start + batch_size]
+    for indices in tqdm(batches, unit=" batches", desc="likelihood", leave=False, disable=None if show else True):
         batch = collate([pairs[i] for i in indices]).to(model.device)
         labels = batch.pop("labels")
         log_probs = [each(**batch).logits.float().log_softmax(-1) for each in models]

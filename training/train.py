@@ -22,20 +22,12 @@ from training.data.tokenizer import vocabulary_sizes
 from training.metrics import make_metric
 from training.outputs import whole, writing
 from training.recipe import Recipe, read_recipe
-from training.run.build import make_model, make_tokenizer, make_train_set, make_validation_set, settle_precision
+from training.run.build import make_model, make_tokenizer, make_train_set, settle_precision
 from training.run.folder import claim, data_lines, refuse_other_data, refuse_other_run, write_recipe
 from training.run.hardware import keep_memory
 from training.run.pictures import plot_training_curve
 from training.run.processes import die_with_parent, launch, leave_together, let_one_speak, the_first_fails_first
-from training.run.results import (
-    facts,
-    keep_alignment_heads,
-    last_losses,
-    push,
-    scores_of_ids,
-    show,
-    translate_and_score,
-)
+from training.run.results import facts, keep_alignment_heads, last_losses, push, score_test_set, show
 from training.run.trainer import TokenBatchTrainer
 from vanilla_transformer.shared.command_line import one_line_errors
 
@@ -71,7 +63,6 @@ def run(recipe: Recipe) -> None:
         tokenizer = make_tokenizer(recipe, corpus, folder)
         refuse_endless(corpus, tokenizer, recipe.data)
         train_set = make_train_set(recipe, corpus, tokenizer)
-        validation_set = make_validation_set(corpus, tokenizer)
 
     model = make_model(recipe, tokenizer)
     print(f"{model.num_parameters():,} parameters, vocabulary {vocabulary_sizes(tokenizer)[1]:,}")
@@ -84,10 +75,10 @@ def run(recipe: Recipe) -> None:
         model=model,
         args=args,
         train_dataset=train_set,
-        eval_dataset=validation_set,
+        eval_dataset=corpus.get("validation"),
         processing_class=tokenizer,
         data_collator=collator,
-        compute_metrics=scores_of_ids(metric, tokenizer) if args.predict_with_generate else None,
+        compute_metrics=metric.compute if args.predict_with_generate else None,
         callbacks=[EarlyStoppingCallback(args.early_stopping_patience)] if args.early_stopping_patience else None,
     )
     outcome = trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
@@ -99,16 +90,15 @@ def run(recipe: Recipe) -> None:
     with writing(folder):
         trainer.save_final()
         with args.main_process_first(local=False):
-            if trainer.is_world_process_zero():
-                keep_alignment_heads(folder, corpus["validation"], args.device)
-    curve = folder / "training_curve.png"
-    weights = args.label_smoothing_factor, args.rdrop_alpha, args.simcut_alpha
-    plot_training_curve(trainer.state.log_history, curve, *weights)
-
+            pairs = corpus.get("validation", corpus.get("train"))
+            if trainer.is_world_process_zero() and pairs is not None:
+                keep_alignment_heads(folder, pairs, args.device)
     results = {**outcome.metrics, **facts(recipe, corpus, trainer), "train_runtime": seconds, **last_losses(trainer)}
     if "test" in corpus:
-        results |= translate_and_score(recipe, folder, corpus["test"], trainer)
+        results |= score_test_set(recipe, folder, corpus["test"], trainer)
     if trainer.is_world_process_zero():
+        weights = args.label_smoothing_factor, args.rdrop_alpha, args.simcut_alpha
+        plot_training_curve(trainer.state.log_history, folder / "training_curve.png", *weights)
         with whole(folder / "all_results.json") as path:  # which says that the run is finished
             path.write_text(json.dumps(results, indent=2, ensure_ascii=False), encoding="utf-8")
         show(folder)

@@ -270,6 +270,56 @@ def test_processes_and_accumulation_share_a_batch_alike(programs, recipe, tmp_pa
 
 
 @pytest.mark.slow
+def test_validation_data_with_several_references_get_the_scores_of_the_test(programs, recipe, tmp_path):
+    """A model whose weights do not change, in two processes: 15 sentences do not fill their batches."""
+    programs.run("training.train", recipe, "--max_steps", "300", "--learning_rate", "0.01", "--eval_strategy", "no")
+    data = tmp_path / "data"
+    sources, targets = ((data / f"train.{language}").read_text().splitlines()[:15] for language in ("en", "de"))
+    rows = [[source, f"Nicht {i} .", target] for i, (source, target) in enumerate(zip(sources, targets, strict=True))]
+    (data / "several.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    tune = tmp_path / "tune.yaml"
+    tune.write_text(
+        f"data_dir: {data}\noutput_dir: {tmp_path / 'tuned'}\nbase_model: {tmp_path / 'out'}\nlearning_rate: 1.0e-12\n"
+        "validation_file: several.tsv\ntest_file: several.tsv\nmax_tokens: 256\nmax_steps: 1\neval_strategy: steps\n"
+        "eval_steps: 1\nnum_beams: 1\nmax_new_tokens: 20\nprocesses: 2\nper_device_eval_batch_size: 4\nsave_steps: 1\n"
+        "precision: fp32\nattention: sdpa\nuse_cpu: true\n"
+    )
+    launched(tune)
+    results = json.loads((tmp_path / "tuned" / "all_results.json").read_text())
+    assert results["test_chrf"] > 30  # by the second references
+    for name in ("bleu", "chrf", "ter", "bleu_tokenized_lc", "loss", "source_gain"):
+        assert results[f"eval_{name}"] == pytest.approx(results[f"test_{name}"], rel=1e-5), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streaming", ["false", "true"])
+def test_a_run_without_validation_data_ends_with_its_results(train, tmp_path, streaming):
+    """Also if it is killed after training, and resumed."""
+    recipe = tmp_path / "small.yaml"
+    recipe.write_text(recipe.read_text().replace("eval_strategy: steps", "validation_file: null"))
+    keys = ("--streaming", streaming, "--buffer_size", "50")
+    train(*keys)
+    out = tmp_path / "out"
+    assert {path.name for path in out.iterdir()} >= FILES
+    results = json.loads((out / "all_results.json").read_text())
+    assert "test_bleu" in results
+    before = (out / "model.safetensors").read_bytes()
+    (out / "all_results.json").unlink()
+    assert "going on from" in train(*keys).stdout
+    assert json.loads((out / "all_results.json").read_text())["test_loss"] == results["test_loss"]
+    assert (out / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_the_notebooks_recipe_ends_with_its_results(programs, repository, tmp_path):
+    keys = ("--output_dir", tmp_path / "out", "--max_steps", "2", "--d_model", "16", "--encoder_ffn_dim", "16")
+    keys += ("--decoder_ffn_dim", "16", "--encoder_layers", "1", "--decoder_layers", "1", "--max_tokens", "800")
+    programs.run("training.train", repository / "training" / "recipes" / "notebook.yaml", *keys)
+    assert json.loads((tmp_path / "out" / "all_results.json").read_text())["updates"] == 2
+    assert (tmp_path / "out" / "training_curve.png").exists()
+
+
+@pytest.mark.slow
 def test_two_processes_train_a_compiled_step_on_a_stream(recipe, tmp_path):
     """Real processes, the real compiler: as many updates as were asked for, with what was trained on counted."""
     keys = ("--step", "compiled", "--streaming", "true", "--max_steps", "4", "--eval_strategy", "no")
@@ -334,9 +384,13 @@ def test_fsdp(programs, recipe, tmp_path):
         return process.stderr
 
     assert "ema_decay and lora_rank need whole weights" in train(tmp_path / "none", "--ema_decay", "0.9", status=1)
-    train(tmp_path / "split", *SGD)
-    programs.run("training.train", recipe, *SGD, "--gradient_accumulation_steps", "2", "--output_dir", tmp_path / "one")
+    keys = (*SGD, "--eval_strategy", "steps", "--eval_steps", "20", "--per_device_eval_batch_size", "4")
+    train(tmp_path / "split", *keys)
+    programs.run("training.train", recipe, *keys, "--gradient_accumulation_steps", "2", "--output_dir", tmp_path / "one")
     first, second = weights(tmp_path / "split"), weights(tmp_path / "one")
+    results = [json.loads((tmp_path / name / "all_results.json").read_text()) for name in ("split", "one")]
+    for name in ("eval_loss", "eval_source_gain", "eval_chrf"):
+        assert results[0][name] == pytest.approx(results[1][name], rel=1e-5), name
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         torch.testing.assert_close(tensor, second[name], atol=1e-6, rtol=0)

@@ -4,7 +4,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from accelerate.utils import gather_object
 from datasets.distributed import split_dataset_by_node
 from peft import LoraConfig, get_peft_model
@@ -67,14 +66,6 @@ def make_train_set(recipe: Recipe, corpus: dict[str, ParallelText], tokenizer: A
         return encode(corpus["train"], tokenizer, recipe.data, recipe.tokenizer.bpe_dropout)
     pairs = split_dataset_by_node(stream_pairs(recipe.data), args.process_index, args.world_size)
     return TokenBatchStream(pairs, tokenizer, recipe.data, args.max_tokens, args.data_seed or args.seed)
-
-
-def make_validation_set(corpus: dict[str, ParallelText], tokenizer: Any) -> Any:
-    """The validation pairs as token ids, sorted by length, so that a batch has little padding; None: there are none."""
-    if "validation" not in corpus:
-        return None
-    data = encode(corpus["validation"], tokenizer)
-    return data.select(np.argsort(sequence_lengths(data).max(1), kind="stable"))
 
 
 def make_model(recipe: Recipe, tokenizer: Any) -> Any:

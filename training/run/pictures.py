@@ -15,7 +15,7 @@ def plot_training_curve(
     rdrop_alpha: float = 0.0,
     simcut_alpha: float = 0.0,
 ) -> Figure:
-    """Loss of training and validation, and validation BLEU, over updates.
+    """Plot the losses of training and validation, the source gain, and validation BLEU over updates.
 
     Args:
         log_history: of `trainer.state`.
@@ -29,8 +29,9 @@ def plot_training_curve(
     plain = "plain loss" if extras else "loss"
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     loss_axis = figure.subplots()
-    curves = (("loss", f"{trained}, training", "tab:blue"), ("eval_loss", f"{plain}, validation", "tab:orange"))
-    for key, label, color in curves:
+    curves = {"loss": (f"{trained}, training", "tab:blue"), "eval_loss": (f"{plain}, validation", "tab:orange")}
+    curves["eval_source_gain"] = ("gain by the source, validation", "tab:red")
+    for key, (label, color) in curves.items():
         points = [(entry["step"], entry[key]) for entry in log_history if key in entry]
         if points:
             loss_axis.plot(*zip(*points, strict=True), label=label, color=color)

@@ -9,18 +9,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from accelerate.utils import gather_object
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from training.data.corpora import record
 from training.data.pairs import ParallelText
-from training.metrics import likelihood, make_metric
+from training.metrics import make_metric
 from training.recipe import Recipe
+from training.run.evaluation import translate_and_score
 from training.run.hardware import describe
 from training.run.pictures import plot_cross_attention
 from training.run.trainer import TokenBatchTrainer
-from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.alignment_vanilla_transformer import choose_alignment_heads
 from vanilla_transformer.shared.lines import as_cell, read_lines
 
@@ -30,49 +28,26 @@ ALIGNED = 20  # pairs of the validation set, by which the heads that align are c
 LONG_SOURCE = 300  # ... of those with fewer characters: each word of them takes a pass
 
 
-def scores_of_ids(metric: Any, tokenizer: Any):
-    """What the Trainer calls on generated ids and labels, both padded with -100 or the pad token."""
+def score_test_set(recipe: Recipe, folder: Path, test: ParallelText, trainer: TokenBatchTrainer) -> dict[str, Any]:
+    """Load the checkpoint as an external user would, score the test set, and write samples and heat maps.
 
-    def compute_metrics(prediction) -> dict[str, float]:
-        texts = [
-            tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
-            for ids in (prediction.predictions, prediction.label_ids)
-        ]
-        scores = metric.compute(predictions=texts[0], references=texts[1])
-        return {name: value for name, value in scores.items() if not isinstance(value, str)}
-
-    return compute_metrics
-
-
-def translate_and_score(recipe: Recipe, folder: Path, test: ParallelText, trainer: TokenBatchTrainer) -> dict[str, Any]:
-    """Loads the checkpoint back as a stranger would, translates the test set, and writes samples and heat maps.
-
-    Every process translates its share; the first one scores.
+    All processes translate. The main process writes the files.
     """
     args = trainer.args
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(args.device)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    translator = TranslationPipeline(model=model, tokenizer=tokenizer, batch_size=args.per_device_eval_batch_size)
+    metric = make_metric(recipe.decoding.metric, recipe.data.target_lang)
     start = time.perf_counter()
-    share = test.sources[args.process_index :: args.world_size]
-    outputs = [output["translation_text"] for output in translator(share, progress=args.process_index == 0)]
-    gathered = gather_object([(args.process_index + i * args.world_size, text) for i, text in enumerate(outputs)])
-    if args.process_index > 0:
-        return {}
-    translations = [text for _, text in sorted(gathered)]
-    seconds = time.perf_counter() - start
-    rows = list(zip(test.sources, test.targets, translations, strict=True))
-    lines = ["\t".join(map(as_cell, row)) for row in rows[:SAMPLES]]
-    (folder / "samples.tsv").write_text("\n".join(["source\treference\ttranslation", *lines, ""]), encoding="utf-8")
-    for number in recipe.decoding.attention_lines:
-        if 1 <= number <= len(rows):
-            source, _, translation = rows[number - 1]
-            plot_cross_attention(model, tokenizer, source, translation, folder / f"attention_{number}.png")
-    scores = make_metric(recipe.decoding.metric, recipe.data.target_lang).compute(
-        predictions=translations, references=test.references or test.targets
-    )
-    nats, tokens = (sum(column) for column in zip(*likelihood(model, tokenizer, test, 64), strict=True))
-    scores |= {"loss": nats / tokens, "seconds": seconds}
+    scores, translations = translate_and_score(model, tokenizer, test, metric.compute, args)
+    scores["seconds"] = time.perf_counter() - start
+    if args.process_index == 0:
+        rows = list(zip(test.sources, test.targets, translations, strict=True))
+        lines = ["source\treference\ttranslation", *("\t".join(map(as_cell, row)) for row in rows[:SAMPLES]), ""]
+        (folder / "samples.tsv").write_text("\n".join(lines), encoding="utf-8")
+        for number in recipe.decoding.attention_lines:
+            if 1 <= number <= len(rows):
+                source, _, translation = rows[number - 1]
+                plot_cross_attention(model, tokenizer, source, translation, folder / f"attention_{number}.png")
     return {f"test_{name}": value for name, value in scores.items()}
 
 

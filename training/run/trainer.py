@@ -6,8 +6,6 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -19,19 +17,23 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, ProgressCallback, Seq2SeqTrainer
+from transformers import PreTrainedModel, ProgressCallback, Seq2SeqTrainer, TrainerControl
 from transformers.trainer import FSDP_MODEL_NAME
+from transformers.trainer_utils import speed_metrics
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from training.data.batching import TokenBatchSampler
 from training.data.encoding import sequence_lengths
+from training.data.pairs import ParallelText
 from training.data.shapes import FixedShapeCollator, Shape, ShapedPairs, choose_shapes
 from training.data.streaming import TokenBatchStream
+from training.loading import OF_BEAMS
 from training.run.callbacks import StopOnSignal, TellEpoch, TokenProgress, UpdateAverage
 from training.run.checkpoints import AVERAGED, average, choose, keep_only, seal
 from training.run.compiled import COMPILER_ERRORS, choose_step, compile_loss, sign_of_life
+from training.run.evaluation import SourceGainWarning, translate_and_score
 from training.run.losses import smooths_labels, training_loss
 
 ADAPTER = "adapter"  # in a run's folder: what LoRA trained, alone
@@ -44,27 +46,31 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     """Trains on batches of at most `args.max_tokens` tokens a process.
 
     `args` are `training.recipe.TrainingArguments`. `train_dataset` has the columns `input_ids` and `labels` (and
-    `lengths`, where those come anew each time), or is a `TokenBatchStream`.
+    `lengths`, where those come anew each time), or is a `TokenBatchStream`. `eval_dataset` is a `ParallelText`, and
+    `compute_metrics` the method `compute` of a metric, or None to compute only the losses.
 
     The loss is the label-smoothed cross-entropy (section 5.4) a target token of the whole update, whatever the number
-    of processes and accumulation steps; in evaluation it is the plain one, so that it can be compared.
+    of processes and accumulation steps.
 
     Raises:
         FloatingPointError: the loss is not a finite number.
         OSError: a checkpoint cannot be written; the half-written one is removed.
     """
 
+    control: TrainerControl
+
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.label_smoother = None  # compute_loss smooths in training; an evaluation that generates would use this
         if isinstance(self.train_dataset, TokenBatchStream):
             self.args.ignore_data_skip = True  # it goes on by itself where its state was taken
         self.stop = StopOnSignal()
         self.add_callback(self.stop)
+        self.add_callback(SourceGainWarning)
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(TokenProgress())
         if self.args.fsdp and not self.is_fsdp_enabled:
             raise ValueError("fsdp: Accelerate splits a model over several GPUs alone, one process each; leave it out.")
+        self._model_class = type(self.own_model)
         if self.is_fsdp_enabled:
             if self.args.ema_decay or isinstance(self.model, PeftModel):
                 raise ValueError("ema_decay and lora_rank need whole weights in each process: leave them or FSDP out.")
@@ -82,7 +88,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.seconds_before = 0.0  # of training, in the runs that this one resumes
         self._start = self._last_log = time.perf_counter()
         self._tokens_at_last_log = 0
-        self._nll, self._nll_tokens = 0.0, 0
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._start = self._last_log = time.perf_counter()
@@ -195,9 +200,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """Sum over this batch's target tokens, divided by those of the whole update."""
-        if not model.training:
-            outputs = model(**inputs)
-            return (outputs.loss, outputs) if return_outputs else outputs.loss
         labels, smoothing = inputs["labels"], self.args.label_smoothing_factor
         items = num_items_in_batch if num_items_in_batch is not None else (labels != -100).sum()
         outputs = None
@@ -218,60 +220,47 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             f"warm-up, or clip gradients (max_grad_norm). Nothing was saved since the last checkpoint."
         )
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As in transformers, of the averaged weights where there are such."""
-        with self.averaged_weights():
-            return super().evaluate(*args, **kwargs)
+    def evaluate(  # type: ignore[override]
+        self,
+        eval_dataset: ParallelText | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Translate and score sentence pairs as the test after training does, with `generation_num_beams`.
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but the loss is the mean over tokens, not over batches of different length."""
-        self._nll, self._nll_tokens = 0.0, 0
-        output = super().evaluation_loop(*args, **kwargs)
-        sums = torch.tensor([self._nll, float(self._nll_tokens)], dtype=torch.float32, device=self.args.device)
-        total, tokens = self.accelerator.reduce(sums).tolist()
-        key = f"{kwargs.get('metric_key_prefix', 'eval')}_loss"
-        if key in output.metrics and tokens:
-            output.metrics[key] = total / tokens
-        return output
+        Args:
+            eval_dataset: Sentence pairs. Default to the `eval_dataset` of the trainer.
+            ignore_keys: Not used.
+            metric_key_prefix: First part of the names of the scores.
+        """
+        text: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        start, beams = time.time(), self.args.generation_num_beams
+        decoding = {} if beams is None else {"num_beams": beams} | (OF_BEAMS if beams == 1 else {})
+        model = self.plain_model()
+        if "flash" in self.args.attention or "/" in self.args.attention:  # kernels that do not compute in float32
+            model.set_attn_implementation("sdpa")
+        tokenizer, compute = self.processing_class, self.compute_metrics
+        found, _ = translate_and_score(model, tokenizer, text, compute, self.args, **decoding)
+        scores = {f"{metric_key_prefix}_{name}": each for name, each in found.items() if not isinstance(each, str)}
+        batches = math.ceil(len(text) / (self.args.eval_batch_size * self.args.world_size))
+        scores |= speed_metrics(metric_key_prefix, start, num_samples=len(text), num_steps=batches)
+        self.log(scores)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, scores)
+        return scores
 
-    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> tuple:
-        """As in transformers, which leaves its defaults (`max_length=20`, ...) in the model's generation config."""
-        generation_config = deepcopy(self.own_model.generation_config)
-        inputs = {**inputs, "labels": self._without_repeated(inputs["labels"])}
-        try:
-            loss, outputs, labels = super().prediction_step(model, inputs, *args, **kwargs)
-        finally:
-            self.own_model.generation_config = generation_config
-        tokens = int((inputs["labels"] != -100).sum())
-        if loss is not None and tokens:
-            self._nll += float(loss) * tokens
-            self._nll_tokens += tokens
-        return loss, outputs, labels
-
-    def _without_repeated(self, labels: torch.Tensor) -> torch.Tensor:
-        """Labels without those of sentences that Accelerate repeats to fill the last batches of several processes."""
-        state = self.accelerator.gradient_state
-        if self.args.world_size == 1 or not state.end_of_dataloader or state.remainder < 1:
-            return labels
-        real = state.remainder - self.args.process_index * len(labels)  # of this process's rows, the first ones
-        return torch.where(torch.arange(len(labels), device=labels.device)[:, None] < real, labels, -100)
-
-    @contextmanager
-    def averaged_weights(self) -> Iterator[None]:
-        """Within it the model's weights are the moving average, where there is one."""
-        if self.average_model is None:
-            yield
-            return
-        averaged: list[torch.Tensor] = list(self.average_model.parameters())
-        parameters: list[torch.Tensor] = list(self.model.parameters())
-        with torch.no_grad():
-            kept = [parameter.clone() for parameter in parameters]
-            torch._foreach_copy_(parameters, averaged)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                torch._foreach_copy_(parameters, kept)
+    def plain_model(self) -> PreTrainedModel:
+        """Return a complete model with the present weights: the average if there is one, with merged adapters."""
+        if self.average_model is not None:
+            return self.average_model
+        if self.is_fsdp_enabled:
+            weights = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
+            model = self._model_class.from_pretrained(None, config=self.model.config, state_dict=weights)
+            model.generation_config = deepcopy(self.model.generation_config)
+            return model.to(self.args.device)
+        model = deepcopy(self.model)
+        for name in ("forward", "_original_forward"):  # of Accelerate, which computes it in mixed precision
+            model.__dict__.pop(name, None)
+        return model.merge_and_unload() if isinstance(model, PeftModel) else model
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As in transformers, with target tokens a second in place of samples, which would take a batch for one."""
@@ -365,7 +354,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if isinstance(self.model, PeftModel):
             if args.should_save:
                 self.model.save_pretrained(run / ADAPTER)
-                deepcopy(self.model).merge_and_unload().save_pretrained(run)
+                self.plain_model().save_pretrained(run)
                 self.processing_class.save_pretrained(run)
         elif args.average_checkpoints == 1 and args.average_by == "last" and self.average_model is None:
             self.save_model(_internal_call=True)  # else it would be uploaded here, by push_to_hub
@@ -373,7 +362,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                 (run / "training_args.bin").unlink()  # a pickle; recipe.yaml says the same for everybody to read
         elif args.should_save:
             if args.average_checkpoints == 1 and args.average_by == "last":
-                model: PreTrainedModel = self.average_model  # type: ignore[assignment]
+                model = self.plain_model()
             else:
                 better = bool(args.greater_is_better)
                 chosen = choose(run, args.average_checkpoints, args.average_by, args.metric_for_best_model, better)

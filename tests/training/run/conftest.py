@@ -4,6 +4,7 @@ import pytest
 from datasets import Dataset
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast
 
+from training.data.pairs import ParallelText
 from training.keys import TrainingArguments
 from training.run.trainer import TokenBatchTrainer
 
@@ -16,7 +17,7 @@ def tokenizer(train_bpe, special_tokens, sentences):
 
 @pytest.fixture
 def make_trainer(make_model, tokenizer, sentences, tmp_path):
-    def make(dropout: float = 0.0, layers: int = 2, **keys):
+    def make(dropout: float = 0.0, layers: int = 2, model=None, **keys):
         rows = tokenizer(sentences["en"], text_target=sentences["de"], return_attention_mask=False)
         data = Dataset.from_dict({"input_ids": rows["input_ids"], "labels": rows["labels"]})
         defaults = {"max_tokens": 64, "learning_rate": 0.01, "report_to": "none", "use_cpu": True, "max_steps": 3}
@@ -24,12 +25,12 @@ def make_trainer(make_model, tokenizer, sentences, tmp_path):
         defaults |= {"output_dir": str(tmp_path / "out")}
         arguments = TrainingArguments(**(defaults | keys))
         sizes = {"vocab_size": len(tokenizer), "encoder_layers": layers, "decoder_layers": layers}
-        model = make_model(dropout=dropout, **sizes)
+        model = model or make_model(dropout=dropout, **sizes)
         return TokenBatchTrainer(
             model=model,
             args=arguments,
             train_dataset=data,
-            eval_dataset=data,
+            eval_dataset=ParallelText(sentences["en"], sentences["de"]),
             processing_class=tokenizer,
             data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
         )

@@ -1,0 +1,125 @@
+"""Validation during training and the test after it are one computation, for any number of processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForSeq2SeqLM, TrainerControl, TrainerState
+
+from training.data.pairs import ParallelText
+from training.metrics import SequenceMetric, TranslationMetric
+from training.run.evaluation import SourceGainWarning, translate_and_score
+
+METRICS = {"bleu", "chrf", "ter", "bleu_tokenized_lc", "exact_match", "wer", "per", "loss", "source_gain"}
+
+
+@pytest.mark.slow
+def test_the_scores_do_not_depend_on_the_number_of_processes(tmp_path):
+    """Sets of 1 to 40 sentences that mostly do not fill the batches; each process has the scores of all of them."""
+    program = Path(__file__).with_name("evaluate_in_processes.py")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "HF_HOME": str(tmp_path / "home")}
+    environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    process = subprocess.run(
+        [sys.executable, program, tmp_path], env=environment, capture_output=True, text=True, check=False, timeout=500
+    )
+    assert process.returncode == 0, process.stderr[-4000:]
+    expected = json.loads((tmp_path / "expected.json").read_text())
+    assert len(expected) == 40
+    for path in (tmp_path / f"{processes}_{rank}.json" for processes in (1, 2, 3) for rank in range(processes)):
+        found = json.loads(path.read_text())
+        for size, scores in expected.items():
+            names = {name for name, value in scores.items() if not isinstance(value, str)}
+            assert names == METRICS - ({"source_gain"} if size == "1" else set())
+            assert found[size].keys() >= {"eval_runtime", *(f"eval_{name}" for name in names)}
+            assert ("eval_source_gain" in found[size]) == (size != "1")
+            for name in names:
+                assert found[size][f"eval_{name}"] == pytest.approx(scores[name], abs=1e-5), (path.name, size, name)
+    assert 60 < expected["40"]["exact_match"] < 70  # the second references count
+
+
+def both_metrics(predictions: list, references: list) -> dict:
+    metrics = (TranslationMetric("de"), SequenceMetric())
+    found = [metric.compute(predictions=predictions, references=references) for metric in metrics]
+    return found[0] | found[1]
+
+
+@pytest.mark.parametrize("kind", ["plain", "bf16", "average", "adapter"])
+def test_the_validation_scores_are_the_test_scores_of_the_same_data(make_trainer, sentences, tmp_path, kind):
+    """Before it the training has compiled, wrapped or averaged the model; after it the checkpoint is loaded again."""
+    keys = {"bf16": {"bf16": True}, "average": {"ema_decay": 0.3}}.get(kind, {})
+    trainer = make_trainer(predict_with_generate=True, eval_strategy="steps", eval_steps=3, seed=1, **keys)
+    if kind == "adapter":
+        peft = get_peft_model(trainer.model, LoraConfig("SEQ_2_SEQ_LM", r=2, target_modules="all-linear"))
+        trainer = make_trainer(predict_with_generate=True, eval_strategy="steps", eval_steps=3, model=peft)
+    trainer.compute_metrics = both_metrics
+    trainer.model.generation_config.max_new_tokens = 9
+    if trainer.average_model is not None:
+        trainer.average_model.generation_config.max_new_tokens = 9
+    first = ["".join(sentences["de"][i]) for i in (0, 1, 2, 3)]
+    trainer.eval_dataset = ParallelText(sentences["en"], first, references=[[text, "ein Hund"] for text in first])
+    trainer.train()
+    validation = next(entry for entry in trainer.state.log_history if "eval_loss" in entry)
+    trainer.save_final()
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    tokenizer = trainer.processing_class
+    test, translations = translate_and_score(model, tokenizer, trainer.eval_dataset, both_metrics, trainer.args)
+    assert len(translations) == 4
+    for name in METRICS:
+        assert validation[f"eval_{name}"] == pytest.approx(test[name], rel=1e-6), name
+
+
+def test_an_evaluation_changes_nothing_in_training(make_trainer):
+    trainer = make_trainer(predict_with_generate=True)
+    trainer.compute_metrics = both_metrics
+    model = trainer.model.train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    config, state = model.generation_config.to_dict(), torch.get_rng_state()
+    trainer.evaluate()
+    assert model.training
+    assert model.generation_config.to_dict() == config
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_a_model_that_ignores_its_source_gains_nothing(make_trainer):
+    trainer = make_trainer()
+    assert abs(trainer.evaluate()["eval_source_gain"]) > 1e-3
+    with torch.no_grad():
+        for layer in trainer.model.model.decoder.layers:
+            layer.cross_attn.out_proj.weight.zero_()
+    assert abs(trainer.evaluate()["eval_source_gain"]) < 1e-6
+
+
+def test_sentences_with_the_same_source_do_not_exchange_it(make_trainer):
+    """Else a set with a line per reference would show no gain."""
+    trainer = make_trainer()
+    own = trainer.eval_dataset.select([0, 1])
+    twice = trainer.eval_dataset.select([0, 0, 0, 1, 1, 1])
+    gains = [trainer.evaluate(text)["eval_source_gain"] for text in (own, twice)]
+    assert gains[0] == pytest.approx(gains[1], rel=1e-5)
+    assert "eval_source_gain" not in trainer.evaluate(trainer.eval_dataset.select([0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("gains", "warnings"), [([0.0, 0.0, 0.01, 0.02], [2]), ([0.0, 0.5, 0.6, 0.7], []), ([0.0, 0.5, 0.6, 0.01], [3])]
+)
+def test_one_warning_if_the_source_is_ignored(capsys, gains, warnings):
+    """Evaluations after 10, 20, ... of 90 updates: the third one is the first that counts."""
+    state, found = TrainerState(max_steps=90), []
+    for i, gain in enumerate(gains):
+        state.global_step = 10 * (i + 1)
+        state.log_history += [{"step": state.global_step, "loss": 1.0}]
+        state.log_history += [{"step": state.global_step, "eval_loss": 1.0, "eval_source_gain": gain}]
+        SourceGainWarning().on_evaluate(None, state, TrainerControl())
+        if text := capsys.readouterr().out:
+            found.append(i)
+            assert "norm_position: pre" in text
+            assert "learning_rate" in text
+            assert "warmup_steps" in text
+    assert found == warnings
