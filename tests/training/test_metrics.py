@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 import sacrebleu
 
-from training.metrics import TranslationMetric
+from training.data.pairs import ParallelText
+from training.metrics import TranslationMetric, likelihood
 
 PREDICTIONS = ["Ein Hund rennt durch den Park.", "Zwei Männer spielen Karten."]
 REFERENCES = ["Ein Hund läuft durch den Park.", "Zwei Männer spielen Karten."]
@@ -41,3 +42,21 @@ def test_tokens_of_the_papers_protocol():
     path = Path(os.environ["VT_DATA"]) / "multi30k" / "test_2016_flickr.de"
     lines = path.read_text(encoding="utf-8").splitlines()
     assert sum(len(line.split()) for line in TranslationMetric("de").moses(lines)) == 12103
+
+
+def test_batches_of_the_likelihood_are_limited_in_tokens(make_model, make_tokenizer, monkeypatch):
+    """64 long sentences would take gigabytes of logits; the result is the same as in batches of one."""
+    tokenizer, sizes = make_tokenizer(True)
+    model, shapes = make_model(**sizes), []
+    text = ParallelText([f"A dog {'runs ' * i}." for i in range(12)], [f"Ein {'Hund ' * (12 - i)}." for i in range(12)])
+    expected = likelihood(model, tokenizer, text, 1, show=False)
+    monkeypatch.setattr("training.metrics.MAX_TOKENS", 90)
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda **batch: shapes.append(batch["input_ids"].shape) or forward(**batch))
+    found = likelihood(model, tokenizer, text, 3, show=False)
+    assert sum(rows for rows, _ in shapes) == 12
+    assert max(rows for rows, _ in shapes) == 3
+    assert max(rows * length for rows, length in shapes) <= 90
+    for (nats, tokens), (other, count) in zip(found, expected, strict=True):
+        assert (nats, tokens) == (pytest.approx(other, rel=1e-5), count)
+    assert likelihood(model, tokenizer, text.select([]), 3) == []

@@ -40,6 +40,7 @@ def translate_and_score(
         of this loss if sentences of about equal length exchange their sources. It is near 0 for a model that ignores
         its source, and missing if there is only one source.
     """
+    model.eval()
     size = args.per_device_eval_batch_size
     lengths = [len(ids) for ids in tokenizer(text.sources)["input_ids"]]
     order = sorted(range(len(text)), key=lengths.__getitem__, reverse=True)  # the order within the pipeline

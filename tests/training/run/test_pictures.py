@@ -24,3 +24,11 @@ def test_the_legend_tells_two_losses_apart(tmp_path, settings, labels):
     figure = plot_training_curve(HISTORY, tmp_path / "curve.png", **settings)
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == labels
     assert (tmp_path / "curve.png").stat().st_size > 0
+
+
+def test_the_gain_by_the_source_is_plotted(tmp_path):
+    history = [entry | {"eval_source_gain": 0.5 * entry["step"]} for entry in HISTORY]
+    figure = plot_training_curve(history, tmp_path / "curve.png")
+    line = figure.axes[0].get_lines()[2]
+    assert line.get_label() == "gain by the source, validation"
+    assert line.get_ydata().tolist() == [0.5, 1.0]
