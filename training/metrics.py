@@ -1,7 +1,8 @@
-"""Scores of outputs against references, through `evaluate`'s interface, with no network; and the model's own scores."""
+"""Scores of outputs against references, through `evaluate`'s interface, with no network; the model's own scores; and
+one function for validation during training and for the test after it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -9,6 +10,7 @@ import datasets
 import evaluate
 import numpy as np
 import torch
+from accelerate.utils import broadcast_object_list, gather_object
 from rapidfuzz.distance import Levenshtein
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
@@ -18,6 +20,8 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 
 from training.data.batching import cut_by_tokens
 from training.data.pairs import ParallelText
+from training.keys import TrainingArguments
+from vanilla_transformer import TranslationPipeline
 
 MAX_TOKENS = 2048  # of a batch: with a vocabulary of 32,000, its log-probabilities take 250 MiB
 ONE = {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
@@ -149,3 +153,58 @@ def likelihood(
         for i, loss in zip(indices, losses.tolist(), strict=True):
             nats[i] = loss
     return [(loss, len(pair["labels"])) for loss, pair in zip(nats, pairs, strict=True)]
+
+
+def translate_and_score(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    text: ParallelText,
+    compute: Callable[..., dict[str, Any]] | None,
+    args: TrainingArguments,
+    **decoding: Any,
+) -> tuple[dict[str, Any], list[str]]:
+    """Translate and score sentence pairs, distributed over all processes.
+
+    The translations are made in the same batches for any number of processes.
+
+    Args:
+        model: Complete model, the same in each process.
+        tokenizer: Tokenizer of the model.
+        text: Sentence pairs. The metric uses all references, the losses use `text.targets`.
+        compute: Method `compute` of a metric, or None to compute only the losses, without translating.
+        args: Number and index of the processes, and sentences per batch.
+        decoding: Arguments of `generate()`. Default to the generation config of the model.
+
+    Returns:
+        The scores, and the translations in the order of `text`. Both are the same in every process. In addition to the
+        scores of the metric there are, in nats per target token, `loss` (cross-entropy) and `source_gain`: the increase
+        of this loss if sentences of about equal length exchange their sources. It is near 0 for a model that ignores
+        its source, and missing if there is only one source.
+    """
+    model.eval()
+    size = args.per_device_eval_batch_size
+    lengths = [len(ids) for ids in tokenizer(text.sources)["input_ids"]]
+    order = sorted(range(len(text)), key=lengths.__getitem__, reverse=True)  # the order within the pipeline
+    batches = [order[start : start + size] for start in range(0, len(order), size)]
+    indices = [i for batch in batches[args.process_index :: args.world_size] for i in batch]
+    share = text.select(indices)
+    translations = [""] * len(share)
+    if compute is not None:
+        translator = TranslationPipeline(model=model, tokenizer=tokenizer, batch_size=size, device=args.device)
+        outputs = translator(share.sources, num_return_sequences=1, **decoding)
+        translations = [output["translation_text"] for output in outputs]
+    sources = list(dict.fromkeys(text.sources[i] for i in order))
+    next_source = dict(zip(sources, sources[1:] + sources[:1], strict=True))
+    exchanged = ParallelText([next_source[source] for source in share.sources], share.targets)
+    losses = [likelihood(model, tokenizer, pairs, size, show=args.process_index == 0) for pairs in (share, exchanged)]
+    rows = sorted(gather_object(list(zip(indices, translations, *losses, strict=True))))
+    translations, scores = [row[1] for row in rows], dict[str, Any]()
+    if args.process_index == 0:
+        if compute is not None:
+            scores |= compute(predictions=translations, references=text.references or text.targets)
+        tokens = sum(row[2][1] for row in rows)
+        loss, exchanged_loss = (sum(row[column][0] for row in rows) / tokens for column in (2, 3))
+        scores["loss"] = loss
+        if len(sources) > 1:
+            scores["source_gain"] = exchanged_loss - loss
+    return broadcast_object_list([scores])[0], translations

@@ -10,6 +10,8 @@ from transformers import PreTrainedModel, ProgressCallback, TrainerCallback, Tra
 
 from training.data.batching import TokenBatchSampler
 
+MIN_SOURCE_GAIN = 0.1  # nats per token
+
 
 class TellEpoch(TrainerCallback):
     """Accelerate does not reach the sampler of a resumed run behind all of its wrappers."""
@@ -79,3 +81,18 @@ class TokenProgress(ProgressCallback):
         super().on_log(args, state, control, logs, **kwargs)
         if state.is_world_process_zero and self.training_bar is not None and "tokens_per_second" in logs:
             self.training_bar.set_postfix_str(f"{logs['tokens_per_second']:,.0f} target tokens/s")
+
+
+class SourceGainWarning(TrainerCallback):
+    """Prints one warning if the model ignores its source after a third of the updates."""
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        late = [entry for entry in state.log_history if 0 < state.max_steps <= 3 * entry["step"]]
+        found = [entry for entry in late if entry.get("eval_source_gain", MIN_SOURCE_GAIN) < MIN_SOURCE_GAIN]
+        if len(found) == 1 and found[0] is late[-1]:
+            print(
+                f"warning: after {state.global_step} of {state.max_steps} updates the model ignores its source: "
+                f"exchanging the sources of the validation data raises the loss by only "
+                f"{found[0]['eval_source_gain']:.3f} nats per token. Set norm_position: pre, a lower learning_rate, "
+                f"a longer warmup_steps, or a lower dropout."
+            )

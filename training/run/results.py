@@ -13,9 +13,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from training.data.corpora import record
 from training.data.pairs import ParallelText
-from training.metrics import make_metric
+from training.metrics import make_metric, translate_and_score
 from training.recipe import Recipe
-from training.run.evaluation import translate_and_score
 from training.run.hardware import describe
 from training.run.pictures import plot_cross_attention
 from training.run.trainer import TokenBatchTrainer

@@ -30,10 +30,10 @@ from training.data.pairs import ParallelText
 from training.data.shapes import FixedShapeCollator, Shape, ShapedPairs, choose_shapes
 from training.data.streaming import TokenBatchStream
 from training.loading import OF_BEAMS
-from training.run.callbacks import StopOnSignal, TellEpoch, TokenProgress, UpdateAverage
+from training.metrics import translate_and_score
+from training.run.callbacks import SourceGainWarning, StopOnSignal, TellEpoch, TokenProgress, UpdateAverage
 from training.run.checkpoints import AVERAGED, average, choose, keep_only, seal
 from training.run.compiled import COMPILER_ERRORS, choose_step, compile_loss, sign_of_life
-from training.run.evaluation import SourceGainWarning, translate_and_score
 from training.run.losses import smooths_labels, training_loss
 
 ADAPTER = "adapter"  # in a run's folder: what LoRA trained, alone

@@ -12,8 +12,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSeq2SeqLM, TrainerControl, TrainerState
 
 from training.data.pairs import ParallelText
-from training.metrics import SequenceMetric, TranslationMetric
-from training.run.evaluation import SourceGainWarning, translate_and_score
+from training.metrics import SequenceMetric, TranslationMetric, translate_and_score
+from training.run.callbacks import SourceGainWarning
 
 METRICS = {"bleu", "chrf", "ter", "bleu_tokenized_lc", "exact_match", "wer", "per", "loss", "source_gain"}
 
