@@ -1,12 +1,19 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
 """Configuration of the encoder-decoder of "Attention Is All You Need" (Vaswani et al. 2017, arXiv:1706.03762)."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import field, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PretrainedConfig
+from transformers.dynamic_module_utils import custom_object_save
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 # The paper's table 3 by name; "tiny" trains in minutes on a laptop's CPU.
 SIZES: dict[str, dict[str, Any]] = {
@@ -222,6 +229,42 @@ class VanillaTransformerConfig(PretrainedConfig):
         close = get_close_matches(name, [each.name for each in fields(cls)] + list(cls.attribute_map), n=1)
         hint = f"did you mean {close[0]!r}?" if close else "see the fields of VanillaTransformerConfig."
         return f"{name!r} is not a field of VanillaTransformerConfig: {hint}"
+
+
+@contextmanager
+def saving_code_of(
+    model: Any, base_class: Any, save_directory: Any, is_main_process: bool = True, **_: Any
+) -> Iterator[None]:
+    """Context manager in which transformers saves a model with the code of its class.
+
+    Args:
+        base_class: a class of the modeling file, whose code and siblings the code of a subclass needs.
+    """
+    model.config.auto_map = {
+        "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
+        "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
+        "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
+    }
+    translation = {"impl": "pipeline_vanilla_transformer.TranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}
+    model.config.custom_pipelines = {"translation": translation | {"type": "text"}}
+    wrapped_class = type(model)
+    own_class: Any = next(each for each in wrapped_class.__mro__ if not each.__name__.startswith("FSDP"))
+    name, module = own_class.__name__, own_class.__module__
+    if module != base_class.__module__ and own_class._auto_class and is_main_process:
+        os.makedirs(save_directory, exist_ok=True)
+        custom_object_save(base_class, save_directory)
+        is_lost = module == "__main__"
+        logger.warning_once(
+            f"The code of {name} is {'not ' * is_lost}saved with the model"
+            f"{': define the class in a module instead of __main__' * is_lost}. If vanilla_transformer is installed, "
+            f"Auto classes load the model without it: use {name}.from_pretrained, or register the class with a config "
+            f"of another model_type."
+        )
+    model.__class__ = own_class  # FSDP replaces the class, and transformers would save the code of that one
+    try:
+        yield
+    finally:
+        model.__class__ = wrapped_class
 
 
 __all__ = ["SIZES", "VanillaTransformerConfig"]

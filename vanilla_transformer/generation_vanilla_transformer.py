@@ -85,7 +85,7 @@ def beam_search(
     mask, prompt_mask = (each if each is None else each[::copies] for each in masks)
     returned = generation_config.return_dict_in_generate
     asked = {name for name in KEPT if returned and getattr(generation_config, f"output_{name}")}
-    process, goes_by_rows = prepare(logits_processor, model.lm_head.out_features, rows.device)
+    process, goes_by_rows = prepare(logits_processor, model.config.decoder_vocab_size, rows.device)
     criteria = tuple(each for each in stopping_criteria if type(each) not in (MaxLengthCriteria, EosTokenCriteria))
     has_ends = any(hasattr(each, "eos_token_id") for each in stopping_criteria)
     together = (

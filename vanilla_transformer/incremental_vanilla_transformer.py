@@ -137,7 +137,8 @@ class IncrementalDecoder:
 
     def attend_as_one(self, attention: Any, states, key, value, mask, name: str) -> torch.Tensor:
         """The beams of a sentence (B * K, 1, D) as queries of the same keys (B, H, S, d_k): (B * K, 1, D)."""
-        query = attention.q_proj(states).view(-1, self.beams, attention.q_proj.out_features)
+        query = attention.q_proj(states)
+        query = query.view(-1, self.beams, query.shape[-1])
         query = attention.split_heads(query, attention.key_head_dim)  # (B, H, K, d_k)
         output = self.attend(attention, query, key, value, mask, name)
         return output.view(-1, 1, output.shape[-1])

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .checks_vanilla_transformer import is_eager_on_cpu
 
@@ -73,15 +74,26 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         return *gradients, None, None, None, None
 
 
+def is_plain_linear(module: nn.Module) -> bool:
+    """Return whether a call of `module` only computes W x + b: no adapter, hook, parametrization or quantization."""
+    hooks = (
+        module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    )  # fmt: skip
+    if type(module) is not nn.Linear or "forward" in vars(module) or any(hooks):
+        return False
+    return type(module.weight) in (nn.Parameter, FakeTensor)
+
+
 def smoothed_cross_entropy(
-    states: torch.Tensor, projection: nn.Linear, labels: torch.Tensor, smoothing: float = 0.0
+    states: torch.Tensor, projection: nn.Module, labels: torch.Tensor, smoothing: float = 0.0
 ) -> torch.Tensor:
     """Sum over target tokens of -sum_v q_v log softmax(W x + b)_v, with q_v = (1 - smoothing) [v is the target] +
     smoothing / V.
 
     Args:
         states: the decoder's output (B, T, D).
-        projection: D to the vocabulary's V.
+        projection: D to the vocabulary's V. Unless it is a plain `nn.Linear`, it is called, and all logits are kept for
+            the backward pass.
         labels: (B, T), -100 where there is none. On a CPU no work is done for those; a GPU would have to be asked how
             many there are, and waited for.
         smoothing: section 5.4's epsilon_ls.
@@ -89,6 +101,9 @@ def smoothed_cross_entropy(
     Returns:
         A scalar in float32, in nats.
     """
+    if not is_plain_linear(projection):
+        logits, targets = projection(states).float().flatten(0, -2), labels.flatten()
+        return nn.functional.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
     is_target = labels != -100
     counts = None
     if is_eager_on_cpu(labels):

@@ -38,7 +38,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .checks_vanilla_transformer import refuse_empty_sources, refuse_long_sequences, refuse_unknown_ids
-from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .configuration_vanilla_transformer import VanillaTransformerConfig, saving_code_of
 from .dropout_vanilla_transformer import apply_dropout
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from .loss_vanilla_transformer import smoothed_cross_entropy
@@ -179,7 +179,8 @@ class PositionWiseFeedForward(nn.Module):
 
 
 def look_up(
-    embed_tokens: nn.Embedding,
+    embed_tokens: nn.Module,
+    vocab_size: int | None,
     input_ids: torch.Tensor | None,
     inputs_embeds: torch.Tensor | None = None,
     side: str = "",
@@ -199,7 +200,7 @@ def look_up(
         raise ValueError(f"Give exactly one of {side}input_ids and {side}inputs_embeds.")
     if input_ids is None:
         return inputs_embeds  # type: ignore[return-value]
-    refuse_unknown_ids(input_ids, embed_tokens.num_embeddings, side)
+    refuse_unknown_ids(input_ids, vocab_size, side)  # type: ignore[arg-type]  # the config fills it in
     return embed_tokens(input_ids)
 
 
@@ -376,16 +377,12 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
                 init.uniform_(bias, -bound, bound)
 
     def save_pretrained(self, save_directory, **kwargs) -> None:
-        """As in transformers. The folder also carries this code and says which class each Auto class loads, so that
-        `trust_remote_code=True` is enough where this package is not installed."""
-        self.config.auto_map = {
-            "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
-            "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
-            "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
-        }
-        translation = {"impl": "pipeline_vanilla_transformer.TranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}
-        self.config.custom_pipelines = {"translation": translation | {"type": "text"}}
-        super().save_pretrained(save_directory, **kwargs)
+        """Save the model with its code, so that `trust_remote_code=True` is enough if this package is not installed.
+
+        The code of a subclass from another module is added to this code, and a warning states how to load it.
+        """
+        with saving_code_of(self, VanillaTransformerPreTrainedModel, save_directory, **kwargs):
+            super().save_pretrained(save_directory, **kwargs)
 
 
 class TransformerStack(VanillaTransformerPreTrainedModel):
@@ -451,7 +448,7 @@ class Encoder(TransformerStack):
             attention_mask: (B, S); None: no padding.
             inputs_embeds: (B, S, D), instead of `input_ids`; scaled here as embeddings are.
         """
-        inputs_embeds = look_up(self.embed_tokens, input_ids, inputs_embeds)
+        inputs_embeds = look_up(self.embed_tokens, self.config.vocab_size, input_ids, inputs_embeds)
         refuse_empty_sources(inputs_embeds, attention_mask)
         is_padding_mask = attention_mask is not None and attention_mask.ndim == 2
         positions = count_positions(attention_mask if is_padding_mask else None, inputs_embeds)
@@ -502,7 +499,7 @@ class Decoder(TransformerStack):
             inputs_embeds: (B, T, D), instead of `input_ids`; scaled here as embeddings are.
             use_cache: return `past_key_values` for the next step.
         """
-        inputs_embeds = look_up(self.embed_tokens, input_ids, inputs_embeds, "decoder_")
+        inputs_embeds = look_up(self.embed_tokens, self.config.decoder_vocab_size, input_ids, inputs_embeds, "decoder_")
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
@@ -550,6 +547,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config)
         config.validate_architecture()  # a field may have been set since the configuration was made
+        if not config.share_encoder_decoder_embeddings:
+            self._tied_weights_keys = {}  # PEFT reads it, too
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
         self.post_init()
@@ -559,7 +558,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         output projection here, as it would in transformers."""
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
-        return dict(self._tied_weights_keys) if self.config.share_encoder_decoder_embeddings else {}
+        return dict(self._tied_weights_keys)
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.encoder.embed_tokens
@@ -685,8 +684,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
                 loss is divided by it, so that a gradient does not depend on how the batch is split; None: the mean
                 over this call's labels.
             smoothing: with labels, the loss with that much label smoothing (section 5.4), computed piece by piece: less
-                memory, no work for padding, and no `logits`. None: the plain cross-entropy. (Its name is not
-                `label_smoothing`, since Trainers take every argument with "label" in it for labels.)
+                memory, no work for padding (unless `lm_head` is adapted or hooked), and no `logits`. None: the plain
+                cross-entropy. (Not called `label_smoothing`: Trainers take every argument with "label" for labels.)
 
         Returns:
             `loss` (scalar, nats a token), `logits` (B, T, V), and on request caches, hidden states and attention.
@@ -744,7 +743,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Embedding:
         """Resizes the target's vocabulary, embedding and projection, of a model with two vocabularies."""
         embeddings = self.model.resize_decoder_token_embeddings(new_num_tokens)
-        self.lm_head = self._get_resized_lm_head(self.lm_head, new_num_tokens)
+        is_trained = self.lm_head.weight.requires_grad
+        self.lm_head = self._get_resized_lm_head(self.lm_head, new_num_tokens).requires_grad_(is_trained)
         self.tie_weights()
         return embeddings
 

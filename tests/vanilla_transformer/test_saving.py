@@ -147,6 +147,104 @@ def test_two_vocabularies_are_resized_one_by_one(make_model, batch, tmp_path, ti
     assert torch.equal(logits_of(AutoModelForSeq2SeqLM.from_pretrained(tmp_path), batch), logits_of(model, batch))
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_frozen_vocabulary_stays_frozen_when_it_is_resized(make_model, tied):
+    model = make_model(share_encoder_decoder_embeddings=False, tie_word_embeddings=tied, lm_head_bias=True)
+    model.requires_grad_(False)
+    model.resize_token_embeddings(70)
+    model.resize_decoder_token_embeddings(64)
+    assert not [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    model.requires_grad_(True)
+    model.resize_decoder_token_embeddings(80)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+SUBCLASS = """
+import json, sys
+folder, kind = sys.argv[1:]
+from transformers import AutoModelForSeq2SeqLM
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+if kind == "module":
+    from mine import Mine
+else:
+    class Mine(VanillaTransformerForConditionalGeneration):
+        pass
+size = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+config = VanillaTransformerConfig(vocab_size=9, encoder_attention_heads=2, decoder_attention_heads=2, **size)
+Mine(config).save_pretrained(folder)
+assert type(Mine.from_pretrained(folder)) is Mine
+"""
+MINE = """
+from .modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+
+class Mine(VanillaTransformerForConditionalGeneration):
+    added = 1
+"""
+LOAD_ELSEWHERE = """
+import sys
+sys.modules["vanilla_transformer"] = None
+from transformers import AutoModel, AutoModelForSeq2SeqLM
+model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+print(type(model).__name__, getattr(model, "added", 0))
+assert type(AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)).__name__ == "VanillaTransformerModel"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "told", "loaded"),
+    [
+        ("module", "The code of Mine is saved with the model. If", "Mine 1"),
+        (
+            "__main__",
+            "The code of Mine is not saved with the model: define",
+            "VanillaTransformerForConditionalGeneration 0",
+        ),
+    ],
+)
+def test_a_subclass_is_saved_with_its_code_and_ours(repository, tmp_path, kind, told, loaded):
+    """If its code cannot be saved, a warning states it, and the checkpoint loads as the class it is derived from."""
+    (tmp_path / "mine.py").write_text(MINE.replace("from .modeling", "from vanilla_transformer.modeling"))
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": f"{repository}:{tmp_path}"}
+
+    def run(script: str, *arguments: str) -> subprocess.CompletedProcess:
+        process = subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path / "saved"), *arguments],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert process.returncode == 0, process.stderr[-2000:]
+        return process
+
+    saved = run(SUBCLASS, kind)
+    if kind == "module":
+        assert (tmp_path / "saved" / "mine.py").read_text() == (tmp_path / "mine.py").read_text()
+        (tmp_path / "saved" / "mine.py").write_text(MINE)  # as a file of remote code imports
+    assert told in saved.stderr
+    assert "use Mine.from_pretrained" in saved.stderr
+    assert run(LOAD_ELSEWHERE).stdout.strip().splitlines()[-1] == loaded
+
+
+def test_a_model_under_fsdp_is_saved_with_the_code_of_its_own_class(make_model, tmp_path):
+    """FSDP 2 replaces the class; PyTorch's module is not the code of the model."""
+    from torch import distributed
+    from torch.distributed.fsdp import fully_shard
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = make_model()
+        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        wrapped = type(fully_shard(model, mesh=distributed.init_device_mesh("cpu", (1,))))
+        model.save_pretrained(tmp_path, state_dict=state)
+        assert type(model) is wrapped is not VanillaTransformerForConditionalGeneration
+    finally:
+        distributed.destroy_process_group()
+    own = "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration"
+    assert json.loads((tmp_path / "config.json").read_text())["auto_map"]["AutoModelForSeq2SeqLM"] == own
+    assert not [path for path in tmp_path.glob("*.py") if not path.name.endswith("_vanilla_transformer.py")]
+    assert not list(tmp_path.glob("_fsdp*"))
+
+
 OUTSIDE = """
 import json, sys
 sys.modules["vanilla_transformer"] = None          # as if the package were not installed

@@ -20,7 +20,7 @@ from huggingface_hub.constants import HF_HOME
 from peft import PeftModel
 from torch import nn
 
-from training.run.losses import smooths_labels
+from training.run.losses import cross_entropy, smooths_labels
 
 BACKEND = "inductor"
 RECORDED = 30_000_000  # parameters of a model that waits for its launches: on an H100 base (60 million) gains nothing
@@ -79,14 +79,11 @@ def whole_loss(model: nn.Module, inputs: dict[str, torch.Tensor], smoothing: flo
     passes = 2 if rdrop_alpha else 1
     rest = {name: torch.cat([value] * passes) for name, value in inputs.items() if name != "labels"}
     log_p = model(**rest).logits.float().log_softmax(-1)  # (passes * B, T, V)
-    is_token = (labels != -100).float().repeat(passes, 1)  # (passes * B, T)
-    targets = labels.clamp(min=0).repeat(passes, 1)[..., None]
-    errors = (1 - smoothing) * log_p.gather(-1, targets)[..., 0] + smoothing * log_p.mean(-1)  # (passes * B, T)
-    loss = -(errors * is_token).sum() / passes
+    loss = cross_entropy(log_p, labels.repeat(passes, 1), smoothing) / passes
     if passes == 2:
         p, q = log_p.chunk(2)
         apart = ((p.exp() - q.exp()) * (p - q)).sum(-1) / 2  # (B, T)
-        loss = loss + rdrop_alpha / 2 * (apart * is_token[: len(labels)]).sum()
+        loss = loss + rdrop_alpha / 2 * (apart * (labels != -100)).sum()
     return loss
 
 

@@ -73,9 +73,15 @@ def cut_off(model: nn.Module, whole: int) -> Iterator[None]:
 
 
 def cross_entropy(log_p: torch.Tensor, targets: torch.Tensor, smoothing: float) -> torch.Tensor:
-    """Section 5.4: label-smoothed, summed over tokens, of log-probabilities (tokens, V) and token ids (tokens)."""
-    likelihood = log_p.gather(1, targets[:, None]).sum()
-    return -((1 - smoothing) * likelihood + smoothing * log_p.mean(1).sum())
+    """Label-smoothed cross-entropy (section 5.4), summed over target tokens.
+
+    Args:
+        log_p: log-probabilities (..., V).
+        targets: token ids (...), -100 at padding.
+    """
+    likelihoods = log_p.gather(-1, targets.clamp(min=0)[..., None])[..., 0]  # (...)
+    gains = (1 - smoothing) * likelihoods + smoothing * log_p.mean(-1)
+    return -(gains * (targets != -100)).sum()
 
 
 def relative_entropy(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:

@@ -74,7 +74,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.is_fsdp_enabled:
             if self.args.ema_decay or isinstance(self.model, PeftModel):
                 raise ValueError("ema_decay and lora_rank need whole weights in each process: leave them or FSDP out.")
-            self.model.__module__ = type(self.model).__module__  # whose code goes along; it will get another class
             self.model.set_input_embeddings(self.model.get_input_embeddings())  # one module where two share a weight
         self.average_model: PreTrainedModel | None = None
         if self.args.ema_decay:

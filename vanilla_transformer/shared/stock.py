@@ -115,7 +115,8 @@ class StockClass:
             return False
         table = self.their_sinusoids(model.config)
         stacks = (model.get_encoder(), model.get_decoder())
-        return all(torch.equal(stack.embed_positions.weight.detach().float(), table) for stack in stacks)
+        weights = [stack.embed_positions.weight for stack in stacks]
+        return all(torch.equal(weight, table.to(weight.dtype)) for weight in weights)
 
 
 STOCK_CLASSES = (  # a model becomes one of the first class that fits
@@ -208,7 +209,7 @@ def from_stock(theirs: PreTrainedModel) -> VanillaTransformerForConditionalGener
     """
     stock, state = stock_class(theirs.config), theirs.state_dict()
     config = our_config(stock, theirs.config, state)
-    model = VanillaTransformerForConditionalGeneration(config)
+    model = VanillaTransformerForConditionalGeneration(config).to(theirs.dtype)
     back = stock.order(config.d_model).argsort()
     ours = {}
     for name in model.state_dict():

@@ -175,6 +175,14 @@ def test_theirs_becomes_ours_and_theirs_again(make_theirs, model_type):
         assert getattr(again.config, field) == getattr(theirs.config, field), field
 
 
+@pytest.mark.parametrize("model_type", THEIRS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_dtype_is_that_of_the_source(make_theirs, model_type, dtype):
+    ours = from_stock(make_theirs(model_type).to(dtype))
+    assert {parameter.dtype for parameter in ours.parameters()} == {dtype}
+    assert not STOCK_CLASSES[[each.model_type for each in STOCK_CLASSES].index(model_type)].reasons(ours)
+
+
 def test_others_are_refused_by_name():
     with pytest.raises(ValueError, match="a t5 is no model of this kind: it has relative positions"):
         stock_class(T5Config())
