@@ -102,12 +102,10 @@ def import_file(arguments: argparse.Namespace) -> tuple[Imported, PreTrainedToke
     with named(arguments.file):
         imported = convert(state, layout, chosen, arguments.num_heads, special_ids)
     report = {"file": arguments.file.name, "layout": layout.name, "evidence": evidence, "settings": chosen}
+    rows = tokenizers.apply_to(imported) if tokenizers else None
     report |= imported.report()
-    if arguments.compare_with:  # before the tokenizers put the rows into their order
-        pads = tokenizers.pads() if tokenizers else None
-        report["parity"] = compare(arguments.compare_with, layout, state, imported.model, pads)
-    if tokenizers:
-        tokenizers.apply_to(imported.model)
+    if arguments.compare_with:
+        report["parity"] = compare(arguments.compare_with, layout, state, imported.model, rows)
     return imported, tokenizers.tokenizer if tokenizers else None, report
 
 

@@ -26,8 +26,8 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         source_tokenizer_file, target_tokenizer_file: paths of `tokenizers` JSON files; or
         source_tokenizer_object, target_tokenizer_object: `tokenizers.Tokenizer`s.
         **kwargs: as for `PreTrainedTokenizerFast`: `pad_token`, `bos_token`, `eos_token`, `unk_token`, ...; and
-            `known`, how many ids the model has for sources and for targets: tokens beyond them only build longer ones,
-            where merges have results that a vocabulary lacks, and one that is left is read as unknown. None: all.
+            `known`, only in checkpoints that earlier versions imported: the number of rows that the model has for
+            sources and for targets. Tokens of the vocabularies without a row are read as unknown.
 
     Raises:
         ValueError: one of the two tokenizers is missing, or a special token has different ids in them.
@@ -52,7 +52,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         source = _load(source_tokenizer_file, source_tokenizer_object, "source")
         self.target_tokenizer = _load(target_tokenizer_file, target_tokenizer_object, "target")
         kwargs.pop("tokenizer_file", None)  # transformers looks for a tokenizer.json of its own accord
-        self.known: list[int] | None = kwargs.get("known")  # which transformers saves with the others
+        self.known: list[int] | None = kwargs.get("known")
         super().__init__(tokenizer_object=source, **kwargs)
         self._add_tokens(self.all_special_tokens, special_tokens=True)
 
@@ -82,30 +82,23 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         special = {name: token for name, token in self.special_tokens_map.items() if isinstance(token, str)}
         return PreTrainedTokenizerFast(tokenizer_object=getattr(self, f"{side}_tokenizer"), **special)
 
-    def known_ids(self, ids: list[int], side: str) -> list[int]:
-        """The same ids, those that the model of this side, "source" or "target", lacks as the unknown token's."""
+    def _ids_without_rows(self) -> range:
+        """Return the ids of the current side that `known` excludes; added tokens may be among them."""
         if self.known is None:
-            return ids
-        limit = self.known[side == "target"]
-        return [token_id if token_id < limit else self.unk_token_id for token_id in ids]
-
-    def vocabulary(self, side: str) -> dict[str, int]:
-        """The tokens of one side, "source" or "target", that the model has, with their ids."""
-        tokens = getattr(self, f"{side}_tokenizer").get_vocab()
-        if self.known is None:
-            return tokens
-        return {token: token_id for token, token_id in tokens.items() if token_id < self.known[side == "target"]}
-
-    def get_vocab(self) -> dict[str, int]:
-        return self.vocabulary("target" if id(self) in _READS_TARGETS.get() else "source")
+            return range(0)
+        is_target = self._tokenizer is self.target_tokenizer
+        return range(self.known[is_target], self._tokenizer.get_vocab_size(with_added_tokens=False))
 
     def __len__(self) -> int:
-        return len(self.get_vocab())
+        """Return the number of rows that a model needs."""
+        size, missing = super().__len__(), self._ids_without_rows()
+        return size - len(missing) if missing.stop == size else size
 
     def _convert_encoding(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], list]:
         found, encodings = super()._convert_encoding(*args, **kwargs)
-        side = "target" if id(self) in _READS_TARGETS.get() else "source"
-        found["input_ids"] = [self.known_ids(ids, side) for ids in found["input_ids"]]
+        if missing := set(self._ids_without_rows()) - self._tokenizer.get_added_tokens_decoder().keys():
+            unk = self.unk_token_id
+            found["input_ids"] = [[unk if each in missing else each for each in ids] for ids in found["input_ids"]]
         return found, encodings
 
     def _decode(

@@ -14,6 +14,13 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
+class Tensors(State):
+    """The tensors of a file by name. A missing name raises ValueError."""
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        raise ValueError(f"the file lacks {name}.")
+
+
 @dataclass
 class Placed:
     """The file's tensors under our names, and what became of each.
@@ -63,6 +70,7 @@ def convert(
     Raises:
         ValueError: a tensor is missing, of a wrong shape, or contradicts another; names the file's key.
     """
+    state = Tensors(state)
     name = next(key for key, use in layout.uses().items() if "model.encoder.embed_tokens.weight" in use.targets)
     if state[name].ndim != 2 or 0 in state[name].shape:
         raise ValueError(f"{name} has the shape {tuple(state[name].shape)}, not (tokens, width).")
@@ -161,7 +169,7 @@ def architecture(placed: Placed, layout: Layout, heads: int, d_model: int, field
             )
         widths[width] = None if rows(name) == d_model else rows(name) // heads
     if fields.get("position_embedding_type") == "learned":
-        tables = {side: len(tensors[f"model.{side}.embed_positions.weight"]) for side in layers}
+        tables = {side: rows(f"model.{side}.embed_positions.weight") for side in layers}
         if len(set(tables.values())) != 1:
             raise ValueError(f"its tables of positions have {tables} rows: ours are of one length.")
         widths["max_position_embeddings"] = tables["encoder"]

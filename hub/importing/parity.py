@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hub.importing.layout import Layout, Run, State, pattern
+from hub.importing.tokenizer import repeats
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 BATCHES = 3
@@ -21,7 +22,7 @@ def compare(
     layout: Layout,
     state: State,
     model: VanillaTransformerForConditionalGeneration,
-    pads: dict[str, int] | None = None,
+    rows: dict[str, list[int]] | None = None,
 ) -> dict[str, Any]:
     """Largest difference of log-probabilities between the user's model and ours, for the report.
 
@@ -29,8 +30,8 @@ def compare(
         place: the user's code, as `MODULE:CALLABLE`; it is imported from the working directory too, and run.
         layout: of the file.
         state: the file's tensors.
-        model: ours, its rows in the file's order.
-        pads: the ids of padding in the file's order, by side ("source", "target"); None: that of the model.
+        model: ours.
+        rows: as for `parity`.
 
     Raises:
         ValueError: no such code, it does not take the state, or the difference is above `TOLERANCE`, or no number.
@@ -38,7 +39,7 @@ def compare(
     try:
         theirs = load_theirs(place)
         load_state(place, theirs, layout, state)
-        difference = parity(layout.run, theirs.eval(), model, pads)
+        difference = parity(layout.run, theirs.eval(), model, rows)
     except ValueError:
         raise
     except (Exception, SystemExit) as error:  # the user's own code, which may raise anything, and end the program
@@ -91,33 +92,41 @@ def parity(
     run_theirs: Run,
     theirs: nn.Module,
     model: VanillaTransformerForConditionalGeneration,
-    pads: dict[str, int] | None = None,
+    rows: dict[str, list[int]] | None = None,
 ) -> float:
     """Largest difference of log-probabilities at real target tokens, over random batches with padding behind.
 
     Under the right mask: a source's padding is hidden, a target token sees itself and what stands before it. NaN where
     one of them is.
+
+    Args:
+        rows: for each side ("source", "target"), their id of each of our ids. Of those that repeat, only the first is
+            compared. Defaults to the same ids.
     """
     config, differences = model.config, []
-    one = config.pad_token_id if config.pad_token_id is not None else 0
-    pads = {"source": one, "target": one} | (pads or {})
+    pad = config.pad_token_id if config.pad_token_id is not None else 0
+    sizes = {"source": (config.vocab_size, 9), "target": (model.lm_head.out_features, 7)}
+    rows = rows or {side: list(range(size)) for side, (size, _) in sizes.items()}
+    row_ids = {side: torch.tensor(each) for side, each in rows.items()}
+    own = ~torch.tensor(repeats(rows["target"]))
     generator = torch.Generator().manual_seed(0)
     for _ in range(BATCHES):
         ids = {}
-        for side, size, length in (("source", config.vocab_size, 9), ("target", model.lm_head.out_features, 7)):
+        for side, (size, length) in sizes.items():
             tokens = torch.randint(0, size - 1, (4, length), generator=generator)
-            tokens[tokens >= pads[side]] += 1  # any but padding
+            tokens[tokens >= pad] += 1  # any but padding
             for row in range(4):
-                tokens[row, length - row :] = pads[side]
+                tokens[row, length - row :] = pad
             ids[side] = tokens
-        real = {side: tokens != pads[side] for side, tokens in ids.items()}
+        real = {side: tokens != pad for side, tokens in ids.items()}
+        source, target = (row_ids[side][tokens] for side, tokens in ids.items())
         causal = torch.ones(7, 7, dtype=torch.bool).tril()
         source_mask, target_mask = real["source"][:, None, None], causal & real["target"][:, None, None]
-        expected = run_theirs(theirs, ids["source"], source_mask, ids["target"], target_mask).log_softmax(-1)
+        expected = run_theirs(theirs, source, source_mask, target, target_mask).log_softmax(-1)
         found = model(
             input_ids=ids["source"], attention_mask=real["source"].long(), decoder_input_ids=ids["target"]
-        ).logits.log_softmax(-1)
+        ).logits.log_softmax(-1)[..., own]
         if expected.shape != found.shape:
             raise ValueError(f"the model gives {tuple(expected.shape)} where ours gives {tuple(found.shape)}.")
-        differences.append((expected - found)[real["target"]].abs().max())
+        differences.append((expected[..., row_ids["target"][own]] - found)[real["target"]].abs().max())
     return float(torch.stack(differences).max())  # NaN where one is, which max() of Python would drop

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from hub.importing.conversion import Imported
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
 from vanilla_transformer.shared.loading import panics_as_errors
 
@@ -20,19 +21,19 @@ KNOWN = {  # how tutorials write their special tokens
     "unk_token": ("<unk>", "[UNK]", "<UNK>"),
 }
 LARGEST_VOCABULARY = 10**7
+UNLIKELY = 30.0  # nats: in float32 exp(-30) adds nothing to a sum that is 1; a finite loss remains for training
 
 
 @dataclass
 class Side:
-    """One language's tokenizer and the rows of the file that its ids stood for: `rows[id]`."""
+    """One language's tokenizer and, for each of its ids, the row of the file: `rows[id]`.
+
+    Tokens that the file has no row for have that of the unknown token, which is then there several times.
+    """
 
     tokenizer: Tokenizer
     special: dict[str, str]
     rows: list[int]
-
-    def has_parts(self) -> bool:
-        """Whether it has tokens beyond the model's rows, of which others are built."""
-        return self.tokenizer.get_vocab_size() > len(self.rows)
 
     def ids(self) -> dict[str, int]:
         vocabulary = self.tokenizer.get_vocab()
@@ -48,32 +49,33 @@ class Tokenizers:
     target: Side
     whole: bool = False  # whether they have a token for each of the model's rows
 
-    def pads(self) -> dict[str, int]:
-        """The ids of padding in the file's order, by side."""
-        sides = {"source": self.source, "target": self.target}
-        return {name: side.rows[side.ids()["pad_token"]] for name, side in sides.items()}
+    def apply_to(self, imported: Imported) -> dict[str, list[int]]:
+        """Reorder the model's rows as in the tokenizers, add the missing ones, and set the special ids.
 
-    def apply_to(self, model: VanillaTransformerForConditionalGeneration) -> None:
-        """Puts the model's rows into the tokenizers' order, and sets its special ids.
+        Returns:
+            For each side ("source", "target"), the row of the file for each row of the model.
 
         Raises:
-            ValueError: a tokenizer has more tokens than the model has rows, or fewer where it is `whole`.
+            ValueError: a tokenizer has more tokens than the model has rows, or fewer where it is `whole`; or both
+                sides share one matrix, and differ in its order.
         """
-        decoder = model.get_decoder()
-        tables = {"source": [model.get_encoder().embed_tokens.weight], "target": [decoder.embed_tokens.weight]}
-        tables["target"] += [p for p in (model.lm_head.weight, model.lm_head.bias) if p is not None]
+        sizes = {"source": imported.model.config.vocab_size, "target": imported.model.lm_head.out_features}
+        rows = {}
         for name, side in (("source", self.source), ("target", self.target)):
-            for table in tables[name]:
-                if len(side.rows) > len(table) or (self.whole and len(side.rows) != len(table)):
-                    raise ValueError(
-                        f"the {name}'s tokenizer has {len(side.rows)} tokens, but the model has {len(table)} rows for "
-                        f"them: it is not the one that the model was trained with."
-                    )
-                order = [*side.rows, *range(len(side.rows), len(table))]
-                with torch.no_grad():
-                    table.copy_(table[order].clone())
+            number = max(side.rows) + 1
+            if number > sizes[name] or (self.whole and number != sizes[name]):
+                raise ValueError(
+                    f"the {name}'s tokenizer has {number} tokens, but the model has {sizes[name]} rows for "
+                    f"them: it is not the one that the model was trained with."
+                )
+            rows[name] = [*side.rows, *range(number, sizes[name])]
+            if surplus := len(side.rows) - number:
+                imported.folds[f"rows of <unk> for {surplus} tokens outside of the {name}'s vocabulary"] = "exact"
+        rows = one_order(rows) if imported.model.config.share_encoder_decoder_embeddings else rows
+        imported.model = model = with_rows(imported.model, rows["source"], rows["target"])
+        imported.shapes = {name: getattr(model.config, name) for name in imported.shapes}
         if suppressed := model.generation_config.suppress_tokens:  # rows of the target, which have just moved
-            model.generation_config.suppress_tokens = [order.index(old) for old in suppressed]
+            model.generation_config.suppress_tokens = [rows["target"].index(old) for old in suppressed]
         begins_with_end = model.config.decoder_start_token_id == model.config.eos_token_id is not None
         start = "eos_token" if begins_with_end else "bos_token"
         for name, value in self.target.ids().items():
@@ -82,6 +84,48 @@ class Tokenizers:
                 setattr(model.generation_config, f"{name}_id", value)
         model.config.decoder_start_token_id = self.target.ids()[start]
         model.generation_config.decoder_start_token_id = self.target.ids()[start]
+        return rows
+
+
+def one_order(rows: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Return the rows of both sides of a shared matrix: those of the longer side for both."""
+    shorter, longer = sorted(rows.values(), key=len)
+    if longer[: len(shorter)] != shorter:
+        raise ValueError(
+            "the special tokens have different ids in the two tokenizers, but source and target share one matrix of "
+            "embeddings: give the tokenizer that the model was trained with for both sides."
+        )
+    return dict.fromkeys(rows, longer)
+
+
+def repeats(rows: list[int]) -> list[bool]:
+    """Return for each row whether an earlier one is the same."""
+    first: dict[int, int] = {}
+    return [first.setdefault(row, i) != i for i, row in enumerate(rows)]
+
+
+def with_rows(
+    model: VanillaTransformerForConditionalGeneration, source: list[int], target: list[int]
+) -> VanillaTransformerForConditionalGeneration:
+    """Return a model whose rows for source and target tokens are the given rows of `model`.
+
+    A target row that repeats an earlier one gets a logit that is lower by `UNLIKELY`: it is never generated.
+    """
+    config, state = model.config, model.state_dict()
+    if source == list(range(config.vocab_size)) and target == list(range(model.lm_head.out_features)):
+        return model
+    state["model.encoder.embed_tokens.weight"] = state["model.encoder.embed_tokens.weight"][source]
+    for name in ("model.decoder.embed_tokens.weight", "lm_head.weight", "lm_head.bias"):
+        if name in state:
+            state[name] = state[name][target]
+    fields = config.to_dict() | {"vocab_size": len(source), "decoder_vocab_size": len(target)}
+    if any(again := repeats(target)):
+        fields["lm_head_bias"] = True
+        state["lm_head.bias"] = state.get("lm_head.bias", 0) - UNLIKELY * torch.tensor(again)
+    made = type(model)(type(config).from_dict(fields))
+    made.load_state_dict(state)
+    made.generation_config = model.generation_config
+    return made.eval()
 
 
 def read_tokenizers(source: Path | None, target: Path | None, source_begins: Any = None) -> Tokenizers | None:
@@ -129,7 +173,6 @@ def together(sides: list[Side], source_begins: bool = False, source_ends: bool =
     both = VanillaTransformerTokenizer(
         source_tokenizer_object=sides[0].tokenizer,
         target_tokenizer_object=sides[1].tokenizer,
-        known=[len(side.rows) for side in sides] if any(side.has_parts() for side in sides) else None,
         **sides[0].special,
     )
     return Tokenizers(both, sides[0], sides[1])
@@ -184,11 +227,11 @@ def with_special_in_front(side: Side) -> Side:
             f"special tokens of a {state['model']['type']} tokenizer cannot be moved: give both the same ids."
         )
     first = [side.ids()[name] for name in KNOWN if name in side.special]
-    rows = first + [old for old in side.rows if old not in set(first)]
-    new = {old: i for i, old in enumerate(rows)}
-    state["model"]["vocab"] = {token: new.get(old, old) for token, old in vocabulary.items()}
+    order = first + [old for old in range(len(side.rows)) if old not in set(first)]
+    new = {old: i for i, old in enumerate(order)}
+    state["model"]["vocab"] = {token: new[old] for token, old in vocabulary.items()}
     for token in state["added_tokens"]:
         token["id"] = new[token["id"]]
     state["added_tokens"].sort(key=lambda token: token["id"])
     state["post_processor"] = None
-    return Side(Tokenizer.from_str(json.dumps(state)), side.special, rows)
+    return Side(Tokenizer.from_str(json.dumps(state)), side.special, [side.rows[old] for old in order])

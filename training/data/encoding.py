@@ -73,7 +73,7 @@ def encode(
 
 def encode_rows(tokenizer: PreTrainedTokenizerFast, sources: list[str], targets: list[str]) -> dict[str, list]:
     """Ids of both sides, by the Rust tokenizer itself: wrapped by transformers it takes four times as long."""
-    if not tokenizer.is_fast:
+    if not tokenizer.is_fast or getattr(tokenizer, "known", None):  # ids that only the tokenizer itself corrects
         return {"input_ids": tokenizer(sources)["input_ids"], "labels": tokenizer(text_target=targets)["input_ids"]}
     source, target = tokenizer.backend_tokenizer, getattr(tokenizer, "target_tokenizer", tokenizer.backend_tokenizer)
     sides: dict[str, list] = {"input_ids": [], "labels": []}
@@ -82,9 +82,6 @@ def encode_rows(tokenizer: PreTrainedTokenizerFast, sources: list[str], targets:
             backend.no_truncation()
             backend.no_padding()
             sides[name] += [encoding.ids for encoding in backend.encode_batch_fast(texts[start : start + CHUNK])]
-    if getattr(tokenizer, "known", None) is not None:
-        for name, side in (("input_ids", "source"), ("labels", "target")):
-            sides[name] = [tokenizer.known_ids(ids, side) for ids in sides[name]]
     return sides
 
 

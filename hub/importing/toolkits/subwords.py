@@ -52,7 +52,7 @@ def read_toolkit(
     files = (codes * 2)[:2] if codes else [None, None]
     one = tokens[0] == tokens[1] and files[0] == files[1]
     sides = [side_of(*each) for each in zip(tokens[: 1 if one else 2], files, strict=False)]
-    if one and (sides[0].has_parts() or layout == "opennmt"):  # which the class for two sides alone can do
+    if one and layout == "opennmt":  # only the class for two sides can end targets and not sources
         sides = [sides[0], Side(Tokenizer.from_str(sides[0].tokenizer.to_str()), sides[0].special, sides[0].rows)]
     tokenizers = together(sides, source_ends=layout != "opennmt")
     tokenizers.whole = True
@@ -101,7 +101,7 @@ def read_dictionary(path: Path) -> list[str]:
 
 
 def side_of(tokens: list[str], codes: Path | None) -> Side:
-    """A side whose ids are those of `tokens`; tokens that only build others have higher ones.
+    """A side whose ids are those of `tokens`. Tokens that only build others have higher ids, and the row of unk.
 
     Args:
         codes: None: words of the text, which stand between spaces, are the tokens.
@@ -127,7 +127,8 @@ def side_of(tokens: list[str], codes: Path | None) -> Side:
             if text is None
             else of_codes(tokens, merges_of(codes, text), unk, set(special.values()))
         )
-    return Side(tokenizer, special, list(range(len(tokens))))
+    surplus = max(tokenizer.get_vocab().values()) + 1 - len(tokens)
+    return Side(tokenizer, special, [*range(len(tokens)), *[tokens.index(unk)] * surplus])
 
 
 def as_text(content: bytes) -> str | None:

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 
@@ -127,6 +129,19 @@ def test_a_table_that_holds_nan_is_refused(make_reference):
     state["positional_encoding.pe"][..., 3, 3] = float("nan")
     with pytest.raises(ValueError, match="differs from sin / cos"):
         convert(state, layout, metadata, heads, ids_of(layout))
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_a_missing_layer_0_is_named(make_reference, case, side):
+    """Some layouts read the number of heads from a tensor of layer 0."""
+    _, state, layout, metadata, heads = make_reference(case)
+    numbered = [key for key in state if side in key and re.search(r"\.0\.", key)]
+    if case == "aladdin":
+        heads = None
+    for key in numbered:
+        del state[key]
+    with pytest.raises(ValueError, match="the file lacks|some are missing"):
+        convert(state, layout, dict(metadata), heads, ids_of(layout))
 
 
 @pytest.mark.parametrize("number", ["5", "99999999999"])

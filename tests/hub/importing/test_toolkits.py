@@ -115,6 +115,13 @@ def test_opennmt(toolkits, tmp_path, name, d, ff):
     assert config.tie_word_embeddings == theirs.options["share_decoder_embeddings"]
 
 
+@pytest.mark.parametrize("name", OPENNMT)
+def test_a_generator_without_its_matrix_is_named(toolkits, name):
+    content = toolkits.make(name).content()
+    content["generator"] = {key: value for key, value in content["generator"].items() if key.endswith("bias")}
+    assert "the file lacks generator.weight" in mistake(content)
+
+
 @pytest.mark.parametrize("how", ["cfg", "omegaconf"])
 def test_fairseqs_configurations_are_read_as_its_arguments(toolkits, tmp_path, how):
     theirs = toolkits.make("fairseq t2t", heads=2)
