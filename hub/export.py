@@ -15,7 +15,7 @@ from types import ModuleType
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from hub.exporting.tokenizer import save_tokenizer, tokenizer_folders
+from hub.exporting.tokenizer import prepare, save_tokenizer, tokenizer_folders
 from hub.folders import refuse_existing, write_whole
 from hub.records import read_record
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -56,7 +56,7 @@ def run(
     if quantization and known and quantization not in known:
         raise ValueError(f"--to {to} has no --quantization {quantization}: choose one of {', '.join(known)}.")
     target = import_target(to)
-    model, tokenizer = load(checkpoint)
+    model, tokenizer = load(checkpoint, to)
     if to == "argos":
         save_model = target.convert(model, tokenizer, quantization, told_languages(checkpoint, languages))
     else:
@@ -89,12 +89,12 @@ def import_target(name: str) -> ModuleType:
         raise ValueError(f"--to {name} needs {error.name}: pip install '.[hub]'") from error
 
 
-def load(checkpoint: str) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
-    """A model of ours, in float32, and its tokenizer. Raises ValueError for any other."""
+def load(checkpoint: str, to: str) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
+    """A model of ours, in float32, and its tokenizer, prepared for a target. Raises ValueError for any other."""
     model = load_model(checkpoint)
     if model.config.model_type != VanillaTransformerConfig.model_type:
         raise ValueError(f"{checkpoint} is a {model.config.model_type}, not a model of ours.")
-    return model.float(), load_tokenizer(checkpoint)
+    return prepare(model.float(), load_tokenizer(checkpoint), to)
 
 
 if __name__ == "__main__":

@@ -82,21 +82,21 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         special = {name: token for name, token in self.special_tokens_map.items() if isinstance(token, str)}
         return PreTrainedTokenizerFast(tokenizer_object=getattr(self, f"{side}_tokenizer"), **special)
 
-    def _ids_without_rows(self) -> range:
-        """Return the ids of the current side that `known` excludes; added tokens may be among them."""
+    def ids_without_rows(self, side: str) -> set[int]:
+        """Return the ids of one side, "source" or "target", for which the model has no rows: see `known`."""
         if self.known is None:
-            return range(0)
-        is_target = self._tokenizer is self.target_tokenizer
-        return range(self.known[is_target], self._tokenizer.get_vocab_size(with_added_tokens=False))
+            return set()
+        tokenizer = getattr(self, f"{side}_tokenizer")
+        beyond = range(self.known[side == "target"], tokenizer.get_vocab_size(with_added_tokens=False))
+        return set(beyond) - tokenizer.get_added_tokens_decoder().keys()
 
     def __len__(self) -> int:
-        """Return the number of rows that a model needs."""
-        size, missing = super().__len__(), self._ids_without_rows()
-        return size - len(missing) if missing.stop == size else size
+        """Return the number of rows that a model needs for sources."""
+        return max(set(range(super().__len__())) - self.ids_without_rows("source")) + 1
 
     def _convert_encoding(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], list]:
         found, encodings = super()._convert_encoding(*args, **kwargs)
-        if missing := set(self._ids_without_rows()) - self._tokenizer.get_added_tokens_decoder().keys():
+        if missing := self.ids_without_rows("target" if self._tokenizer is self.target_tokenizer else "source"):
             unk = self.unk_token_id
             found["input_ids"] = [[unk if each in missing else each for each in ids] for ids in found["input_ids"]]
         return found, encodings

@@ -14,7 +14,7 @@ from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from hub.exporting.tokenizer import has_two_sides
+from hub.exporting.tokenizer import tokens_by_id, vocabularies
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.modeling_vanilla_transformer import MultiHeadAttention, TransformerStack, sinusoidal_encoding
 
@@ -74,7 +74,8 @@ def to_spec(
         bias = torch.zeros(config.decoder_vocab_size) if model.lm_head.bias is None else model.lm_head.bias.detach()
         spec.decoder.projection.bias = array(bias.index_fill(0, torch.tensor(forbidden), NEVER))
 
-    source, target = vocabularies(tokenizer, config.vocab_size, config.decoder_vocab_size)
+    sizes = (config.vocab_size, config.decoder_vocab_size)
+    source, target = map(tokens_by_id, vocabularies(tokenizer), sizes)
     spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(target)
     spec.config.layer_norm_epsilon = config.layer_norm_eps
@@ -158,22 +159,6 @@ def set_norm(spec, norm: nn.LayerNorm) -> None:
 
 def array(tensor: torch.Tensor):
     return tensor.detach().float().contiguous().numpy()
-
-
-def vocabularies(tokenizer: PreTrainedTokenizerBase, *sizes: int) -> tuple[list[str], list[str]]:
-    """The tokens of source and target by id, as many as the model has rows; those of no token are `<unused_N>`."""
-    sides = [tokenizer.get_vocab()] * 2
-    if has_two_sides(tokenizer):
-        sides = [tokenizer.vocabulary("source"), tokenizer.vocabulary("target")]
-    named = []
-    for vocabulary, size in zip(sides, sizes, strict=True):
-        if len(vocabulary) > size:
-            raise ValueError(f"the tokenizer has {len(vocabulary)} tokens, but the model has {size} rows for them.")
-        tokens = [f"<unused_{row}>" for row in range(size)]
-        for token, row in vocabulary.items():
-            tokens[row] = token
-        named.append(tokens)
-    return named[0], named[1]
 
 
 def refuse_beyond_ctranslate2(config: VanillaTransformerConfig) -> None:

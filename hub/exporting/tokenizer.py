@@ -2,8 +2,85 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+from tokenizers import AddedToken, processors
 from transformers import PreTrainedTokenizerBase
+
+from hub.importing.tokenizer import with_rows
+from hub.importing.toolkits.subwords import of_sentencepiece
+from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
+
+ONLY_JSON = ("onnx",)  # targets whose readers need tokenizer.json
+SIDES = ("source", "target")
+SPACE = "\u2581"  # of SentencePiece
+
+
+def prepare(
+    model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, to: str
+) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
+    """Return an equal model and tokenizer that the target `to` can take, with a row for every id.
+
+    Raises:
+        ValueError: the tokenizer has ids that the model has no rows for, or it cannot be converted.
+    """
+    two_python_sides = to == "ctranslate2" and hasattr(tokenizer, "target_encoder")
+    if not tokenizer.is_fast and (to in ONLY_JSON or two_python_sides):
+        tokenizer = as_fast(tokenizer)
+    sizes, rows = (model.config.vocab_size, model.lm_head.out_features), {}
+    for side, size, vocabulary in zip(SIDES, sizes, vocabularies(tokenizer), strict=True):
+        missing = tokenizer.ids_without_rows(side) if has_two_sides(tokenizer) else set()
+        ids = {*range(size), *vocabulary.values()}
+        if (largest := max(ids - missing)) >= size:
+            raise ValueError(
+                f"the {side}'s tokenizer has the id {largest}, but the model has {size} rows, which are for ids below "
+                f"{size}: give the model its own tokenizer, or more rows (resize_token_embeddings)."
+            )
+        rows[side] = [tokenizer.unk_token_id if i in missing else i for i in range(max(ids) + 1)]
+    return with_rows(model, rows)[0], tokenizer
+
+
+def vocabularies(tokenizer: Any) -> list[dict[str, int]]:
+    """Return the tokens of source and target with their ids."""
+    if has_two_sides(tokenizer):
+        return [getattr(tokenizer, f"{side}_tokenizer").get_vocab() for side in SIDES]
+    return [tokenizer.get_vocab(), getattr(tokenizer, "target_encoder", tokenizer.get_vocab())]  # Marian may have two
+
+
+def tokens_by_id(vocabulary: dict[str, int], size: int = 0) -> list[str]:
+    """Return at least `size` tokens in the order of their ids; an id without a token gets `<unused_N>`."""
+    names = {i: token for token, i in vocabulary.items()}
+    return [names.get(i, f"<unused_{i}>") for i in range(max(size, max(names) + 1))]
+
+
+def as_fast(tokenizer: Any) -> VanillaTransformerTokenizer:
+    """Return a tokenizer with `tokenizer.json` files that is equal to a Marian one, which is written in Python.
+
+    Raises:
+        ValueError: it is of another class, or its ids differ.
+    """
+    name, cure = type(tokenizer).__name__, "Use --to transformers or --to ctranslate2, which keep it."
+    if not hasattr(tokenizer, "spm_source"):
+        raise ValueError(f"a {name} cannot be written as tokenizer.json, which this target needs. {cure}")
+    special = {key: token for key, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    codes, end, sides = tokenizer.supported_language_codes, tokenizer.eos_token, []
+    for side, vocabulary in zip(SIDES, vocabularies(tokenizer), strict=True):
+        content = getattr(tokenizer, f"spm_{side}").serialized_model_proto()
+        made = of_sentencepiece(tokens_by_id(vocabulary), Path(name), content, special | {code: code for code in codes})
+        made.add_tokens([AddedToken(code, normalized=False) for code in codes])
+        ends = [(end, vocabulary[end])]
+        made.post_processor = processors.TemplateProcessing(single=["$A", end], special_tokens=ends)
+        sides.append(made)
+    known = [len(tokens_by_id(vocabulary)) for vocabulary in vocabularies(tokenizer)]
+    fast = VanillaTransformerTokenizer(None, None, *sides, known=known, **special)
+    for argument, vocabulary in zip(("text", "text_target"), vocabularies(tokenizer), strict=True):
+        text = "".join(token for token in vocabulary if token not in {*codes, *special.values()}).replace(SPACE, " ")
+        lines = [text[start : start + 50] for start in range(0, len(text), 50)]
+        expected, found = (each(**{argument: lines})["input_ids"] for each in (tokenizer, fast))
+        if expected != found:
+            line = next(line for line, one, other in zip(lines, expected, found, strict=True) if one != other)
+            raise ValueError(f"a {name} cannot be converted exactly: {line!r} gets other ids. {cure}")
+    return fast
 
 
 def has_two_sides(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -20,9 +97,7 @@ def tokenizer_folders(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """As stock tokenizers, into `tokenizer_folders`."""
-    sides = [tokenizer]
-    if has_two_sides(tokenizer):
-        sides = [tokenizer.stock(side) for side in ("source", "target")]
+    sides = [tokenizer.stock(side) for side in SIDES] if has_two_sides(tokenizer) else [tokenizer]
     for side, place in zip(sides, tokenizer_folders(tokenizer, folder), strict=False):
         side.save_pretrained(place)
         tell_older_readers(place / "tokenizer_config.json")

@@ -71,8 +71,8 @@ class Tokenizers:
             rows[name] = [*side.rows, *range(number, sizes[name])]
             if surplus := len(side.rows) - number:
                 imported.folds[f"rows of <unk> for {surplus} tokens outside of the {name}'s vocabulary"] = "exact"
-        rows = one_order(rows) if imported.model.config.share_encoder_decoder_embeddings else rows
-        imported.model = model = with_rows(imported.model, rows["source"], rows["target"])
+        imported.model, rows = with_rows(imported.model, rows)
+        model = imported.model
         imported.shapes = {name: getattr(model.config, name) for name in imported.shapes}
         if suppressed := model.generation_config.suppress_tokens:  # rows of the target, which have just moved
             model.generation_config.suppress_tokens = [rows["target"].index(old) for old in suppressed]
@@ -87,17 +87,6 @@ class Tokenizers:
         return rows
 
 
-def one_order(rows: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Return the rows of both sides of a shared matrix: those of the longer side for both."""
-    shorter, longer = sorted(rows.values(), key=len)
-    if longer[: len(shorter)] != shorter:
-        raise ValueError(
-            "the special tokens have different ids in the two tokenizers, but source and target share one matrix of "
-            "embeddings: give the tokenizer that the model was trained with for both sides."
-        )
-    return dict.fromkeys(rows, longer)
-
-
 def repeats(rows: list[int]) -> list[bool]:
     """Return for each row whether an earlier one is the same."""
     first: dict[int, int] = {}
@@ -105,15 +94,28 @@ def repeats(rows: list[int]) -> list[bool]:
 
 
 def with_rows(
-    model: VanillaTransformerForConditionalGeneration, source: list[int], target: list[int]
-) -> VanillaTransformerForConditionalGeneration:
-    """Return a model whose rows for source and target tokens are the given rows of `model`.
+    model: VanillaTransformerForConditionalGeneration, rows: dict[str, list[int]]
+) -> tuple[VanillaTransformerForConditionalGeneration, dict[str, list[int]]]:
+    """Return a model with the given rows of `model` for each side ("source", "target"), and these rows.
 
-    A target row that repeats an earlier one gets a logit that is lower by `UNLIKELY`: it is never generated.
+    A target row that repeats an earlier one gets a logit that is lower by `UNLIKELY`: it is never generated. If both
+    sides share one matrix, both get the rows of the longer side.
+
+    Raises:
+        ValueError: both sides share one matrix, and differ in its order.
     """
     config, state = model.config, model.state_dict()
+    if config.share_encoder_decoder_embeddings:
+        shorter, longer = sorted(rows.values(), key=len)
+        if longer[: len(shorter)] != shorter:
+            raise ValueError(
+                "the special tokens have different ids in the two tokenizers, but source and target share one matrix "
+                "of embeddings: give the tokenizer that the model was trained with for both sides."
+            )
+        rows = dict.fromkeys(rows, longer)
+    source, target = rows["source"], rows["target"]
     if source == list(range(config.vocab_size)) and target == list(range(model.lm_head.out_features)):
-        return model
+        return model, rows
     state["model.encoder.embed_tokens.weight"] = state["model.encoder.embed_tokens.weight"][source]
     for name in ("model.decoder.embed_tokens.weight", "lm_head.weight", "lm_head.bias"):
         if name in state:
@@ -125,7 +127,7 @@ def with_rows(
     made = type(model)(type(config).from_dict(fields))
     made.load_state_dict(state)
     made.generation_config = model.generation_config
-    return made.eval()
+    return made.eval(), rows
 
 
 def read_tokenizers(source: Path | None, target: Path | None, source_begins: Any = None) -> Tokenizers | None:

@@ -70,7 +70,7 @@ class Translator:
             trust_remote_code=True,
             attn_implementation="eager",  # the one that computes attention weights
         ).eval()
-        self.target = getattr(self.tokenizer, "target_tokenizer", self.tokenizer.backend_tokenizer)
+        self.target = self.tokenizer.stock("target") if hasattr(self.tokenizer, "stock") else self.tokenizer
 
     def encode(self, text: str) -> dict[str, torch.Tensor]:
         """Raises ValueError, in words for the page, for a text that cannot be translated."""
@@ -130,8 +130,12 @@ class Translator:
         end = [i for i, token in enumerate(ids.tolist()) if i and token in ends]
         ids = ids[: end[0] + 1] if end else ids
         outputs = self.model(**batch, decoder_input_ids=ids[None, :-1], output_attentions=True, use_cache=False)
-        source = self.tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
-        target = [self.target.id_to_token(token) for token in ids.tolist()]
+        names = {i: token for token, i in self.tokenizer.get_vocab().items()}  # of sources, even if Marian has two
+        found = batch["input_ids"][0].tolist()
+        source = [
+            names.get(i, name) for i, name in zip(found, self.tokenizer.convert_ids_to_tokens(found), strict=True)
+        ]
+        target = self.target.convert_ids_to_tokens(ids.tolist())
         weights = {"cross": outputs.cross_attentions, "encoder": outputs.encoder_attentions}
         weights["decoder"] = outputs.decoder_attentions
         axes = {"cross": (target[1:], source), "encoder": (source, source), "decoder": (target[1:], target[:-1])}

@@ -27,7 +27,7 @@ def make(checkpoint: str, out: Path) -> None:
         ValueError: no checkpoint of ours; or `out` exists.
     """
     refuse_existing(out)
-    model, tokenizer = load(checkpoint)
+    model, tokenizer = load(checkpoint, "onnx")
     config = model.config
     limit = config.max_position_embeddings if config.position_embedding_type == "learned" else None
     name = Path(checkpoint).name if Path(checkpoint).exists() else checkpoint

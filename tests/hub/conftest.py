@@ -220,7 +220,7 @@ def opus_folder(tmp_path, sentencepiece_models):
         small = {"d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64}
         small |= {f"{side}_{part}": 2 for side in ("encoder", "decoder") for part in ("layers", "attention_heads")}
         config = MarianConfig(
-            vocab_size=pad + 1, **ids, **(small | size), activation_function="swish", scale_embedding=True,
+            **({"vocab_size": pad + 1} | ids | small | size), activation_function="swish", scale_embedding=True,
             forced_eos_token_id=0,
         )  # fmt: skip
         model = MarianMTModel(config).eval()
@@ -308,3 +308,30 @@ def open_page(browser, transformers_js):
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *args) -> None:
         pass
+
+
+@pytest.fixture
+def no_graphs(monkeypatch):
+    """Instead of graphs, files of their names: tracing takes seconds."""
+    from hub.space import static_page
+
+    def convert(model, tokenizer, quantization):
+        def write(folder):
+            (folder / "onnx").mkdir()
+            for name in (*static_page.NEEDED, "decoder_model_quantized.onnx"):
+                (folder / "onnx" / name).write_bytes(b"graph")
+            (folder / "config.json").write_text(json.dumps({"quantization": quantization}))
+
+        return write
+
+    monkeypatch.setattr(static_page, "convert", convert)
+
+
+@pytest.fixture(scope="session")
+def onnx_translator(repository):
+    """The class in docs/exporting.md."""
+    page = (repository / "docs" / "exporting.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(import json.*?)^```", page, re.DOTALL | re.MULTILINE)
+    names: dict = {}
+    exec(code, names)
+    return names["Translator"]

@@ -66,6 +66,47 @@ def test_from_file_to_translation(make_reference, save_as, command, tmp_path, ca
     assert isinstance(tokenizer.decode(ids[0], skip_special_tokens=True), str)
 
 
+@pytest.fixture(scope="module")
+def toolkits(load_tests_module):
+    return load_tests_module("importing/toolkit_references.py")
+
+
+FAIRSEQ = ["<s>", "<pad>", "</s>", "<unk>"]
+
+
+@pytest.mark.parametrize("name", ["fairseq iwslt_de_en", "fairseq base"])
+def test_rows_move_once_where_matrices_are_tied(toolkits, command, tmp_path, name):
+    """Two tokenizers whose special tokens have different ids: logits are those of the original model."""
+    theirs = toolkits.make(name)
+    source = [*FAIRSEQ, *(f"w{i}" for i in range(27))]
+    target = [*(f"z{i}" for i in range(20)), "</s>", "<pad>", "<s>", "<unk>", *(f"z{i}" for i in range(20, 33))]
+    files = [tmp_path / "source.txt", tmp_path / "target.txt"]
+    for file, tokens in zip(files, (source, target), strict=True):
+        file.write_text("\n".join(tokens))
+    path = toolkits.save(theirs.content(), tmp_path / "model.pt")
+    command(path, tmp_path / "out", "--source_tokenizer", files[0], "--target_tokenizer", files[1])
+    ours, tokenizer = (auto.from_pretrained(tmp_path / "out") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    vocabulary = tokenizer.target_tokenizer.get_vocab()
+    begin = ["<s>", "z0", "z3", "z30"]
+    batch = tokenizer("w3 w5", return_tensors="pt")
+    with torch.no_grad():
+        given = torch.tensor([[target.index(token) for token in begin]])
+        expected = theirs(torch.tensor([[7, 9, 2]]), None, given)[0]
+        found = ours(**batch, decoder_input_ids=torch.tensor([[vocabulary[token] for token in begin]])).logits
+    torch.testing.assert_close(found[..., [vocabulary[token] for token in target]], expected, atol=1e-4, rtol=0)
+
+
+def test_two_orders_of_one_matrix_are_an_error(toolkits, command, tmp_path, capsys):
+    path = toolkits.save(toolkits.make("fairseq wmt_en_de").content(), tmp_path / "model.pt")
+    tokens = [*FAIRSEQ, *(f"w{i}" for i in range(33))]
+    (tmp_path / "source.txt").write_text("\n".join(tokens))
+    (tmp_path / "target.txt").write_text("\n".join(tokens[::-1]))
+    given = ("--source_tokenizer", tmp_path / "source.txt", "--target_tokenizer", tmp_path / "target.txt")
+    command(path, tmp_path / "out", *given, status=2)
+    assert "source and target share one matrix" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_list_of_tokens_is_a_tokenizer(make_reference, save_as, command, tmp_path):
     _, state, _, _, _ = make_reference("annotated")
     (tmp_path / "en.txt").write_text(

@@ -25,6 +25,28 @@ def test_each_side_has_its_vocabulary(tokenizer, train_bpe, sentences):
     assert (len(tokenizer), tokenizer.target_tokenizer.get_vocab_size()) == (60, 70)
 
 
+def test_tokens_without_rows_of_earlier_imports_are_unknown(tokenizer, special_tokens, sentences, tmp_path):
+    """Tokens that are added to such a tokenizer are counted, and read as themselves."""
+    earlier = VanillaTransformerTokenizer(
+        source_tokenizer_object=tokenizer.source_tokenizer, target_tokenizer_object=tokenizer.target_tokenizer,
+        known=[40, 30], **special_tokens,
+    )  # fmt: skip
+    earlier.save_pretrained(tmp_path)
+    earlier = AutoTokenizer.from_pretrained(tmp_path)
+    for argument, rows, texts in (("text", 40, sentences["en"]), ("text_target", 30, sentences["de"])):
+        expected = [[i if i < rows else 3 for i in ids] for ids in tokenizer(**{argument: texts})["input_ids"]]
+        assert earlier(**{argument: texts})["input_ids"] == expected
+        assert sum(expected, []) != sum(tokenizer(**{argument: texts})["input_ids"], [])
+    assert len(earlier) == 40
+    without = tokenizer.source_tokenizer.id_to_token(50)
+    assert earlier.add_tokens(["newword"]) == 1
+    assert len(earlier) == 61
+    assert earlier("newword")["input_ids"] == [60, 2]
+    assert earlier("the newword")["input_ids"][-2:] == [60, 2]
+    earlier.add_tokens([without])
+    assert earlier(without)["input_ids"] == [50, 2]
+
+
 def test_decode_reads_targets(tokenizer):
     ids = tokenizer(text_target="der Hund rennt")["input_ids"]
     assert tokenizer.decode(ids) == "der Hund rennt</s>"

@@ -206,8 +206,10 @@ def of_sentencepiece(tokens: list[str], path: Path, content: bytes, special: dic
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (1, 4)}  # no control symbols
     letters = set("".join(scores)) | {" "}
     known = set(tokens)
-    foreign = {token for token in tokens if not letters & set(token) and token not in special.values()}
-    names = [RUN[0] + token + RUN[1] if token in foreign else token for token in tokens]
+    others = known - scores.keys() - set(special.values())  # its segmentation must not use them
+    foreign = {token for token in others if not letters & set(token)}
+    starts = {token: RUN[0] if token in foreign else RUN[1] for token in others}
+    names = [starts.get(token, "") + token + RUN[1] * (token in foreign) for token in tokens]
     pieces = [*names, *(piece for piece in scores if piece not in known)]
     if kind == UNIGRAM:
         lowest = min(scores.values(), default=0.0)

@@ -1,7 +1,6 @@
 """ONNX graphs: what they compute, beside our model; and what onnxruntime makes of them by the loop in the docs."""
 
 import json
-import re
 from functools import partial
 
 import numpy as np
@@ -38,14 +37,9 @@ def command(run_main):
     return partial(run_main, main)
 
 
-@pytest.fixture(scope="session")
-def translator(repository):
-    """The class in docs/exporting.md."""
-    page = (repository / "docs" / "exporting.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(import json.*?)^```", page, re.DOTALL | re.MULTILINE)
-    names: dict = {}
-    exec(code, names)
-    return names["Translator"]
+@pytest.fixture
+def translator(onnx_translator):
+    return onnx_translator
 
 
 @pytest.mark.parametrize("overrides", ARCHITECTURES.values(), ids=ARCHITECTURES)

@@ -21,22 +21,6 @@ def command(run_main):
     return partial(run_main, main)
 
 
-@pytest.fixture
-def no_graphs(monkeypatch):
-    """Instead of graphs, files of their names: tracing takes seconds."""
-
-    def convert(model, tokenizer, quantization):
-        def write(folder):
-            (folder / "onnx").mkdir()
-            for name in (*static_page.NEEDED, "decoder_model_quantized.onnx"):
-                (folder / "onnx" / name).write_bytes(b"graph")
-            (folder / "config.json").write_text(json.dumps({"quantization": quantization}))
-
-        return write
-
-    monkeypatch.setattr(static_page, "convert", convert)
-
-
 def test_the_limits_are_those_of_the_other_page():
     assert static_page.LONGEST == app.LONGEST
     assert EXTRA_TOKENS == app.EXTRA_TOKENS

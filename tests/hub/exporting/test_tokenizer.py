@@ -1,0 +1,277 @@
+"""The tokenizers of exports: every id has a row in the model, for all kinds of imported checkpoints."""
+
+import argparse
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hub import export, import_checkpoint
+from hub.exporting import onnx
+from hub.importing.file import read
+from vanilla_transformer import VanillaTransformerTokenizer, beam_search
+
+LETTERS, SPECIAL = "abcde", ["<s>", "<pad>", "</s>", "<unk>"]
+ISSUE = ["<s>", "<pad>", "</s>", "<unk>", "a@@", "b@@", "c", "a", "b"]
+
+
+@pytest.fixture
+def tutorials(references):
+    return references
+
+
+@pytest.fixture(scope="module")
+def toolkits(load_tests_module):
+    return load_tests_module("importing/toolkit_references.py")
+
+
+@pytest.fixture
+def save_tokenizers(monkeypatch, tmp_path):
+    """(checkpoint) -> the tokenizers of source and target as `--to onnx` writes them, without the graphs."""
+    monkeypatch.setattr(onnx, "convert", lambda *arguments: lambda folder: None)
+
+    def save(checkpoint: Path) -> list[Tokenizer]:
+        out = tmp_path / f"exported-{checkpoint.name}"
+        export.run(str(checkpoint), out, "onnx", None)
+        sides = ["source_tokenizer", "target_tokenizer"] if (out / "source_tokenizer").exists() else [".", "."]
+        return [Tokenizer.from_file(str(out / side / "tokenizer.json")) for side in sides]
+
+    return save
+
+
+def import_to(out: Path, file: Path, **given) -> None:
+    options = {"layout": None, "num_heads": None, "source_tokenizer": None, "target_tokenizer": None, "data": None}
+    options |= {"codes": [], "set": [], "compare_with": None}
+    options |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    import_checkpoint.run(argparse.Namespace(file=file, out=out, **(options | given)))
+
+
+def random_text(rng: random.Random, letters: str = LETTERS) -> str:
+    return " ".join("".join(rng.choices(letters, k=rng.randint(1, 6))) for _ in range(rng.randint(1, 5)))
+
+
+def check_ids(checkpoint: Path, exported: list[Tokenizer], texts: list[str]) -> dict[str, list[list[int]]]:
+    """Exported ids are those of the imported tokenizer, and below the number of rows; returns them by side."""
+    model, tokenizer = (auto.from_pretrained(checkpoint) for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    sizes = (model.get_encoder().embed_tokens.num_embeddings, model.lm_head.out_features)
+    found = {}
+    for side, own, argument, size in zip(("source", "target"), exported, ("text", "text_target"), sizes, strict=True):
+        found[side] = [each.ids for each in own.encode_batch(texts)]
+        assert found[side] == tokenizer(**{argument: texts})["input_ids"]
+        assert max(max(ids) for ids in found[side] if ids) < size
+        assert max(own.get_vocab().values()) < size
+    return found
+
+
+@pytest.mark.parametrize("two", [False, True], ids=["one vocabulary", "two"])
+def test_merges_beyond_the_dictionary_get_rows(toolkits, save_tokenizers, tmp_path, two):
+    """ "abc" is one token of the codes that the dictionary lacks: the model reads it as <unk>, and never writes it."""
+    (tmp_path / "code").write_text("#version: 0.2\na b\nab c</w>\n")
+    dictionaries = [ISSUE[4:], [*ISSUE[4:], "d"]] if two else [ISSUE[4:]] * 2
+    for language, tokens in zip(("de", "en"), dictionaries, strict=True):
+        (tmp_path / f"dict.{language}.txt").write_text("".join(f"{token} 1\n" for token in tokens))
+    theirs = toolkits.make("fairseq base", sizes=tuple(len(tokens) + 4 for tokens in dictionaries))
+    theirs.decoder.output_projection.weight.data[3] *= 5  # <unk> is likely
+    import_to(tmp_path / "ours", toolkits.save(theirs.content(), tmp_path / "model.pt"))
+    ids = check_ids(tmp_path / "ours", save_tokenizers(tmp_path / "ours"), ["abc", "ab c", "b"])
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours")
+    assert ids["source"][0][0] > 8
+    source = torch.tensor([ids["source"][0]])
+    with torch.no_grad():
+        expected = theirs(torch.tensor([[3, 2]]), None, torch.tensor([[2, 4, 3]]))[0].log_softmax(-1)
+        target = torch.tensor([[2, 4, ids["target"][0][0]]])
+        found = model(input_ids=source, decoder_input_ids=target).logits.log_softmax(-1)
+    torch.testing.assert_close(found[..., : expected.shape[-1]], expected, atol=1e-5, rtol=0)
+    for beams in (1, 5):
+        for search in (None, beam_search):
+            generated = model.generate(source, num_beams=beams, max_new_tokens=12, custom_generate=search)
+            assert generated.max() < expected.shape[-1]
+    report = json.loads((tmp_path / "ours" / "import_report.json").read_text())
+    assert report["shapes"]["decoder_vocab_size"] == model.config.decoder_vocab_size
+    assert any("rows of <unk> for" in fold for fold in report["folds"])
+
+
+@pytest.fixture
+def earlier(make_model, save_checkpoint, special_tokens, tmp_path):
+    """() -> a checkpoint as earlier versions imported it: tokens from id 40 (source) and 30 (target) have no rows."""
+
+    def make():
+        _, tokenizer, folder = save_checkpoint(shared=False)
+        sizes = {"vocab_size": 40, "decoder_vocab_size": 30, "share_encoder_decoder_embeddings": False}
+        make_model(**sizes).save_pretrained(folder)
+        VanillaTransformerTokenizer(
+            source_tokenizer_object=tokenizer.source_tokenizer,
+            target_tokenizer_object=tokenizer.target_tokenizer,
+            known=[40, 30],
+            **special_tokens,
+        ).save_pretrained(folder)
+        return folder, tokenizer
+
+    return make
+
+
+def test_checkpoints_of_earlier_versions_export_with_rows_for_all_ids(earlier, save_tokenizers, sentences):
+    folder, plain = earlier()
+    model, tokenizer = (auto.from_pretrained(folder) for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    exported = save_tokenizers(folder)
+    again, _ = export.load(str(folder), "onnx")
+    for side, own, argument, size in zip(
+        ("source", "target"), exported, ("text", "text_target"), (40, 30), strict=True
+    ):
+        raw = plain(**{argument: sentences["en" if side == "source" else "de"]})["input_ids"]
+        read = tokenizer(**{argument: sentences["en" if side == "source" else "de"]})["input_ids"]
+        assert read == [[each if each < size else 3 for each in ids] for ids in raw]
+        assert read != raw
+        assert [each.ids for each in own.encode_batch(sentences["en" if side == "source" else "de"])] == raw
+        rows = again.config.vocab_size if side == "source" else again.lm_head.out_features
+        assert max(own.get_vocab().values()) < rows
+    source = [torch.tensor([each(sentences["en"][0])["input_ids"]]) for each in (tokenizer, plain)]
+    target = [torch.tensor([each(text_target=sentences["de"][0])["input_ids"]]) for each in (tokenizer, plain)]
+    with torch.no_grad():
+        expected = model(input_ids=source[0], decoder_input_ids=target[0]).logits.log_softmax(-1)
+        found = again(input_ids=source[1], decoder_input_ids=target[1]).logits.log_softmax(-1)
+    torch.testing.assert_close(found[..., :30], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("to", ["transformers", "marian", "ctranslate2", "onnx", "argos"])
+def test_ids_without_rows_are_an_error_of_every_target(save_checkpoint, run_main, tmp_path, capsys, to):
+    """Also with fewer tokens than rows, where the ids have gaps."""
+    _, _, folder = save_checkpoint()
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    removed = [token for token, i in vocabulary.items() if 20 <= i < 30]
+    content["model"]["merges"] = [
+        pair for pair in content["model"]["merges"] if not {*pair, "".join(pair)} & set(removed)
+    ]
+    kept = {token: i for token, i in vocabulary.items() if token not in removed}
+    last = max(kept, key=kept.__getitem__)
+    content["model"]["vocab"] = kept | {last: 64}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    given = ("--source_lang", "en", "--target_lang", "de") if to == "argos" else ()
+    run_main(export.main, folder, tmp_path / "out", "--to", to, *given, status=2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the source's tokenizer has the id 64, but the model has 60 rows" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_gap_in_the_ids_is_no_error(save_checkpoint, run_main, tmp_path):
+    _, _, folder = save_checkpoint(vocab_size=70)
+    run_main(export.main, folder, tmp_path / "out", "--to", "ctranslate2")
+    names = json.loads((tmp_path / "out" / "shared_vocabulary.json").read_text())
+    assert names[-1] == "<unused_69>"
+
+
+# --- Every importable kind, at random ---
+
+
+def random_dictionary(rng: random.Random, lacking: float) -> tuple[list[str], list[tuple[str, str]]]:
+    """Tokens and merges of subword-nmt's BPE; the tokens lack some results of merges."""
+    parts = [letter + end for letter in LETTERS for end in ("", "</w>")]
+    merges: list[tuple[str, str]] = []
+    while len(merges) < 25:
+        pair = rng.choice([part for part in parts if not part.endswith("</w>")]), rng.choice(parts)
+        if pair not in merges:
+            merges.append(pair)
+            parts.append("".join(pair))
+    names = [part.removesuffix("</w>") if part.endswith("</w>") else f"{part}@@" for part in dict.fromkeys(parts)]
+    kept = [name for name in names if rng.random() > lacking]
+    return rng.sample(kept, len(kept)), merges
+
+
+def write_codes(path: Path, merges: list[tuple[str, str]]) -> Path:
+    path.write_text("#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in merges))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_toolkits_at_random(toolkits, save_tokenizers, tmp_path, seed):
+    """Every case of fairseq and OpenNMT-py, one and two vocabularies and codes: ids, and log-probabilities."""
+    surplus = 0
+    for number, name in enumerate(toolkits.CASES):
+        rng = random.Random(f"{seed}{name}")
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        joint = toolkits.CASES[name][1].get("sizes") == (37, 37)
+        found = [random_dictionary(rng, lacking=rng.choice([0.0, 0.3])) for _ in range(2)]
+        tokens = [found[0][0], found[not joint and rng.random() < 0.7][0]]
+        codes = [write_codes(folder / "0.codes", found[0][1])]
+        codes += [write_codes(folder / "1.codes", found[1][1])] if rng.random() < 0.7 else []
+        special = SPECIAL if name.startswith("fairseq") else ["<unk>", "<blank>", "<s>", "</s>"]
+        first = special[:2] if name == "opennmt 2" else special  # its sources lack <s> and </s>
+        if name == "opennmt 2" and tokens[0] is tokens[1]:
+            tokens[0] = [*tokens[0], "other"]
+        vocabularies = [[*first, *tokens[0]], [*special, *tokens[1]]]
+        theirs = toolkits.make(name, sizes=tuple(map(len, vocabularies)))
+        if name.startswith("fairseq"):
+            for language, own in zip(("de", "en"), tokens, strict=True):
+                (folder / f"dict.{language}.txt").write_text("".join(f"{token} 1\n" for token in own))
+        else:
+            theirs.tokens = lambda found=vocabularies: found
+        file = toolkits.save(theirs.content(), folder / "model.pt")
+        import_to(folder / f"ours{number}", file, codes=codes)
+        texts = [random_text(rng, f"{LETTERS}x") for _ in range(100)]
+        ids = check_ids(folder / f"ours{number}", save_tokenizers(folder / f"ours{number}"), texts)
+
+        if not name.startswith("fairseq"):
+            _, metadata = read(file)
+            vocabularies = [metadata["vocabularies"][side] for side in ("source", "target")]
+        unk, pad, start = (special.index(each) for each in ("<unk>", special[1], "<s>"))
+        source, target = (
+            torch.nn.utils.rnn.pad_sequence([torch.tensor(each[:12]) for each in side[:30]], True, pad)
+            for side in ids.values()
+        )
+        target = torch.cat([torch.full((30, 1), start), target[:, :6]], 1)
+        surplus += int((source >= len(vocabularies[0])).sum() + (target >= len(vocabularies[1])).sum())
+        own = [torch.where(each < len(v), each, unk) for each, v in zip((source, target), vocabularies, strict=True)]
+        shift = len(vocabularies[0]) - theirs.sizes[0] if hasattr(theirs, "sizes") else 0
+        own[0] = torch.where(own[0] > 3, own[0] - shift, own[0]) if shift else own[0]
+        mask = (source != pad).long()
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder / f"ours{number}")
+        with torch.no_grad():
+            expected = theirs(own[0], mask, own[1])
+            expected = (expected[0] if isinstance(expected, tuple) else expected).log_softmax(-1)
+            logits = model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
+        difference = (logits.log_softmax(-1)[..., : expected.shape[-1]] - expected)[target != pad].abs().max()
+        assert difference < 1e-4, name
+    assert surplus > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("two", [False, True], ids=["one tokenizer", "two"])
+def test_tutorials_at_random(make_reference, tutorials, save_tokenizers, tmp_path, monkeypatch, capsys, two):
+    """Lists of tokens in random orders; models are compared after their rows have moved."""
+    for number, name in enumerate(tutorials.CASES):
+        rng = random.Random(number)
+        model, state, layout, metadata, heads = make_reference(name)
+        sizes = [len(state[key]) for key in embeddings(layout)]
+        pad = {"jadore801120": 1, "hyunwoongko": 1, "bentrevett": 1, "bentrevett_2019": 1}.get(layout.name, 0)
+        files = []
+        shared = "jadore" in name and "not" not in name
+        for side, size in enumerate(sizes if two else [min(sizes)]):
+            tokens = ["<s>", "</s>", "<unk>", *(f"{letter}{i}" for i in range(10) for letter in LETTERS)][: size - 1]
+            if not (shared and side):
+                order = rng.sample(tokens, len(tokens))
+            order = [token for token in order if token in tokens]
+            files.append(tmp_path / f"{number}{side}.txt")
+            files[-1].write_text("\n".join([*order[:pad], "<pad>", *order[pad:]]))
+        monkeypatch.setitem(sys.modules, "theirs", type("theirs", (), {"build": staticmethod(lambda m=model: m)}))
+        torch.save(state, tmp_path / f"{number}.pt")
+        given = {"source_tokenizer": files[0], "target_tokenizer": files[-1] if two else None}
+        given["set"] = [f"{key}={str(value).lower()}" for key, value in metadata.items()]
+        given |= {"num_heads": heads, "layout": layout.name, "compare_with": "theirs:build"}
+        import_to(tmp_path / f"ours{number}", tmp_path / f"{number}.pt", **given)
+        texts = [" ".join(f"{rng.choice(LETTERS)}{rng.randrange(12)}" for _ in range(4)) for _ in range(50)]
+        check_ids(tmp_path / f"ours{number}", save_tokenizers(tmp_path / f"ours{number}"), texts)
+
+
+def embeddings(layout) -> list[str]:
+    """Keys of the source's and the target's embeddings."""
+    uses = layout.uses().items()
+    names = [f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
+    return [next(key for key, use in uses if name in use.targets) for name in names]

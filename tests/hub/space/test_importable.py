@@ -1,0 +1,189 @@
+"""Both pages, with every importable kind of checkpoint and its tokenizer."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    BartConfig,
+    BartForConditionalGeneration,
+    BlenderbotConfig,
+    BlenderbotForConditionalGeneration,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+    PreTrainedTokenizerFast,
+)
+
+from hub import import_checkpoint
+from hub.space import app, static_page
+
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+WORDS = [*"abcdefghijklmnopqrstuvwxyz", "dog", "runs"]
+SIZE = {"vocab_size": 60, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 24}
+SIZE |= {"decoder_ffn_dim": 24, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+SIZE |= {"max_position_embeddings": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SIZE |= {"decoder_start_token_id": 2}
+STOCK = {
+    "bart": (BartForConditionalGeneration, BartConfig),
+    "mbart": (MBartForConditionalGeneration, MBartConfig),
+    "pegasus": (PegasusForConditionalGeneration, PegasusConfig),
+    "blenderbot": (BlenderbotForConditionalGeneration, BlenderbotConfig),
+    "m2m_100": (M2M100ForConditionalGeneration, M2M100Config),
+}
+KINDS = ["tutorial", "tutorial, two", "fairseq", "fairseq, two", "fairseq, sentencepiece", "opennmt"]
+KINDS += [*STOCK, "marian", "marian, two", "m2m_100, python"]
+
+
+@pytest.fixture
+def make_checkpoint(
+    run_main, tmp_path, make_reference, save_as, load_tests_module, opus_folder, sentencepiece_models, train_bpe,
+    sentences, special_tokens,
+):  # fmt: skip
+    """(kind) -> the folder that the import makes."""
+
+    def tutorial(files: list[str]) -> list:
+        _, state, _, _, _ = make_reference("notebook", sizes=(31, 31))
+        for name in files:
+            (tmp_path / name).write_text("\n".join(random.Random(name).sample([*SPECIAL, *WORDS[2:]], 30)))
+        options = [each for name in files for each in (f"--{name}", tmp_path / name)]
+        return [save_as("bare", state, tmp_path), "--num_heads", 4, *options]
+
+    def toolkit(name: str, two: bool, pieces: bytes | None = None) -> list:
+        toolkits = load_tests_module("importing/toolkit_references.py")
+        (tmp_path / "code").write_text("#version: 0.2\no g</w>\nd og</w>\n")
+        if pieces:
+            (tmp_path / "code").write_bytes(pieces)
+        marks = [*(f"{letter}@@" for letter in WORDS[:26]), *WORDS, "▁", "▁the"]
+        sides = [marks, marks[:-1] if two else marks]
+        for language, tokens in zip(("de", "en"), sides, strict=True):
+            (tmp_path / f"dict.{language}.txt").write_text("".join(f"{token} 1\n" for token in tokens))
+        theirs = toolkits.make(name, sizes=tuple(len(tokens) + 4 for tokens in sides))
+        theirs.tokens = lambda: [["<unk>", "<blank>", "<s>", "</s>", *tokens] for tokens in sides]
+        return [toolkits.save(theirs.content(), tmp_path / "model.pt"), "--codes", tmp_path / "code"]
+
+    def stock(name: str) -> Path:
+        model_class, config_class = STOCK[name]
+        model_class(config_class(**SIZE)).eval().save_pretrained(tmp_path / name)
+        bpe = train_bpe(sentences["en"] + sentences["de"], 60)
+        PreTrainedTokenizerFast(tokenizer_object=bpe, **special_tokens).save_pretrained(tmp_path / name)
+        return tmp_path / name
+
+    def marian_with_two() -> Path:
+        from sentencepiece import SentencePieceProcessor
+
+        ids = {"pad_token_id": 98, "decoder_start_token_id": 98}
+        sizes = {"vocab_size": 99, "decoder_vocab_size": 99, "share_encoder_decoder_embeddings": False}
+        folder = opus_folder("two", **sizes, **ids)
+        for name, content in zip(("vocab", "target_vocab"), sentencepiece_models.values(), strict=True):
+            pieces = SentencePieceProcessor(model_proto=content)
+            tokens = [pieces.id_to_piece(i) for i in range(pieces.get_piece_size())]
+            vocabulary = {token: i for i, token in enumerate([*tokens[:2], *reversed(tokens[2:])])} | {"<pad>": 98}
+            (folder / f"{name}.json").write_text(json.dumps(vocabulary))
+        settings = {"source_lang": "en", "target_lang": "de", "separate_vocabs": True}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        decoding = json.loads((folder / "generation_config.json").read_text()) | ids | {"bad_words_ids": [[98]]}
+        (folder / "generation_config.json").write_text(json.dumps(decoding))
+        return folder
+
+    def m2m_in_python() -> Path:
+        from sentencepiece import SentencePieceProcessor
+
+        folder = stock("m2m_100")
+        for path in folder.glob("token*"):
+            path.unlink()
+        pieces = SentencePieceProcessor(model_proto=sentencepiece_models["en"])
+        tokens = [*SPECIAL, *(pieces.id_to_piece(i) for i in range(2, pieces.get_piece_size()))]
+        (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+        (folder / "sentencepiece.bpe.model").write_bytes(sentencepiece_models["en"])
+        settings = {"tokenizer_class": "M2M100Tokenizer", "src_lang": "en", "tgt_lang": "de"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        model_class, config_class = STOCK["m2m_100"]
+        ids = {"vocab_size": 250, "bos_token_id": 0, "pad_token_id": 1}
+        model_class(config_class(**(SIZE | ids))).eval().save_pretrained(folder)
+        return folder
+
+    def make(kind: str) -> Path:
+        given = {
+            "tutorial": lambda: tutorial(["source_tokenizer"]),
+            "tutorial, two": lambda: tutorial(["source_tokenizer", "target_tokenizer"]),
+            "fairseq": lambda: toolkit("fairseq base", two=False),
+            "fairseq, two": lambda: toolkit("fairseq base", two=True),
+            "fairseq, sentencepiece": lambda: toolkit("fairseq base", True, sentencepiece_models["en"]),
+            "opennmt": lambda: toolkit("opennmt 3", two=True),
+            **{name: lambda name=name: [stock(name)] for name in STOCK},
+            "marian": lambda: [opus_folder()],
+            "marian, two": lambda: [marian_with_two()],
+            "m2m_100, python": lambda: [m2m_in_python()],
+        }[kind]()
+        run_main(import_checkpoint.main, given[0], tmp_path / "ours", *given[1:])
+        return tmp_path / "ours"
+
+    return make
+
+
+TEXTS = ["the dog runs", "d o g", "a cat sleeps in the house", "Zebra dog", "two birds sing: 3!"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_pages_start(make_checkpoint, no_graphs, tmp_path, kind):
+    folder = make_checkpoint(kind)
+    translator = app.Translator(str(folder))
+    load = next(each.fn for each in app.make_page(str(folder)).fns.values() if each.name == "load")
+    *_, (told, *_) = load()
+    assert "Ready" in told
+    batch = translator.encode("d o g")
+    *_, last = translator.stream(batch)
+    assert isinstance(last, str)
+    ids, _ = translator.candidates(batch, 2)[0]
+    weights, rows, columns = translator.attention(batch, ids)["cross"]
+    assert weights.shape[2:] == (len(rows), len(columns))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    vocabulary = tokenizer.get_vocab()
+    found = batch["input_ids"][0].tolist()
+    assert [vocabulary.get(column, i) for i, column in zip(found, columns, strict=True)] == found
+
+    if kind == "m2m_100, python":
+        with pytest.raises(ValueError, match="a M2M100Tokenizer cannot be written as tokenizer.json"):
+            static_page.make(str(folder), tmp_path / "page")
+        return
+    static_page.make(str(folder), tmp_path / "page")
+    page = json.loads((tmp_path / "page" / "page.json").read_text())
+    for side, argument in (("source", "text"), ("target", "text_target")):
+        own = AutoTokenizer.from_pretrained(tmp_path / "page" / page[side])
+        assert (tmp_path / "page" / page[side] / "tokenizer.json").is_file()
+        assert own(TEXTS)["input_ids"] == tokenizer(**{argument: TEXTS})["input_ids"]
+        for found in tokenizer(text_target=TEXTS)["input_ids"] if side == "target" else ():
+            words = own.decode(found, skip_special_tokens=True).split()
+            assert words == tokenizer.decode(found, skip_special_tokens=True).split()
+
+
+def test_the_space_installs_what_every_tokenizer_needs(repository):
+    lines = (repository / "hub" / "space" / "requirements.txt").read_text().splitlines()
+    assert {re.split("[<>=]", line)[0] for line in lines} == {"sentencepiece", "torch", "transformers"}
+
+
+@pytest.mark.slow
+def test_opus_mt_in_onnx_translates_the_same(make_checkpoint, run_main, tmp_path, onnx_translator):
+    """Graphs and both tokenizer.json files, by the loop of the docs."""
+    from hub import export
+
+    folder = make_checkpoint("marian")
+    run_main(export.main, folder, tmp_path / "out", "--to", "onnx")
+    model, tokenizer = (auto.from_pretrained(folder) for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    translate = onnx_translator(str(tmp_path / "out"))
+    for text in TEXTS:
+        batch = tokenizer(text, return_tensors="pt")
+        options = {"num_beams": 1, "max_new_tokens": 8, "bad_words_ids": None, "forced_eos_token_id": None}
+        expected = model.generate(**batch, **options, suppress_tokens=None)
+        ids = translate.generate(batch["input_ids"].numpy(), batch["attention_mask"].numpy(), 8)
+        assert torch.equal(torch.from_numpy(ids), expected)
+        assert [each.ids for each in translate.source.encode_batch([text])] == batch["input_ids"].tolist()
