@@ -94,12 +94,12 @@ def repeats(rows: list[int]) -> list[bool]:
 
 
 def with_rows(
-    model: VanillaTransformerForConditionalGeneration, rows: dict[str, list[int]]
+    model: VanillaTransformerForConditionalGeneration, rows: dict[str, list[int]], less: float = UNLIKELY
 ) -> tuple[VanillaTransformerForConditionalGeneration, dict[str, list[int]]]:
     """Return a model with the given rows of `model` for each side ("source", "target"), and these rows.
 
-    A target row that repeats an earlier one gets a logit that is lower by `UNLIKELY`: it is never generated. If both
-    sides share one matrix, both get the rows of the longer side.
+    A target row that repeats an earlier one is never generated: `less` is subtracted from its logit. If both sides
+    share one matrix, both get the rows of the longer side.
 
     Raises:
         ValueError: both sides share one matrix, and differ in its order.
@@ -123,7 +123,7 @@ def with_rows(
     fields = config.to_dict() | {"vocab_size": len(source), "decoder_vocab_size": len(target)}
     if any(again := repeats(target)):
         fields["lm_head_bias"] = True
-        state["lm_head.bias"] = state.get("lm_head.bias", 0) - UNLIKELY * torch.tensor(again)
+        state["lm_head.bias"] = state.get("lm_head.bias", 0) - less * torch.tensor(again)
     made = type(model)(type(config).from_dict(fields))
     made.load_state_dict(state)
     made.generation_config = model.generation_config
