@@ -1,5 +1,4 @@
-"""Scores of outputs against references, through `evaluate`'s interface, with no network; the model's own scores; and
-one function for validation during training and for the test after it."""
+"""Scores of translations and of the model's probabilities; one function for validation and for the test of a run."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -34,7 +33,15 @@ def by_reference(references: list[str] | list[list[str]]) -> list[list[str | Non
     return [list(column) for column in zip_longest(*rows)]
 
 
-class TranslationMetric(evaluate.Metric):
+class TextMetric(evaluate.Metric):
+    """Metric of texts with one or several references, in the interface of the library `evaluate`; needs no network."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        features = [datasets.Features(ONE), datasets.Features(SEVERAL)]
+        return evaluate.MetricInfo(description=self.__doc__, citation="", features=features)
+
+
+class TranslationMetric(TextMetric):
     """BLEU, chrF and TER of detokenized text with their signatures, and BLEU as papers on Multi30k report it.
 
         metric = TranslationMetric(target_lang="de")
@@ -53,13 +60,6 @@ class TranslationMetric(evaluate.Metric):
     def __init__(self, target_lang: str = "de", **kwargs: Any):
         super().__init__(**kwargs)
         self.target_lang = target_lang
-
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(
-            description=self.__doc__,
-            citation="Post 2018, A Call for Clarity in Reporting BLEU Scores",
-            features=[datasets.Features(ONE), datasets.Features(SEVERAL)],
-        )
 
     def _compute(self, predictions: list[str], references: list) -> dict[str, float | str]:
         columns = by_reference(references)
@@ -82,7 +82,7 @@ class TranslationMetric(evaluate.Metric):
         ]
 
 
-class SequenceMetric(evaluate.Metric):
+class SequenceMetric(TextMetric):
     """For outputs that are right or wrong: phonemes, actions, anything written with spaces between its tokens.
 
         SequenceMetric().compute(predictions=["K AE T S"], references=[["K AE T", "K AE T Z"]])
@@ -93,11 +93,6 @@ class SequenceMetric(evaluate.Metric):
         per: edits (insertions, deletions, substitutions of tokens) to the nearest reference, over the tokens of these
             references: phoneme error rate.
     """
-
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(
-            description=self.__doc__, citation="", features=[datasets.Features(ONE), datasets.Features(SEVERAL)]
-        )
 
     def _compute(self, predictions: list[str], references: list) -> dict[str, float]:
         right = edits = tokens = 0

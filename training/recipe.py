@@ -156,8 +156,8 @@ def check(recipe: Recipe) -> None:
     if data.streaming and training.max_steps < 1:
         raise ValueError("streaming needs max_steps: how many updates there are in an epoch is not known.")
     evaluates = training.eval_strategy != "no"
-    has_validation = data.corpus == "demo" or data.validation_file or data.dataset_name or data.validation_size
-    if evaluates and not has_validation:
+    sources = data.validation_file or data.dataset_name or data.validation_size
+    if evaluates and (data.corpus == "random" or not (data.corpus == "demo" or sources)):
         raise ValueError("eval_strategy needs validation data: give validation_file or validation_size.")
     by_metric = training.average_by == "best" or training.early_stopping_patience is not None
     if by_metric and (not evaluates or (training.average_by == "best" and training.save_strategy == "no")):

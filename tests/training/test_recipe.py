@@ -107,6 +107,8 @@ def test_an_unknown_argument_is_refused(path, capsys):
         ("save_steps: 0", "save_steps=0.0: give a number above 0"),
         ("init_std: -1", "init_std=-1.0: give a number of at least 0"),
         ("generation_num_beams: 0", "generation_num_beams=0"),
+        ("average_tokens_across_devices: false", "average_tokens_across_devices=False is not supported"),
+        ("corpus: random\neval_strategy: steps", "eval_strategy needs validation data"),
         ("attention_lines: [0]", "counted from 1"),
         ("a: &a [*a]", "a recipe has keys and values, no more"),
         ("a: " + "[" * 5000, "line 8: a recipe has keys and values"),
@@ -135,6 +137,13 @@ def test_what_no_run_could_use_is_told_in_one_line_before_any_work(path, capsys,
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
+
+
+def test_random_pairs_have_no_validation_data(path, capsys):
+    path.write_text(path.read_text().replace("corpus: demo", "corpus: random") + "eval_strategy: steps\n")
+    with pytest.raises(SystemExit):
+        read_recipe([str(path)])
+    assert "eval_strategy needs validation data" in capsys.readouterr().err
 
 
 def test_values_are_what_is_written(path):

@@ -107,6 +107,8 @@ def rehearse(args: TrainingArguments) -> None:
     not fit."""
     if args.use_liger_kernel:
         raise ValueError("use_liger_kernel: Liger has no kernels for this architecture; leave it out.")
+    if not args.average_tokens_across_devices:
+        raise ValueError("average_tokens_across_devices=False is not supported: the loss is a mean over all tokens.")
     weight = nn.Linear(1, 1)
     optimizer = None
     if args.optim_target_modules is None:  # else it is for certain modules of the model

@@ -219,27 +219,15 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             f"warm-up, or clip gradients (max_grad_norm). Nothing was saved since the last checkpoint."
         )
 
-    def evaluate(  # type: ignore[override]
-        self,
-        eval_dataset: ParallelText | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
-        """Translate and score sentence pairs as the test after training does, with `generation_num_beams`.
-
-        Args:
-            eval_dataset: Sentence pairs. Default to the `eval_dataset` of the trainer.
-            ignore_keys: Not used.
-            metric_key_prefix: First part of the names of the scores.
-        """
-        text: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
+        """Translate and score `eval_dataset` as the test after training does, but with `generation_num_beams`."""
+        text: ParallelText = self.eval_dataset if eval_dataset is None else eval_dataset
         start, beams = time.time(), self.args.generation_num_beams
         decoding = {} if beams is None else {"num_beams": beams} | (OF_BEAMS if beams == 1 else {})
         model = self.plain_model()
         if "flash" in self.args.attention or "/" in self.args.attention:  # kernels that do not compute in float32
             model.set_attn_implementation("sdpa")
-        tokenizer, compute = self.processing_class, self.compute_metrics
-        found, _ = translate_and_score(model, tokenizer, text, compute, self.args, **decoding)
+        found, _ = translate_and_score(model, self.processing_class, text, self.compute_metrics, self.args, **decoding)
         scores = {f"{metric_key_prefix}_{name}": each for name, each in found.items() if not isinstance(each, str)}
         batches = math.ceil(len(text) / (self.args.eval_batch_size * self.args.world_size))
         scores |= speed_metrics(metric_key_prefix, start, num_samples=len(text), num_steps=batches)
@@ -350,23 +338,16 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def save_final(self) -> None:
         """Saves what the run is for: the last weights, their moving average, or the mean of the chosen checkpoints."""
         args, run = self.args, Path(self.args.output_dir)
-        if isinstance(self.model, PeftModel):
-            if args.should_save:
-                self.model.save_pretrained(run / ADAPTER)
-                self.plain_model().save_pretrained(run)
-                self.processing_class.save_pretrained(run)
-        elif args.average_checkpoints == 1 and args.average_by == "last" and self.average_model is None:
-            self.save_model(_internal_call=True)  # else it would be uploaded here, by push_to_hub
-            if args.should_save:
-                (run / "training_args.bin").unlink()  # a pickle; recipe.yaml says the same for everybody to read
+        if args.average_checkpoints == 1 and args.average_by == "last":
+            model = self.plain_model()  # in all processes, from which FSDP gathers the weights
         elif args.should_save:
-            if args.average_checkpoints == 1 and args.average_by == "last":
-                model = self.plain_model()
-            else:
-                better = bool(args.greater_is_better)
-                chosen = choose(run, args.average_checkpoints, args.average_by, args.metric_for_best_model, better)
-                print(f"the final model is the mean of {', '.join(folder.name for folder in chosen)}")
-                model = average(chosen)
+            better = bool(args.greater_is_better)
+            chosen = choose(run, args.average_checkpoints, args.average_by, args.metric_for_best_model, better)
+            print(f"the final model is the mean of {', '.join(folder.name for folder in chosen)}")
+            model = average(chosen)
+        if args.should_save:
+            if isinstance(self.model, PeftModel):
+                self.model.save_pretrained(run / ADAPTER)
             model.save_pretrained(run)
             self.processing_class.save_pretrained(run)
         self.accelerator.wait_for_everyone()
