@@ -50,10 +50,9 @@ def read_toolkit(
         return None
     tokens = [vocabularies["source"], vocabularies["target"]]
     files = (codes * 2)[:2] if codes else [None, None]
-    one = tokens[0] == tokens[1] and files[0] == files[1]
+    # of OpenNMT-py always two: only the class for two sides can end targets and not sources
+    one = tokens[0] == tokens[1] and files[0] == files[1] and layout != "opennmt"
     sides = [side_of(*each) for each in zip(tokens[: 1 if one else 2], files, strict=False)]
-    if one and layout == "opennmt":  # only the class for two sides can end targets and not sources
-        sides = [sides[0], Side(Tokenizer.from_str(sides[0].tokenizer.to_str()), sides[0].special, sides[0].rows)]
     tokenizers = together(sides, source_ends=layout != "opennmt")
     tokenizers.whole = True
     return tokenizers

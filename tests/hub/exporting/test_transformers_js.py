@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from hub.export import main
-from hub.exporting.tokenizer import save_tokenizer
+from hub.exporting.tokenizer import as_fast, save_tokenizer
 from training.data.tokenizer import train_tokenizer
 from training.keys import TokenizerArguments
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
@@ -110,3 +110,23 @@ def test_node_makes_the_same_tokens(keys, demo_sentences, transformers_js, tmp_p
         rows, texts = json.loads(process.stdout.splitlines()[-1])
         assert rows == tokenizer(known + MARKS)["input_ids"], kind
         assert texts == tokenizer.batch_decode(rows, skip_special_tokens=True), kind
+
+
+@pytest.mark.slow
+def test_node_reads_the_tokenizer_of_an_opus_mt_model(opus_folder, transformers_js, demo_sentences, tmp_path):
+    """Converted from SentencePiece: both sides have the ids of the tokenizer in Python."""
+    program = transformers_js.parent / "tokenize.mjs"
+    program.write_text(TOKENIZE)
+    tokenizer = load_tokenizer(str(opus_folder()))
+    save_tokenizer(as_fast(tokenizer), tmp_path)
+    lines = [text for pair in demo_sentences[:100] for text in pair] + MARKS[1:4]
+    for side, argument in (("source", "text"), ("target", "text_target")):
+        folder = tmp_path / f"{side}_tokenizer"
+        (folder / "config.json").write_text('{"model_type": "marian"}')
+        process = subprocess.run(
+            ["node", program, folder], input=json.dumps(lines), capture_output=True, text=True, check=False
+        )
+        assert process.returncode == 0, process.stderr[-2000:]
+        rows, texts = json.loads(process.stdout.splitlines()[-1])
+        assert rows == tokenizer(**{argument: lines})["input_ids"]
+        assert [text.strip() for text in texts] == tokenizer.batch_decode(rows, skip_special_tokens=True)

@@ -64,3 +64,15 @@ def test_endless_sentences_of_validation_and_test_are_refused_before_training(to
     ):
         refuse_endless(corpus, tokenizer, DataArguments())
     refuse_endless(corpus, tokenizer, DataArguments(max_length=300))
+
+
+def test_tokens_without_rows_of_earlier_imports_are_encoded_as_unknown():
+    """Training reads the ids that the tokenizer itself gives, also on the fast path."""
+    arguments = TokenizerArguments(tokenizer_type="word", shared_vocabulary=False)
+    tokenizer = train_tokenizer(["a b c d"], ["e f g h"], arguments)
+    tokenizer.known = [6, 7]
+    text = ParallelText(["a b c d"], ["e f g h"])
+    (row,) = encode(text, tokenizer)
+    assert row["input_ids"] == tokenizer(text.sources[0])["input_ids"]
+    assert row["labels"] == tokenizer(text_target=text.targets[0])["input_ids"]
+    assert (row["input_ids"].count(3), row["labels"].count(3)) == (2, 1)
