@@ -1,8 +1,8 @@
 """Type a sentence, watch its translation come, and look at where the model attends.
 
 Of a clone: `python -m hub.space CHECKPOINT`. On a Space: `python app.py`, beside a README.md whose front matter names
-the checkpoint under `models`. Needs gradio, torch, transformers and, for tokenizers of OPUS-MT models, sentencepiece; the
-model's code comes with its checkpoint.
+the checkpoint under `models`. Needs gradio, torch, transformers and, for tokenizers of OPUS-MT models, sentencepiece.
+The model's code comes with its checkpoint.
 """
 
 import html
