@@ -14,6 +14,9 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration, Vani
 ONLY_JSON = ("onnx",)  # targets whose readers need tokenizer.json
 SIDES = ("source", "target")
 SPACE = "\u2581"  # of SentencePiece
+MAX_DIFFERING = (
+    0.01  # of lines: SentencePiece adds scores in float32, which decides between segmentations of equal score
+)
 
 
 def prepare(
@@ -57,7 +60,7 @@ def as_fast(tokenizer: Any) -> VanillaTransformerTokenizer:
     """Return a tokenizer with `tokenizer.json` files that is equal to a Marian one, which is written in Python.
 
     Raises:
-        ValueError: it is of another class, or its ids differ.
+        ValueError: it is of another class, or the ids of its vocabulary differ too often.
     """
     name, cure = type(tokenizer).__name__, "Use --to transformers or --to ctranslate2, which keep it."
     if not hasattr(tokenizer, "spm_source"):
@@ -80,8 +83,9 @@ def as_fast(tokenizer: Any) -> VanillaTransformerTokenizer:
     for argument, vocabulary in zip(("text", "text_target"), vocabularies(tokenizer), strict=True):
         text = "".join(token for token in vocabulary if token not in {*codes, *special.values()}).replace(SPACE, " ")
         lines = [text[start : start + 50] for start in range(0, len(text), 50)]
-        if tokenizer(**{argument: lines})["input_ids"] != fast(**{argument: lines})["input_ids"]:
-            raise ValueError(f"a {name} with this vocabulary cannot be converted exactly. {cure}")
+        pairs = zip(*(each(**{argument: lines})["input_ids"] for each in (tokenizer, fast)), strict=True)
+        if sum(one != other for one, other in pairs) > MAX_DIFFERING * len(lines):
+            raise ValueError(f"a {name} with this vocabulary cannot be converted: too many ids differ. {cure}")
     return fast
 
 
