@@ -1,7 +1,7 @@
 """Scores of translations and of the model's probabilities; one function for validation and for the test of a run."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -151,12 +151,7 @@ def likelihood(
 
 
 def translate_and_score(
-    model: PreTrainedModel,
-    tokenizer: Any,
-    text: ParallelText,
-    compute: Callable[..., dict[str, Any]] | None,
-    args: TrainingArguments,
-    **decoding: Any,
+    model: PreTrainedModel, tokenizer: Any, text: ParallelText, compute: Any, args: TrainingArguments, **decoding: Any
 ) -> tuple[dict[str, Any], list[str]]:
     """Translate and score sentence pairs, distributed over all processes.
 

@@ -49,6 +49,7 @@ def test_from_files_to_a_scored_checkpoint(train, tmp_path, shared):
         "train_runtime",
         "train_loss",
         "eval_loss",
+        "eval_source_gain",
     }
     assert wanted <= set(results)
     assert (results["train_pairs"], results["recipe"], results["updates"]) == (120, "small", 6)
@@ -291,8 +292,8 @@ def test_validation_data_with_several_references_get_the_scores_of_the_test(fini
     launched(recipe)
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert 50 < results["test_chrf"] < 90
-    for name in ("bleu", "chrf", "ter", "bleu_tokenized_lc", "loss"):
-        assert results[f"eval_{name}"] == pytest.approx(results[f"test_{name}"], rel=1e-5), name
+    for name in ("bleu", "chrf", "ter", "bleu_tokenized_lc", "loss", "source_gain"):
+        assert results[f"eval_{name}"] == pytest.approx(results[f"test_{name}"], rel=1e-5, abs=1e-6), name
 
 
 @pytest.mark.slow
