@@ -17,8 +17,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from hub.errors import explain
-from hub.private import places_of
-from hub.records import Record, count_parameters, is_repository, read_record, read_samples, shareable
+from hub.records import Record, count_parameters, is_repository, places_of, read_record, read_samples, shareable
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 
 TEMPLATE = Path(__file__).with_name("model_card.md")

@@ -1,17 +1,15 @@
-"""What must not be uploaded: paths of the owner's machine, and whatever opens a door: tokens, keys, passwords."""
+"""Search for what must not be uploaded: local paths, and credentials such as tokens, keys and passwords."""
 
-import contextlib
 import json
-import os
 import re
 import struct
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 from huggingface_hub import get_token
+from safetensors import SafetensorError, safe_open
 
 TOKENS = re.compile(
     "|".join(
@@ -33,51 +31,28 @@ SECRET_KEYS = re.compile(
     r"(?i)(?:^|[_-])(?:api_?key|secret(?:_key)?|access_key|private_key|password|passwd|"
     r"(?:hub|hf|auth|access|api|bearer)_token)$"
 )
-ROOTS = "|".join(
-    (
-        "home|root|tmp|Users|work|mnt|data|srv|scratch|var|opt|etc|usr|media|nfs|lustre|gpfs|export|private|Volumes",
-        "workspace|workspaces|content|kaggle|projects?|storage|shared?|cluster|dev|proc|run|app|mount|datasets?|disks?",
-        r"net|afs|fsx|efs|beegfs|localhome|local|global|user|homes|c|d|disk\d+|data\d+|nvme\d*|ssd\d*|vol\d*|hdd\d*",
-    )
-)
 PATHS = re.compile(  # in running text
-    r"(?<![\w/.:<~@-])/(?:" + ROOTS + r")/[\w.-][\w./-]*"
+    r"(?<![\w/.:<~@-])/[\w.-]+/[\w./-]*"
     r"|(?<![A-Za-z0-9_])[A-Za-z]:(?:\\+|/(?!/))[\w.\\/-]*"  # C:\Users, D:/
     r"|\bfile:/[\w./-]*"
     r"|(?<![\w/.~])~[\w.-]*/[\w./-]*"
     r"|(?<![\w/.])\.\.[/\\][\w./\\-]*"
     r"|(?<![\\\w])\\\\[\w.-]+\\[\w.\\$-]+"  # \\server\share
 )
-SENTENCES = {  # files of sentences and words, in which a slash is no path
-    *("README.md", "samples.tsv", "vocab.json"),
-    *("tokenizer.json", "source_tokenizer.json", "target_tokenizer.json"),
-}
-LONGEST_HEAD = 100_000_000  # bytes, as in safetensors
-LONGEST_TEXT = 1_000_000  # bytes of a picture's text that are looked at
-OF_THE_PICTURE = (b"IDAT", b"IHDR", b"PLTE", b"tRNS", b"pHYs", b"sBIT")
-WHOLE_PATH = re.compile(r"/{1,2}[^/\s][^/]*(?:/[^/]*)+")  # what is nothing else than a path from the root
+SENTENCES = ("README.md", "samples.tsv", "vocab.json", "tokenizer.json")  # ends of names; there a slash is no path
+BINARY = (".png", ".spm", ".model", ".onnx")  # searched as text
+IMAGE_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"pHYs", b"sBIT", b"IDAT", b"IEND")
 
 
-def places_of(checkpoint: Path) -> tuple[str, ...]:
-    """Paths of this very machine: the user's home, and where the checkpoint lies."""
-    found = {str(Path.home()), str(checkpoint.resolve()), str(checkpoint.resolve().parent)}
-    return tuple(sorted(place for place in found if len(place) > 5))
-
-
-def find_token(text: str) -> tuple[int, str] | None:
-    """Where in a text something stands that opens a door, and its first letters."""
-    if found := TOKENS.search(text):
-        return found.start(), f"{found[0][:6]}..."
+def find_token(text: str) -> str | None:
+    """Return the first letters of the first credential in a text."""
     own = get_token()
-    if own and len(own) >= 8 and own in text:
-        return text.index(own), f"{own[:3]}..."
-    return None
+    found = TOKENS.search(text)
+    return f"{found[0][:6]}..." if found else f"{own[:3]}..." if own and len(own) >= 8 and own in text else None
 
 
 def find_path(text: str, places: tuple[str, ...] = ()) -> str | None:
-    """The path of this machine that a text holds; `places` are such as nobody could know in general."""
-    if WHOLE_PATH.fullmatch(text):
-        return text
+    """Return the first local path in a text: of a common form, or one of the exact paths in `places`."""
     found = PATHS.search(text)
     return found[0] if found else find_place(text, places)
 
@@ -102,82 +77,93 @@ def strings_in(value: Any) -> Iterator[tuple[str, str]]:
                 waiting += [(key, inner) for inner in each]
 
 
-def find_private_in_binary(path: Path, places: tuple[str, ...] = ()) -> str | None:
-    """As `find_private` does, of what weights and pictures say in words: the head of a safetensors file, with names and
-    metadata, and the texts of a PNG file, its EXIF and XMP data among them."""
-    if path.suffix in (".spm", ".model"):  # SentencePiece's: pieces of words alone
-        return None
-    if path.suffix == ".safetensors":
-        texts = list(strings_in(safetensors_head(path)))
-    else:
-        texts = [("", text) for text in texts_of_png(path)]
-    for key, text in texts:
-        if (found := find_token(text)) or (text.strip() and SECRET_KEYS.search(key)):
-            return f"{path.name}{f', {key},' if key else ''} holds a token ({found[1] if found else f'{text[:3]}...'})"
-        if place := find_path(text, places):
-            return f"{path.name}{f', {key},' if key else ''} holds a path of this machine ({place})"
-    return None
+def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, list[int]]]:
+    """Return the metadata of a file, and the shapes of its tensors by name. Raises ValueError if it is broken."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}, {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{path.name} is no safetensors file, or broken: copy it anew. Nothing was uploaded."
+        ) from error
 
 
-def safetensors_head(path: Path) -> dict[str, Any]:
-    """What such a file begins with: tensors by name, and `__metadata__`. Raises ValueError where it does not."""
-    with path.open("rb") as file:
-        start = file.read(8)
-        size = struct.unpack("<Q", start)[0] if len(start) == 8 else LONGEST_HEAD + 1
-        try:
-            head = json.loads(file.read(size)) if size <= LONGEST_HEAD else None
-        except (ValueError, RecursionError):
-            head = None
-    if not isinstance(head, dict):
-        raise ValueError(f"{path.name} is no safetensors file, or broken: copy it anew. Nothing was uploaded.")
-    return head
-
-
-def texts_of_png(path: Path) -> Iterator[str]:
-    """All that such a file holds besides the picture, as text; what stands behind the picture, too.
+def without_metadata(name: str, content: bytes) -> bytes:
+    """Return a file without text chunks if it is a PNG image, without paths of the corpus if it is of SentencePiece.
 
     Raises:
-        ValueError: it is no PNG file.
+        ValueError: the file does not have the format of its suffix.
     """
-    with path.open("rb") as file:
-        if file.read(8) != b"\x89PNG\r\n\x1a\n":
-            raise ValueError(f"{path.name} is no PNG picture: remove it. Nothing was uploaded.")
-        while len(start := file.read(8)) == 8:
-            size, kind = struct.unpack(">I4s", start)
-            if kind in OF_THE_PICTURE:
-                file.seek(size + 4, os.SEEK_CUR)  # and its check sum
-                continue
-            content = file.read(min(size, LONGEST_TEXT))
-            file.seek(size - len(content) + 4, os.SEEK_CUR)
-            zeros = re.finditer(rb"\0", content[:1000]) if kind in (b"zTXt", b"iTXt") else ()
-            for at in (zero.end() for zero in zeros):  # what is packed begins behind one
-                with contextlib.suppress(zlib.error):
-                    content += b"\n" + zlib.decompressobj().decompress(content[at + (kind == b"zTXt") :], LONGEST_TEXT)
-            yield content.decode("utf-8", errors="replace")
-            if kind == b"IEND":
-                yield file.read(LONGEST_TEXT).decode("utf-8", errors="replace")
+    strip = {".png": png_image, ".spm": sentencepiece_model, ".model": sentencepiece_model}.get(Path(name).suffix)
+    return strip(name, content) if strip else content
 
 
-def find_private(name: str, content: bytes, places: tuple[str, ...] = ()) -> str | None:
-    """What a text file holds that must not be uploaded, in words; None where it may go up.
+def png_image(name: str, content: bytes) -> bytes:
+    """Return a PNG file with only the chunks of the image."""
+    if not content.startswith(b"\x89PNG\r\n\x1a\n"):
+        raise ValueError(f"{name} is not a PNG image: remove it. Nothing was uploaded.")
+    kept, kind, start = content[:8], b"", 8
+    while len(content) >= start + 8 and kind != b"IEND":
+        size, kind = struct.unpack_from(">I4s", content, start)
+        end = start + size + 12  # length, kind and checksum
+        kept, start = kept + content[start:end] if kind in IMAGE_CHUNKS else kept, end
+    return kept
 
-    In sentences and vocabularies a path is a word as any other: they are searched for tokens and for `places` alone.
+
+def sentencepiece_model(name: str, content: bytes) -> bytes:
+    """Return a SentencePiece model without the paths of its training data. It tokenizes as before."""
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    try:
+        model = ModelProto.FromString(content)
+    except DecodeError:
+        model = ModelProto()
+    if not model.pieces:
+        raise ValueError(f"{name} is not a SentencePiece model: remove it. Nothing was uploaded.")
+    for field in ("input", "model_prefix", "seed_sentencepieces_file"):
+        model.trainer_spec.ClearField(field)
+    model.normalizer_spec.ClearField("normalization_rule_tsv")
+    model.denormalizer_spec.ClearField("normalization_rule_tsv")
+    return model.SerializeToString()
+
+
+def find_private(name: str, content: bytes | Path, places: tuple[str, ...] = ()) -> str | None:
+    """Return what a file contains that must not be uploaded, as a message; None if it may be uploaded.
+
+    In sentences and vocabularies a path is a word as any other: only tokens and `places` are searched for there.
 
     Raises:
         ValueError: the file cannot be read.
     """
-    try:
-        text = content.decode("utf-8")
-        value = json.loads(text) if name.endswith(".json") else yaml.safe_load(text) if name.endswith(".yaml") else None
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{name} cannot be read: {error or type(error).__name__}. Nothing was uploaded.") from error
-    if found := find_token(text):
-        return f"{name}, line {text.count(chr(10), 0, found[0]) + 1} holds a token ({found[1]})"
-    texts = [("", text)] if value is None else list(strings_in(value))
-    find = find_place if name in SENTENCES else find_path
-    for key, each in texts:
-        if (found := find_token(each)) or (value is not None and each.strip() and SECRET_KEYS.search(key)):
-            return f"{name}{f', {key},' if key else ''} holds a token ({found[1] if found else f'{each[:3]}...'})"
-        if path := find(each, places):
-            return f"{name}{f', {key},' if key else ''} holds a path of this machine ({path})"
+    value, kind = None, Path(name).suffix
+    if kind == ".safetensors" and isinstance(content, Path):
+        text, value = "", read_safetensors(content)
+    else:
+        data = content.read_bytes() if isinstance(content, Path) else content
+        try:
+            text = data.decode("utf-8", errors="replace" if kind in BINARY else "strict")
+            value = json.loads(text) if kind == ".json" else yaml.safe_load(text) if kind == ".yaml" else None
+        except (ValueError, yaml.YAMLError, RecursionError) as error:
+            reason = error or type(error).__name__
+            raise ValueError(f"{name} cannot be read: {reason}. Nothing was uploaded.") from error
+    find = find_place if name.endswith(SENTENCES) or kind in BINARY else find_path
+    for key, each in [("", text), *strings_in(value)]:
+        where = f"{name}{f', {key},' if key else ''}"
+        if (token := find_token(each)) or (each.strip() and SECRET_KEYS.search(key)):
+            return f"{where} holds a token ({token or f'{each[:3]}...'})"
+        if (value is None or each is not text) and (path := find(each, places)):
+            return f"{where} holds a path of this machine ({path})"
     return None
+
+
+def validate_private(files: dict[str, Path | bytes], places: tuple[str, ...]) -> None:
+    """Raise ValueError if a file contains a local path or a credential.
+
+    Args:
+        files: path or content, by name.
+        places: exact local paths.
+    """
+    for name, content in files.items():
+        if found := find_private(name, content, places):
+            raise ValueError(f"{found}: remove it. Nothing was uploaded.")

@@ -21,23 +21,17 @@ from huggingface_hub import ModelCard
 
 from hub.errors import explain
 from hub.model_card import add_metadata_options, make_card, metadata
-from hub.private import find_private, find_private_in_binary, places_of
-from hub.records import read_record, read_samples, shareable
+from hub.private import validate_private, without_metadata
+from hub.records import places_of, read_record, read_samples, shareable
 from hub.repository import LIST, commit_files, full_name
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 
-LARGE = (
-    "*.safetensors",
-    "*.spm",
-    "*.model",
-    "training_curve.png",
-    "attention_*.png",
-)  # sent from where they lie, never copied
-TEXTS = (  # with these all that a reader needs; optimizer states, pickles and logs stay at home
+LARGE = "*.safetensors"  # sent from where they lie, never copied
+SMALL = (  # with these all that a reader needs; optimizer states, pickles and logs stay at home
     *("config.json", "generation_config.json", "*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
-    *("vocab.json", "merges.txt"),  # of tokenizers that came with an imported model, as *.spm and *.model above
+    *("vocab.json", "merges.txt", "*.spm", "*.model"),  # of tokenizers that came with an imported model
     *("special_tokens_map.json", "source_tokenizer.json", "target_tokenizer.json", "*_vanilla_transformer.py"),
-    *("all_results.json", "samples.tsv", "import_report.json"),
+    *("all_results.json", "samples.tsv", "import_report.json", "training_curve.png", "attention_*.png"),
 )
 CARD = "README.md"
 CHECK = """
@@ -84,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
     files = gather(arguments.checkpoint)
     card = choose_card(arguments, repo_id)
     files[CARD] = str(card).encode()
-    refuse_private(files, places_of(arguments.checkpoint))
+    validate_private(files, places_of(arguments.checkpoint))
     source = first_source(arguments.checkpoint)
     print(f"loads without our package, and translates {source!r}: {translate_elsewhere(files, source)!r}")
     for name, content in sorted(files.items()):
@@ -111,13 +105,11 @@ def gather(checkpoint: Path) -> dict[str, Path | bytes]:
     for name in ("config.json", "tokenizer_config.json", "modeling_vanilla_transformer.py"):
         if not (checkpoint / name).is_file():
             raise ValueError(f"{checkpoint} is no checkpoint that can be shared: it has no {name}.")
-    files: dict[str, Path | bytes] = {}
-    for wanted in LARGE:
-        files |= {path.name: path for path in checkpoint.glob(wanted) if path.is_file()}
-    for wanted in TEXTS:
-        files |= {path.name: path.read_bytes() for path in checkpoint.glob(wanted) if path.is_file()}
-    if not any(name.endswith(".safetensors") for name in files):
+    files: dict[str, Path | bytes] = {path.name: path for path in checkpoint.glob(LARGE) if path.is_file()}
+    if not files:
         raise ValueError(f"{checkpoint} is no checkpoint that can be shared: it has no weights (*.safetensors).")
+    for path in (path for wanted in SMALL for path in checkpoint.glob(wanted) if path.is_file()):
+        files[path.name] = without_metadata(path.name, path.read_bytes())
     recipe, results = read_record(checkpoint / "recipe.yaml"), read_record(checkpoint / "all_results.json")
     text, left_out = shareable(recipe, results, places_of(checkpoint))
     if text:
@@ -140,17 +132,6 @@ def choose_card(arguments: argparse.Namespace, repo_id: str) -> ModelCard:
         return ModelCard(own.read_text(encoding="utf-8"), ignore_metadata_errors=True)
     except UnicodeDecodeError as error:
         raise ValueError(f"{own} is not UTF-8: mend it.") from error
-
-
-def refuse_private(files: dict[str, Path | bytes], places: tuple[str, ...]) -> None:
-    """Raises ValueError where a file names a path of this machine or holds a token."""
-    for name, content in files.items():
-        if isinstance(content, bytes):
-            found = find_private(name, content, places)
-        else:
-            found = find_private_in_binary(content, places)
-        if found:
-            raise ValueError(f"{found}: remove it. Nothing was uploaded.")
 
 
 def first_source(checkpoint: Path) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from hub.private import SECRET_KEYS, find_path, find_token, safetensors_head, strings_in
+from hub.private import SECRET_KEYS, find_path, find_token, read_safetensors, strings_in
 from vanilla_transformer.shared.lines import read_lines
 
 PATH_KEYS = ("output_dir", "data_dir", "logging_dir", "tokenizer_path")  # keys of a recipe that name folders
@@ -110,6 +110,14 @@ def is_repository(name: str) -> bool:
     return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name, re.ASCII) is not None
 
 
+def places_of(checkpoint: Path) -> tuple[str, ...]:
+    """Return exact local paths: home, working folder, those of the checkpoint, and absolute ones of its recipe."""
+    recipe = read_record(checkpoint / "recipe.yaml").values
+    named = {text for _, text in strings_in(recipe) if Path(text).is_absolute()}
+    own = {str(path) for path in (Path.home(), Path.cwd(), checkpoint.resolve(), checkpoint.resolve().parent)}
+    return tuple(sorted(place for place in named | own if len(place) > 5))
+
+
 def shareable(recipe: Record, results: Record, places: tuple[str, ...]) -> tuple[str, list[str]]:
     """The recipe as YAML for others, and the keys that are left out: those that name folders of the owner's machine or
     hold a token, and the dataset where the run has read something else."""
@@ -135,12 +143,9 @@ def shareable(recipe: Record, results: Record, places: tuple[str, ...]) -> tuple
 
 def count_parameters(folder: Path) -> int | None:
     """The sizes of all tensors in the heads of the weights' files; None where there are none, or they are broken."""
-    total = 0
     files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
-    for path in files:
-        try:
-            head = safetensors_head(path)
-            total += sum(math.prod(head[name]["shape"]) for name in head if name != "__metadata__")
-        except (ValueError, TypeError, KeyError):
-            return None
-    return total if files else None
+    try:
+        shapes = [shape for path in files for shape in read_safetensors(path)[1].values()]
+    except ValueError:
+        return None
+    return sum(map(math.prod, shapes)) if files else None

@@ -15,6 +15,8 @@ from httpx2 import TransportError  # of huggingface_hub
 from huggingface_hub import HfApi, RepoCard
 
 from hub.errors import explain
+from hub.private import validate_private
+from hub.records import places_of
 from hub.repository import commit_files, full_name
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 
@@ -69,6 +71,7 @@ def push_static(page: Path, repo_id: str, private: bool = False, replace: bool =
     files: dict[str, Path | bytes] = {
         path.relative_to(page).as_posix(): path for path in sorted(page.rglob("*")) if path.is_file()
     }
+    validate_private(files, places_of(page))
     return commit_files(
         repo_id, files, "Page that translates in the browser", private=private, replace=replace, repo_type="space",
         space_sdk="static",

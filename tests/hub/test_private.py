@@ -1,6 +1,4 @@
 import json
-import struct
-import zlib
 from pathlib import Path
 
 import pytest
@@ -9,7 +7,8 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import save_file
 
-from hub.private import find_private, find_private_in_binary
+from hub.private import find_private, without_metadata
+from hub.records import places_of
 
 SECRETS = (
     *("hf_" + "a" * 34, "sk-proj-" + "a1" * 20, "ghp_" + "a" * 36, "github_pat_" + "a1" * 20, "AKIA" + "A1" * 8),
@@ -103,9 +102,87 @@ def picture(path: Path, how: str = "", text: str = "") -> Path:
 
 @pytest.mark.parametrize("text", ["/home/me/run 1/x", "see hf_" + "a" * 34, "in /very/own folder"])
 @pytest.mark.parametrize("how", ["tEXt", "zTXt", "iTXt", "packed iTXt", "EXIF", "unknown", "behind"])
-def test_what_a_picture_says_is_read(tmp_path, how, text):
-    found = find_private_in_binary(picture(tmp_path / "a.png", how, text), ("/very/own",))
-    assert found.startswith("a.png holds a " + ("token" if "hf_" in text else "path of this machine"))
+def test_a_picture_loses_all_that_is_not_its_image(tmp_path, how, text):
+    plain, path = picture(tmp_path / "b.png"), picture(tmp_path / "a.png", how, text)
+    assert path.read_bytes() != plain.read_bytes()
+    assert without_metadata("a.png", path.read_bytes()) == plain.read_bytes()
+
+
+def test_the_pictures_of_a_run_have_no_metadata(tmp_path):
+    from training.run.pictures import plot_training_curve
+
+    history = [{"loss": 2.0, "step": 1}, {"loss": 1.0, "step": 2}, {"eval_loss": 1.0, "step": 2}]
+    plot_training_curve(history, tmp_path / "training_curve.png")
+    content = (tmp_path / "training_curve.png").read_bytes()
+    assert without_metadata("training_curve.png", content) == content
+    assert not Image.open(tmp_path / "training_curve.png").text
+
+
+PLACES = ("/srv/somewhere/corpus",)
+LINES = ["the dog runs", "a cat sleeps in the house", "two birds sing"] * 20
+
+
+@pytest.fixture(params=["unigram", "bpe", "char"])
+def pieces(request, tmp_path):
+    """The bytes of a SentencePiece model, trained on a file of this machine."""
+    import sentencepiece
+
+    (tmp_path / "corpus.txt").write_text("\n".join(LINES))
+    (tmp_path / "rules.tsv").write_text("41\t61\n")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "corpus.txt"), model_prefix=str(tmp_path / "trained"), vocab_size=30,
+        hard_vocab_limit=False, model_type=request.param, normalization_rule_tsv=str(tmp_path / "rules.tsv"),
+        user_defined_symbols=["<x>"], minloglevel=2,
+    )  # fmt: skip
+    content = (tmp_path / "trained.model").read_bytes()
+    assert str(tmp_path).encode() in content
+    return content
+
+
+@pytest.mark.parametrize("name", ["source.spm", "spiece.model", "sentencepiece.bpe.model"])
+def test_sentencepiece_models_lose_the_paths_of_their_corpus_and_tokenize_as_before(tmp_path, pieces, name):
+    from sentencepiece import SentencePieceProcessor
+
+    stripped = without_metadata(name, pieces)
+    assert str(tmp_path).encode() not in stripped
+    assert find_private(name, stripped, (str(tmp_path),)) is None
+    assert "holds a path of this machine" in find_private(name, pieces, (str(tmp_path),))
+    assert without_metadata(name, stripped) == stripped
+    before, after = (SentencePieceProcessor(model_proto=each) for each in (pieces, stripped))
+    assert before.serialized_model_proto() != after.serialized_model_proto()
+    for text in (*LINES[:3], "A DOG <x> unknown", "zwei Vögel", ""):
+        assert before.encode(text) == after.encode(text)
+        assert before.encode(text, out_type=str) == after.encode(text, out_type=str)
+        assert before.decode(before.encode(text)) == after.decode(after.encode(text))
+
+
+def test_a_sentencepiece_model_whose_pieces_hold_a_local_path_is_found():
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    model = ModelProto()
+    model.pieces.add(piece=f"x{PLACES[0]}/x")
+    content = without_metadata("source.spm", model.SerializeToString())
+    assert find_private("source.spm", content, PLACES) == f"source.spm holds a path of this machine ({PLACES[0]})"
+    assert find_private("source.spm", content) is None  # of a word with slashes nobody knows
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"x", b"\x80\x02}q\x00.", b"PK\x03\x04", b"{}", b"\x00" * 40, bytes(range(256))]
+)
+@pytest.mark.parametrize("name", ["source.spm", "my.model", "attention_1.png"])
+def test_unknown_binary_files_are_rejected(name, content):
+    what = "is not a PNG image" if name.endswith("png") else "is not a SentencePiece model"
+    with pytest.raises(ValueError, match=f"{name} {what}: remove it. Nothing was uploaded"):
+        without_metadata(name, content)
+
+
+def test_the_paths_of_the_recipe_are_local_paths(tmp_path):
+    """A run on another machine: its corpus appears in a sentence file, where a slash alone is no path."""
+    (tmp_path / "recipe.yaml").write_text("data_dir: /lustre/me/corpora\ntrain: [data/x, /scratch7/y.en]\nname: a/b\n")
+    places = places_of(tmp_path)
+    assert {"/lustre/me/corpora", "/scratch7/y.en", str(tmp_path), str(Path.cwd())} <= set(places)
+    assert not {"data/x", "a/b"} & set(places)
+    assert "holds a path" in find_private("samples.tsv", b"a\tb\t/lustre/me/corpora/train.en\n", places)
 
 
 @pytest.mark.parametrize(
@@ -120,34 +197,16 @@ def test_what_a_picture_says_is_read(tmp_path, how, text):
 )
 def test_the_head_of_weights_is_read(tmp_path, tensor, metadata, message):
     save_file({tensor: torch.zeros(2)}, tmp_path / "w.safetensors", metadata)
-    assert find_private_in_binary(tmp_path / "w.safetensors").startswith(message)
+    assert find_private("w.safetensors", tmp_path / "w.safetensors").startswith(message)
 
 
-def test_weights_and_pictures_as_runs_leave_them_go_up(tmp_path, make_model):
-    from training.run.pictures import plot_training_curve
-
+def test_weights_as_runs_leave_them_go_up(tmp_path, make_model):
     make_model().save_pretrained(tmp_path)
-    history = [{"loss": 2.0, "step": 1}, {"loss": 1.0, "step": 2}, {"eval_loss": 1.0, "step": 2}]
-    plot_training_curve(history, tmp_path / "training_curve.png")
-    picture(tmp_path / "attention_1.png")
-    for path in (*tmp_path.glob("*.png"), *tmp_path.glob("*.safetensors")):
-        assert find_private_in_binary(path, (str(tmp_path),)) is None
+    assert find_private("model.safetensors", tmp_path / "model.safetensors", (str(tmp_path),)) is None
 
 
 def test_what_cannot_be_read_is_not_uploaded(tmp_path):
-    (tmp_path / "a.png").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"a\.png is no PNG picture"):
-        find_private_in_binary(tmp_path / "a.png")
     for content in (b"", b"x", b"\xff" * 9, b"\x02" + b"\0" * 7 + b"[]", b"\x05" + b"\0" * 7 + b"[[[[["):
         (tmp_path / "w.safetensors").write_bytes(content)
         with pytest.raises(ValueError, match=r"w\.safetensors is no safetensors file"):
-            find_private_in_binary(tmp_path / "w.safetensors")
-
-
-def test_a_text_that_unpacks_to_much_is_not_unpacked(tmp_path):
-    """A megabyte of it is looked at, of twenty."""
-    path = picture(tmp_path / "a.png")
-    text = b"Comment\0\0" + zlib.compress(bytes(2 * 10**7) + b" hf_" + b"a" * 34)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:33] + struct.pack(">I4s", len(text), b"zTXt") + text + bytes(4) + whole[33:])
-    assert find_private_in_binary(path) is None
+            find_private("w.safetensors", tmp_path / "w.safetensors")

@@ -362,7 +362,8 @@ def add_tensor(folder: Path) -> None:
         ),
         (lambda folder: add_tensor(folder), "does not load without our package: of no use is mine."),
         (lambda folder: save_file({}, folder / "model.safetensors", {"x": "/home/me/x"}), "holds a path of this"),
-        (lambda folder: (folder / "attention_1.png").write_bytes(PNG + b"/home/me/x"), "holds a path of this machine"),
+        (lambda folder: (folder / "attention_1.png").write_bytes(b"/home/me/x"), "attention_1.png is not a PNG image"),
+        (lambda folder: (folder / "source.spm").write_bytes(b"\x80pickle"), "source.spm is not a SentencePiece model"),
         (
             lambda folder: (folder / "all_results.json").write_text('{"where": "/home/me/x"}'),
             "holds a path of this machine",
@@ -380,6 +381,22 @@ def test_what_must_not_be_uploaded_is_not(programs, hub, checkpoint, change, mes
     process = programs.run("hub.push", folder, "user/never", status=2, before="" if "load" in message else FAST)
     assert message in process.stderr
     assert "user/never" not in hub.repositories
+
+
+def test_pictures_and_sentencepiece_models_go_up_without_local_paths(programs, hub, checkpoint, sentencepiece_models):
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    folder, model = checkpoint(), ModelProto.FromString(sentencepiece_models["en"])
+    model.trainer_spec.input.append(str(folder / "corpus.en"))
+    model.trainer_spec.model_prefix = "/lustre/me/source"
+    (folder / "source.spm").write_bytes(model.SerializeToString())
+    (folder / "attention_1.png").write_bytes(PNG + b"/home/me/x")
+    programs.run("hub.push", folder, "user/stripped", before=FAST)
+    files = hub.repositories["user/stripped"].files("main")
+    assert files["attention_1.png"] == PNG
+    assert b"/lustre" not in files["source.spm"]
+    assert str(folder).encode() not in files["source.spm"]
+    assert ModelProto.FromString(files["source.spm"]).pieces == model.pieces
 
 
 def test_a_folder_that_is_named_like_a_picture_stays_at_home(checkpoint):

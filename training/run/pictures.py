@@ -45,7 +45,7 @@ def plot_training_curve(
         bleu_axis.set_ylabel("BLEU")
         bleu_axis.set_ylim(0, 100)
     loss_axis.legend(handles=lines, loc="center right")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
     return figure
 
 
@@ -77,4 +77,4 @@ def plot_cross_attention(
     axis.set_xlabel("source")
     axis.set_ylabel("predicted token")
     figure.colorbar(image, label="attention weight")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
