@@ -6,6 +6,7 @@ import random
 import sys
 from pathlib import Path
 
+import ctranslate2
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -94,6 +95,41 @@ def test_merges_beyond_the_dictionary_get_rows(toolkits, save_tokenizers, tmp_pa
     report = json.loads((tmp_path / "ours" / "import_report.json").read_text())
     assert report["shapes"]["decoder_vocab_size"] == model.config.decoder_vocab_size
     assert any("rows of <unk> for" in fold for fold in report["folds"])
+
+
+@pytest.mark.parametrize("to", ["ctranslate2", "transformers", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_every_target_translates_with_tokens_beyond_the_dictionary(toolkits, tmp_path, onnx_translator, to):
+    """Greedily, with a model for which <unk> is likely: the ids of `generate()`."""
+    (tmp_path / "code").write_text("#version: 0.2\na b\nab c</w>\n")
+    (tmp_path / "dict.txt").write_text("".join(f"{token} 1\n" for token in ISSUE[4:]))
+    shape = {"layernorm_embedding": True, "share_all_embeddings": True, "sizes": (9, 9)}
+    theirs = toolkits.make("fairseq base", **shape)
+    theirs.decoder.embed_tokens.weight.data[3] *= 2
+    import_to(tmp_path / "ours", toolkits.save(theirs.content(), tmp_path / "model.pt"))
+    model, tokenizer = (auto.from_pretrained(tmp_path / "ours") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    export.run(str(tmp_path / "ours"), tmp_path / "out", to, None)
+    seen = set()
+    for text in ("abc", "ab c abc", "b", "abc abc b a"):
+        batch = tokenizer(text, return_tensors="pt")
+        options = {"num_beams": 1, "max_new_tokens": 8, "suppress_tokens": None, "min_new_tokens": None}
+        wanted = model.generate(**batch, **options)[0].tolist()
+        if to == "ctranslate2":
+            wanted = model.generate(**batch, num_beams=1, max_new_tokens=8)[0].tolist()  # padding is forbidden there
+            tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
+            (result,) = ctranslate2.Translator(str(tmp_path / "out")).translate_batch(
+                [tokens], beam_size=1, max_decoding_length=8
+            )
+            found, wanted = result.hypotheses[0], tokenizer.convert_ids_to_tokens([i for i in wanted[1:] if i != 2])
+        elif to == "transformers":
+            theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+            assert type(theirs).__name__ == "BartForConditionalGeneration"
+            found = theirs.generate(**batch, **options)[0].tolist()
+        else:
+            translate = onnx_translator(str(tmp_path / "out"))
+            found = translate.generate(batch["input_ids"].numpy(), batch["attention_mask"].numpy(), 8)[0].tolist()
+        assert found == wanted
+        seen |= set(wanted)
+    assert seen & {3, "<unk>"}
 
 
 @pytest.fixture
