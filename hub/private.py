@@ -84,16 +84,12 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, list[int]]]:
             return file.metadata() or {}, {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ValueError(
-            f"{path.name} is no safetensors file, or broken: copy it anew. Nothing was uploaded."
+            f"{path.name} is no safetensors file, or broken: copy it again. Nothing was uploaded."
         ) from error
 
 
 def without_metadata(name: str, content: bytes) -> bytes:
-    """Return a file without text chunks if it is a PNG image, without paths of the corpus if it is of SentencePiece.
-
-    Raises:
-        ValueError: the file does not have the format of its suffix.
-    """
+    """Return a PNG or SentencePiece file without metadata, another file as it is. Raises ValueError if it is broken."""
     strip = {".png": png_image, ".spm": sentencepiece_model, ".model": sentencepiece_model}.get(Path(name).suffix)
     return strip(name, content) if strip else content
 
@@ -145,8 +141,9 @@ def find_private(name: str, content: bytes | Path, places: tuple[str, ...] = ())
             text = data.decode("utf-8", errors="replace" if kind in BINARY else "strict")
             value = json.loads(text) if kind == ".json" else yaml.safe_load(text) if kind == ".yaml" else None
         except (ValueError, yaml.YAMLError, RecursionError) as error:
-            reason = error or type(error).__name__
-            raise ValueError(f"{name} cannot be read: {reason}. Nothing was uploaded.") from error
+            raise ValueError(
+                f"{name} cannot be read ({error or type(error).__name__}). Nothing was uploaded."
+            ) from error
     find = find_place if name.endswith(SENTENCES) or kind in BINARY else find_path
     for key, each in [("", text), *strings_in(value)]:
         where = f"{name}{f', {key},' if key else ''}"
@@ -158,12 +155,7 @@ def find_private(name: str, content: bytes | Path, places: tuple[str, ...] = ())
 
 
 def validate_private(files: dict[str, Path | bytes], places: tuple[str, ...]) -> None:
-    """Raise ValueError if a file contains a local path or a credential.
-
-    Args:
-        files: path or content, by name.
-        places: exact local paths.
-    """
+    """Raise ValueError if a file, of which the path or the content is given, contains a local path or a credential."""
     for name, content in files.items():
         if found := find_private(name, content, places):
             raise ValueError(f"{found}: remove it. Nothing was uploaded.")
