@@ -16,8 +16,8 @@ This page lists the keys of a recipe, each with its default and its meaning. In 
 `max_steps: 500`. On the command line it is an option, `--max_steps 500`, which takes precedence over the recipe. Where
 this page says `None`, write `null` in a recipe.
 
-Of the keys for training, this page lists only a selection. Every other field of
-`transformers.Seq2SeqTrainingArguments` is a key, too.
+The keys for training are fields of `transformers.Seq2SeqTrainingArguments` and a few more. A field that this page does
+not list is not supported, and the program rejects it.
 
 (`docs/recipe_keys.py` writes this page from the help texts of `training.train`. Do not edit the page by hand.)
 """
@@ -28,8 +28,8 @@ SECTIONS = {
     "DecodingArguments": ("Decoding and scoring", "How the test set is translated and scored at the end."),
 }
 TRAINING = {  # the many keys of training, by what one looks for; the rest stand under the last heading
-    "Training: where, how long, from what": ["output_dir", "max_steps", "num_train_epochs", "seed", "base_model"]
-    + ["lora_rank"],
+    "Training: where, how long, from what": ["output_dir", "max_steps", "num_train_epochs", "seed", "data_seed"]
+    + ["base_model", "lora_rank"],
     "Training: batches and machine": [
         "max_tokens",
         "gradient_accumulation_steps",
@@ -38,7 +38,8 @@ TRAINING = {  # the many keys of training, by what one looks for; the rest stand
         "attention",
         "step",
     ]
-    + ["fsdp", "torch_compile", "use_cpu", "dataloader_pin_memory", "ddp_find_unused_parameters"],
+    + ["fsdp", "fsdp_config", "torch_compile", "activation_checkpointing", "bf16", "use_cpu", "dataloader_pin_memory"]
+    + ["dataloader_num_workers", "ddp_timeout"],
     "Training: optimizer and schedule": ["learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"]
     + ["optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm"],
     "Training: regularization and averaging": ["label_smoothing_factor", "rdrop_alpha", "simcut_alpha", "ema_decay"]

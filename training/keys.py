@@ -129,6 +129,52 @@ def _model_fields() -> list[tuple[str, Any, Any]]:
 ModelArguments = dataclasses.make_dataclass("ModelArguments", _model_fields())
 
 
+SUPPORTED = {  # fields of Seq2SeqTrainingArguments that are keys, besides those below
+    *(
+        "output_dir",
+        "max_steps",
+        "num_train_epochs",
+        "seed",
+        "data_seed",
+        "use_cpu",
+        "bf16",
+        "activation_checkpointing",
+    ),
+    *("weight_decay", "adam_beta1", "max_grad_norm", "lr_scheduler_kwargs"),
+    *("eval_strategy", "eval_steps", "eval_delay", "greater_is_better", "save_strategy", "save_steps"),
+    *("logging_strategy", "logging_steps", "logging_first_step", "log_level", "report_to", "run_name", "disable_tqdm"),
+    *("push_to_hub", "hub_model_id", "hub_private_repo", "hub_revision", "hub_token"),
+    *("dataloader_num_workers", "ddp_timeout", "fsdp_config"),
+}
+FIXED = {  # fields below whose defaults are required
+    *("hub_strategy", "logging_nan_inf_filter", "restore_callback_states_from_checkpoint"),
+    "ddp_find_unused_parameters",
+}
+INSTEAD = {  # what to know about a field that is not supported
+    **dict.fromkeys(("per_device_train_batch_size", "auto_find_batch_size"), "give max_tokens"),
+    **dict.fromkeys(
+        ("group_by_length", "train_sampling_strategy", "length_column_name", "sortish_sampler"),
+        "batches are always grouped by length",
+    ),
+    "load_best_model_at_end": "give average_by: best; with average_checkpoints: 1 the result is the best checkpoint",
+    "save_only_model": "a run could not be resumed from such a checkpoint",
+    **dict.fromkeys(("fp16", "tf32"), "give precision: bf16"),
+    **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), "an evaluation computes in float32"),
+    **dict.fromkeys(("gradient_checkpointing", "gradient_checkpointing_kwargs"), "give activation_checkpointing"),
+    **dict.fromkeys(("torch_compile_backend", "torch_compile_mode"), "give step: compiled"),
+    "use_liger_kernel": "Liger has no kernels for this architecture",
+    "average_tokens_across_devices": "the loss is always a mean over all tokens",
+    "logging_nan_inf_filter": "a loss that is not finite ends the run",
+    "include_num_input_tokens_seen": "target_tokens is always logged",
+    "prediction_loss_only": "give predict_with_generate: false",
+    "generation_max_length": "give max_new_tokens",
+    "generation_config": "give num_beams, length_penalty and max_new_tokens",
+    "resume_from_checkpoint": "the same command resumes from the last checkpoint in output_dir",
+    "hub_strategy": "the model is uploaded at the end",
+    **dict.fromkeys(("deepspeed", "parallelism_config"), "give fsdp"),
+}
+
+
 @dataclass
 class TrainingArguments(Seq2SeqTrainingArguments):
     """Those of transformers, with the paper's optimizer (section 5.3) as default, and what it has no name for."""
@@ -221,3 +267,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     optim: str = option("adamw_torch_fused", "Optimizer, one of transformers; Adam with weight_decay 0 by default.")
     logging_nan_inf_filter: bool = option(False, "Hide losses that are not finite; off: the run ends with a message.")
     restore_callback_states_from_checkpoint: bool = option(True, "A resumed run goes on counting where it stopped.")
+
+
+SUPPORTED |= set(TrainingArguments.__annotations__) - FIXED
+UNSUPPORTED = {f.name for f in dataclasses.fields(TrainingArguments)} - SUPPORTED

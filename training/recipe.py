@@ -1,12 +1,13 @@
 """A recipe is one YAML file with every setting of a run: data, tokenizer, model, training, decoding.
 
-Keys are flat. Those of the model are the fields of `VanillaTransformerConfig`, those of training the fields of
+Keys are flat. Those of the model are the fields of `VanillaTransformerConfig`, those of training the supported ones of
 `Seq2SeqTrainingArguments` and a few more. Each can be overridden on the command line (`--max_steps 500`); an unknown
-one is refused.
+one is rejected.
 """
 
 import dataclasses
 import json
+import math
 import sys
 from argparse import SUPPRESS
 from dataclasses import dataclass
@@ -15,9 +16,17 @@ from typing import Any, get_args, get_type_hints
 
 import torch
 import yaml
-from transformers import HfArgumentParser, Seq2SeqTrainingArguments
+from transformers import HfArgumentParser
 
-from training.keys import DataArguments, DecodingArguments, ModelArguments, TokenizerArguments, TrainingArguments
+from training.keys import (
+    INSTEAD,
+    UNSUPPORTED,
+    DataArguments,
+    DecodingArguments,
+    ModelArguments,
+    TokenizerArguments,
+    TrainingArguments,
+)
 from training.run.rehearsal import WRONG, check_attention, check_metric, check_model, check_values, rehearse
 from vanilla_transformer.shared.command_line import LARGEST_EXPONENT, CommandLine, nearest
 
@@ -41,9 +50,10 @@ class Recipe:
             values = {name: value for name, value in values.items() if name in self.given or name in vars(self.data)}
         defaults = {f.name: f.default for f in dataclasses.fields(TrainingArguments)}  # made ones would reset devices
         own = set(TrainingArguments.__annotations__)
-        machine = {"logging_dir", "run_name", "hub_token", "local_rank", "use_cpu", "accelerator_config"}  # not what
         for name, value in self.training.to_dict().items():
-            if (name in own or value not in (defaults.get(name), [], None)) and name not in machine:
+            if name in UNSUPPORTED | {"run_name", "hub_token", "use_cpu"}:  # the latter belong to the machine
+                continue
+            if name in own or value not in (defaults.get(name), [], None):
                 values[name] = str(value) if isinstance(value, Path) else value
         return values | vars(self.decoding)
 
@@ -68,19 +78,21 @@ def make_parser() -> RecipeCommandLine:
         "training.train",
         "Trains a Transformer as a recipe says. Any key of the recipe can be given as --key value.",
         dataclass_types=(DataArguments, TokenizerArguments, ModelArguments, TrainingArguments, DecodingArguments),
-        epilog="Besides these, every other field of transformers.Seq2SeqTrainingArguments is a key.",
     )
     parser.add_argument("recipe", help="path of the recipe, such as training/recipes/demo.yaml")
-    shown = set(TrainingArguments.__annotations__) | {
-        *("output_dir", "max_steps", "num_train_epochs", "gradient_accumulation_steps", "max_grad_norm", "seed"),
-        *("weight_decay", "lr_scheduler_kwargs", "eval_strategy", "eval_steps", "save_strategy", "save_steps"),
-        *("logging_steps", "report_to", "metric_for_best_model", "use_cpu", "torch_compile", "adam_beta1"),
-    }
-    theirs = {f.name for f in dataclasses.fields(Seq2SeqTrainingArguments)}
     for action in parser._actions:
-        if action.dest in theirs - shown or action.dest.startswith("no_"):
-            action.help = SUPPRESS  # a hundred fields that hardly anybody needs would bury the rest
+        if action.dest in UNSUPPORTED or action.option_strings[:1] and action.option_strings[0].startswith("--no_"):
+            action.help = SUPPRESS
     return parser
+
+
+def validate_support(parser: RecipeCommandLine, arguments: list[str]) -> None:
+    """Raises ValueError if a field of the Trainer that is not supported has another value than its default."""
+    given, defaults = (vars(parser.parse_known_args(words)[0]) for words in (arguments, arguments[:1]))
+    for name in sorted(UNSUPPORTED):
+        value = given[name]
+        if value != defaults[name] and (value or defaults[name]):
+            raise ValueError(f"{name}={value} is not supported: {INSTEAD.get(name, 'leave it out')}.")
 
 
 def read_recipe(arguments: list[str] | None = None) -> Recipe:
@@ -105,6 +117,7 @@ def read_recipe(arguments: list[str] | None = None) -> Recipe:
         device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]  # else processes do not meet
         arguments = [arguments[0], *device, *_as_arguments(values), *arguments[1:]]  # the last of two wins
     try:
+        validate_support(parser, arguments)
         *parts, positional, unknown = parser.parse_args_into_dataclasses(
             arguments, return_remaining_strings=True, look_for_args_file=False
         )
@@ -164,6 +177,7 @@ def check(recipe: Recipe) -> None:
         raise ValueError(
             "average_by=best and early_stopping_patience need eval_strategy; the former save_strategy, too."
         )
+    check_saves(training)
     if training.average_checkpoints > 1 and training.save_strategy == "no":
         raise ValueError("average_checkpoints needs save_strategy: steps or epoch.")
     if by_metric and training.metric_for_best_model is None:
@@ -176,6 +190,10 @@ def check(recipe: Recipe) -> None:
             "wer",
             "ter",
         )
+    plateau = training.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+    if plateau and isinstance(training.lr_scheduler_kwargs, dict | None):
+        mode = "max" if training.greater_is_better else "min"
+        training.lr_scheduler_kwargs = {"mode": mode} | (training.lr_scheduler_kwargs or {})
     check_metric(training, decoding.metric)
     check_attention(training)
     check_start(recipe)
@@ -186,6 +204,24 @@ def check(recipe: Recipe) -> None:
     if training.bf16 and training.precision == "auto":
         training.precision = "bf16"
     rehearse(training)
+
+
+def check_saves(training: TrainingArguments) -> None:
+    """Raises ValueError for strategies that are not supported, or that save checkpoints without an evaluation."""
+    if training.save_strategy == "best":
+        raise ValueError("save_strategy=best is not supported: give steps or epoch, and average_by: best.")
+    if training.average_by != "best":
+        return
+    if training.eval_strategy != training.save_strategy:
+        raise ValueError("average_by=best needs the same eval_strategy and save_strategy: both steps, or both epoch.")
+    steps = [training.eval_steps or training.logging_steps, training.save_steps]
+    if training.max_steps > 0:
+        steps = [math.ceil(training.max_steps * each) if each < 1 else each for each in steps]
+    if training.save_strategy == "steps" and not (max(steps) / min(steps)).is_integer():
+        raise ValueError(
+            f"average_by=best compares evaluated checkpoints, but eval_steps={training.eval_steps} and "
+            f"save_steps={training.save_steps} differ: let one be a multiple of the other."
+        )
 
 
 def check_start(recipe: Recipe) -> None:
@@ -206,8 +242,6 @@ def check_start(recipe: Recipe) -> None:
         raise ValueError(
             "lora_rank goes with neither ema_decay nor average_checkpoints and average_by: leave these out."
         )
-    if training.push_to_hub and training.hub_strategy != "end":
-        raise ValueError(f"hub_strategy={training.hub_strategy}: this program uploads at the end; leave it out.")
 
 
 def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:
@@ -241,7 +275,8 @@ def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:
         name, place = str(key.value), f"{path}, line {key.start_mark.line + 1}"
         if name not in known:
             close = nearest(name, known)
-            raise ValueError(f"{path}: unknown key {name[:100]!r}" + (f"; did you mean {close!r}?" if close else "."))
+            hint = INSTEAD.get(name) or (f"did you mean {close!r}?" if close else "")
+            raise ValueError(f"{path}: unknown key {name[:100]!r}" + (f"; {hint}" if hint else "."))
         if name in values:
             raise ValueError(f"{place}: {name} stands there a second time; which one counts?")
         values[name] = _value(node, name, place, kinds[name].nargs == "+" or name == "report_to")

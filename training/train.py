@@ -23,7 +23,8 @@ from training.metrics import make_metric
 from training.outputs import whole, writing
 from training.recipe import Recipe, read_recipe
 from training.run.build import make_model, make_tokenizer, make_train_set, settle_precision
-from training.run.folder import claim, data_lines, refuse_other_data, refuse_other_run, write_recipe
+from training.run.checkpoints import LIST, all_checkpoints, keep_only
+from training.run.folder import claim, refuse_other_run, validate_state, write_recipe, write_state
 from training.run.hardware import keep_memory
 from training.run.pictures import plot_training_curve
 from training.run.processes import die_with_parent, launch, leave_together, let_one_speak, the_first_fails_first
@@ -58,9 +59,11 @@ def run(recipe: Recipe) -> None:
     corpus = read_corpus(recipe.data)
     print(", ".join(f"{name}: {len(text)} pairs" for name, text in corpus.items()))
     if checkpoint:
-        refuse_other_data(corpus, folder)
+        validate_state(corpus, args.world_size, folder, checkpoint)
+    elif args.process_index == 0:
+        write_state(corpus, args.world_size, folder)
     with args.main_process_first(local=False):  # the others read what the first has written
-        tokenizer = make_tokenizer(recipe, corpus, folder)
+        tokenizer = make_tokenizer(recipe, corpus, folder, checkpoint)
         refuse_endless(corpus, tokenizer, recipe.data)
         train_set = make_train_set(recipe, corpus, tokenizer)
 
@@ -69,7 +72,7 @@ def run(recipe: Recipe) -> None:
     collator = DataCollatorForSeq2Seq(tokenizer, model=model)
     settle_precision(recipe, model, train_set, collator, folder if checkpoint else None)
     if args.process_index == 0 and not checkpoint:
-        write_recipe(recipe, folder, data_lines(corpus))
+        write_recipe(recipe, folder)
     metric = make_metric(recipe.decoding.metric, recipe.data.target_lang)
     trainer = TokenBatchTrainer(
         model=model,
@@ -83,8 +86,9 @@ def run(recipe: Recipe) -> None:
     )
     outcome = trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     if trainer.stop.received is not None:
-        done = f"stopped at update {trainer.state.global_step} of {trainer.state.max_steps}, and saved"
-        print(f"{done}; the same command goes on from there.")
+        saved = [path.name for path in all_checkpoints(folder) if (path / LIST).exists()]
+        done = f"stopped at update {trainer.state.global_step} of {trainer.state.max_steps}"
+        print(f"{done}; the same command goes on from {saved[-1] if saved else 'the start: nothing was saved'}.")
         sys.exit(128 + trainer.stop.received)
     seconds = trainer.seconds
     with writing(folder):
@@ -101,6 +105,7 @@ def run(recipe: Recipe) -> None:
         plot_training_curve(trainer.state.log_history, folder / "training_curve.png", *weights)
         with whole(folder / "all_results.json") as path:  # which says that the run is finished
             path.write_text(json.dumps(results, indent=2, ensure_ascii=False), encoding="utf-8")
+        keep_only(folder, trainer.kept_checkpoints())  # without that of a stop
         show(folder)
         if args.push_to_hub:
             push(recipe, folder)

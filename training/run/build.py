@@ -26,14 +26,17 @@ from vanilla_transformer.shared.loading import load_tokenizer as read_tokenizer
 TRIED = 12  # batches, where precision and attention are chosen by measurement
 
 
-def make_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText], folder: Path) -> Any:
-    """The run's tokenizer: from the output folder where it has one already, else trained or loaded, and saved there."""
-    if (folder / "tokenizer_config.json").exists():
-        return read_tokenizer(folder)
+def make_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText], folder: Path, checkpoint: Path | None) -> Any:
+    """Return the tokenizer of the checkpoint; in a new run the first process trains or loads it, and saves it."""
+    if checkpoint is None and recipe.training.process_index == 0:
+        save_tokenizer(new_tokenizer(recipe, corpus), folder)
+    return read_tokenizer(checkpoint or folder)
+
+
+def new_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText]) -> Any:
+    """Return that of the `base_model`, or train one on the training pairs."""
     if recipe.training.base_model is not None:
-        tokenizer = load_tokenizer(recipe.training.base_model, "base_model")
-        save_tokenizer(tokenizer, folder)
-        return tokenizer
+        return load_tokenizer(recipe.training.base_model, "base_model")
     if "train" in corpus:
         sources, targets = corpus["train"].sources, corpus["train"].targets
     else:
@@ -41,9 +44,7 @@ def make_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText], folder: Path
         sources, targets = [row["source"] for row in rows], [row["target"] for row in rows]
     if not sources:
         raise ValueError("the training set has no pairs.")
-    tokenizer = train_tokenizer(sources, targets, recipe.tokenizer)
-    save_tokenizer(tokenizer, folder)
-    return tokenizer
+    return train_tokenizer(sources, targets, recipe.tokenizer)
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:

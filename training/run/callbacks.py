@@ -41,13 +41,26 @@ class UpdateAverage(TrainerCallback):
 
 
 class StopOnSignal(TrainerCallback):
-    """Ctrl-C or SIGTERM: the update that is under way is finished and saved, and training ends. A second one kills.
+    """Ctrl-C or SIGTERM: the update in progress is finished and saved, and training ends. A second signal kills.
+
+    What is due at this update is done first: an evaluation, and at the end of an epoch all that the strategies ask for
+    there. A resumed run then continues as an uninterrupted one. For the same reason a checkpoint that is due at the
+    last update of an epoch is written at the end of the epoch, after its evaluation.
 
     With several processes the signal ends them at once, and what was done since the last checkpoint is lost: they would
     have to ask each other at every update.
+
+    Attributes:
+        received: The signal, or None.
+        temporary: No strategy asks for the checkpoint that is written next: it only serves to resume the run.
     """
 
     received: int | None = None
+    temporary = False
+    _stops = False  # the checkpoint that is written next is the last
+    _is_over = False  # training ends without a signal
+    _is_due = False  # a checkpoint at the end of this epoch
+    _at_epoch_end = False
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if args.world_size == 1 and threading.current_thread() is threading.main_thread():
@@ -62,12 +75,35 @@ class StopOnSignal(TrainerCallback):
         for number, handler in self.__dict__.pop("_before", {}).items():
             signal.signal(number, handler)
 
+    def _stop(self, control: TrainerControl) -> None:
+        if self.received is not None and not self._stops:
+            self._stops, self.temporary, control.should_save = True, not control.should_save, True
+
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._at_epoch_end = False
+
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.received is not None:
-            control.should_save, control.should_evaluate = True, False
+        if control.should_training_stop or float(state.epoch or 0).is_integer():  # the end of the epoch follows
+            self._is_due, control.should_save = control.should_save, False
+        else:
+            self._stop(control)
+
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._stops and not self._is_over:  # within an epoch, which is not at its end
+            control.should_log = control.should_evaluate = control.should_save = False
+            return
+        control.should_save |= self._is_due
+        self._is_due, self._at_epoch_end = False, True
+        self.temporary &= not control.should_save
+        self._stop(control)
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._at_epoch_end:
+            self._stop(control)
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.received is not None:  # not before: in a checkpoint it would say that the run is over
+        if self._stops:  # not before: in a checkpoint it would say that the run is over
+            self._is_over = control.should_training_stop
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

@@ -19,6 +19,7 @@ from transformers.trainer_utils import sort_checkpoints
 from vanilla_transformer.shared.loading import load_model
 
 LIST = "files.json"
+TEMPORARY = "temporary"  # marks a checkpoint of a stop, which only serves to resume the run
 AVERAGED = "ema"  # subfolder: the moving average of the weights, a model as save_pretrained writes it
 
 
@@ -76,12 +77,13 @@ def last_whole(run: Path) -> Path | None:
 
 
 def choose(run: Path, count: int, by: str, metric: str | None = None, greater_is_better: bool = True) -> list[Path]:
-    """The last `count` checkpoints, or those with the best `metric`; whole ones, as far as there are so many.
+    """The last `count` checkpoints, or those with the best `metric`; whole ones, as far as there are so many. Those
+    of a stop are left out.
 
     Raises:
         ValueError: by is "best", and no checkpoint was evaluated.
     """
-    whole = [folder for folder in all_checkpoints(run) if (folder / LIST).exists()]
+    whole = [f for f in all_checkpoints(run) if (f / LIST).exists() and not (f / TEMPORARY).exists()]
     if by == "last":
         return whole[-count:]
     scores = {folder: score(folder, metric) for folder in whole}

@@ -1,10 +1,14 @@
-"""The folder of a run: whose it is, what it goes on from, and its `recipe.yaml`."""
+"""The folder of a run: whose it is, what it goes on from, its `recipe.yaml` and its `run.json`."""
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from training.data.pairs import ParallelText
+from training.keys import UNSUPPORTED
 from training.loading import read_settings
 from training.outputs import whole
 from training.recipe import Recipe
@@ -12,6 +16,7 @@ from training.run.checkpoints import last_whole
 
 FREE = {"output_dir", "data_dir", "processes", "report_to", "logging_steps", "attention_lines", "disable_tqdm"}
 # keys that may differ between the command that began a run and the one that goes on with it
+STATE = "run.json"  # hashes of the data and the number of processes, as the first command found them
 
 
 def claim(recipe: Recipe, folder: Path) -> Path | None:
@@ -41,7 +46,7 @@ def refuse_other_run(recipe: Recipe, folder: Path) -> None:
     default of a key with a recipe of a version that did not have it."""
     before, now = read_settings(folder), yaml.safe_load(recipe.to_yaml())
     older = recipe.defaults() | before
-    for name in sorted((before.keys() | now.keys()) - FREE):
+    for name in sorted((before.keys() | now.keys()) - FREE - UNSUPPORTED):
         if older.get(name) != now.get(name) and now.get(name) != "auto" and name != "bf16":
             raise ValueError(
                 f"{folder} holds another run: its {name} is {older.get(name)}, here it is {now.get(name)}. Give "
@@ -49,23 +54,45 @@ def refuse_other_run(recipe: Recipe, folder: Path) -> None:
             )
 
 
-def data_lines(corpus: dict[str, ParallelText]) -> str:
-    """What the data were, as comments of YAML."""
-    return "".join(f"# {name}: {len(text)} pairs, sha256 {text.digest()}\n" for name, text in corpus.items())
+def write_state(corpus: dict[str, ParallelText], processes: int, folder: Path) -> None:
+    """Record the data and the number of processes of a run that begins."""
+    state = {"data": {name: text.digest() for name, text in corpus.items()}, "processes": processes}
+    with whole(folder / STATE) as path:
+        path.write_text(json.dumps(state, indent=1), encoding="utf-8")
 
 
-def refuse_other_data(corpus: dict[str, ParallelText], folder: Path) -> None:
-    """Raises ValueError where the texts are not those that the run began with."""
-    before = (folder / "recipe.yaml").read_text(encoding="utf-8")
-    for line in data_lines(corpus).splitlines():
-        if line not in before:
+def read_state(folder: Path, checkpoint: Path) -> dict[str, Any]:
+    """Return what `write_state` recorded. Earlier versions recorded the data in comments of `recipe.yaml`."""
+    try:
+        return dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        comments = (folder / "recipe.yaml").read_text(encoding="utf-8")
+        data = dict(re.findall(r"^# (\w+): \d+ pairs, sha256 (\w+)$", comments, re.MULTILINE))
+        return {"data": data, "processes": len(list(checkpoint.glob("rng_state*.pth")))}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{folder / STATE} is damaged ({error}): copy it again, or give another --output_dir."
+        ) from error
+
+
+def validate_state(corpus: dict[str, ParallelText], processes: int, folder: Path, checkpoint: Path) -> None:
+    """Raises ValueError if the run began with other data or another number of processes."""
+    before = read_state(folder, checkpoint)
+    for name, text in corpus.items():
+        if before["data"].get(name) != text.digest():
             raise ValueError(
-                f"{folder} holds a run on other data: {line.removeprefix('# ')} is not in its recipe.yaml. Give "
-                f"another --output_dir, or the data that it began with."
+                f"{folder} holds a run on other data: the {name} data have the sha256 {text.digest()}, those of the "
+                f"run {before['data'].get(name)}. Give another --output_dir, or the data that the run began with."
             )
+    if before["processes"] != processes:
+        raise ValueError(
+            f"{folder} holds a run of {before['processes']} processes, but this command has {processes}. To resume "
+            f"the run, start {before['processes']} (--processes, or your launcher's option); to begin a new one, give "
+            f"another --output_dir."
+        )
 
 
-def write_recipe(recipe: Recipe, folder: Path, head: str = "") -> None:
-    """`recipe.yaml`: every setting, below what the data were."""
+def write_recipe(recipe: Recipe, folder: Path) -> None:
+    """`recipe.yaml`: every setting."""
     with whole(folder / "recipe.yaml") as path:
-        path.write_text(head + recipe.to_yaml(), encoding="utf-8")
+        path.write_text(recipe.to_yaml(), encoding="utf-8")

@@ -105,28 +105,20 @@ def check_metric(args: TrainingArguments, metric: str) -> None:
 def rehearse(args: TrainingArguments) -> None:
     """Raises ValueError where optimizer, schedule or reports cannot be made: a package is missing, or an argument does
     not fit."""
-    if args.use_liger_kernel:
-        raise ValueError("use_liger_kernel: Liger has no kernels for this architecture; leave it out.")
-    if not args.average_tokens_across_devices:
-        raise ValueError("average_tokens_across_devices=False is not supported: the loss is a mean over all tokens.")
     weight = nn.Linear(1, 1)
-    optimizer = None
-    if args.optim_target_modules is None:  # else it is for certain modules of the model
-        try:
-            make, options = Trainer.get_optimizer_cls_and_kwargs(args, weight)  # type: ignore[arg-type]
-            optimizer = make(weight.parameters(), **options, weight_decay=args.weight_decay)
-        except WRONG as error:
-            raise ValueError(
-                f"optim={OptimizerNames(args.optim).value} cannot be made with these settings: {error}"
-            ) from error
-    if optimizer is not None:
-        try:
-            get_scheduler(args.lr_scheduler_type, optimizer, 0, 10**6, args.lr_scheduler_kwargs)
-        except WRONG as error:
-            kind, given = SchedulerType(args.lr_scheduler_type).value, args.lr_scheduler_kwargs
-            raise ValueError(
-                f"lr_scheduler_type={kind} cannot be made with lr_scheduler_kwargs={given}: {error}"
-            ) from (error)
+    try:
+        make, options = Trainer.get_optimizer_cls_and_kwargs(args, weight)  # type: ignore[arg-type]
+        optimizer = make(weight.parameters(), **options, weight_decay=args.weight_decay)
+    except WRONG as error:
+        name = OptimizerNames(args.optim).value
+        raise ValueError(f"optim={name} cannot be made with these settings: {error}") from error
+    try:
+        get_scheduler(args.lr_scheduler_type, optimizer, 0, 10**6, args.lr_scheduler_kwargs)
+    except WRONG as error:
+        kind, given = SchedulerType(args.lr_scheduler_type).value, args.lr_scheduler_kwargs
+        raise ValueError(
+            f"lr_scheduler_type={kind} cannot be made with lr_scheduler_kwargs={given}: {error}"
+        ) from error
     try:
         for report in get_reporting_integration_callbacks(args.report_to):
             report()

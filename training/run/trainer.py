@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, ProgressCallback, Seq2SeqTrainer, TrainerControl
+from transformers import EarlyStoppingCallback, PreTrainedModel, ProgressCallback, Seq2SeqTrainer, TrainerControl
 from transformers.trainer import FSDP_MODEL_NAME
 from transformers.trainer_utils import speed_metrics
 from transformers.utils import SAFE_WEIGHTS_NAME
@@ -32,7 +32,7 @@ from training.data.streaming import TokenBatchStream
 from training.loading import OF_BEAMS
 from training.metrics import translate_and_score
 from training.run.callbacks import SourceGainWarning, StopOnSignal, TellEpoch, TokenProgress, UpdateAverage
-from training.run.checkpoints import AVERAGED, average, choose, keep_only, seal
+from training.run.checkpoints import AVERAGED, TEMPORARY, average, choose, keep_only, seal
 from training.run.compiled import COMPILER_ERRORS, choose_step, compile_loss, sign_of_life
 from training.run.losses import smooths_labels, training_loss
 
@@ -83,7 +83,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.compiled_loss = None if step == "plain" else compile_loss(recorded=step == "recorded")
         self._has_compiled = False
         self._target_tokens, self._tokens_not_counted = 0, list[Any]()
-        self._was_over = False  # the checkpoint that is resumed was the last of its run
+        self._was_over = False  # early stopping ended the run at the checkpoint that is resumed
+        self._loss_before: tuple[float, float, int] | None = None  # of the checkpoint: total, not logged, since update
         self.seconds_before = 0.0  # of training, in the runs that this one resumes
         self._start = self._last_log = time.perf_counter()
         self._tokens_at_last_log = 0
@@ -109,10 +110,16 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
     def _load_callback_state(self) -> None:
         super()._load_callback_state()
-        self._was_over = self.control.should_training_stop
+        early = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
+        self._was_over = any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in early)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers, which would train on where the checkpoint is the last of its run."""
+        """As in transformers, which would train on where the checkpoint is the last of its run, and would log the
+        mean loss of the updates since then."""
+        if self._loss_before is not None:
+            self._total_loss_scalar, loss, self._globalstep_last_logged = self._loss_before
+            self._tr_loss += loss
+            self._loss_before, self._initial_global_step = None, 0
         if self._was_over or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
         else:
@@ -261,6 +268,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                 "tokens_per_second": round(tokens / (now - self._last_log), 1),
             }
             self._last_log, self._tokens_at_last_log = now, self.target_tokens
+        if "train_runtime" in logs:
+            logs["train_steps_per_second"] = round(self.state.global_step / self.seconds, 3)
         super().log(logs, *args, **kwargs)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -276,9 +285,14 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                 steps = self.state.global_step * self.args.gradient_accumulation_steps
                 path = folder / STREAM.format(self.args.process_index)
                 path.write_text(json.dumps(self.train_dataset.state_at(steps)), encoding="utf-8")
-            self.accelerator.wait_for_everyone()
+            loss = float(self.accelerator.gather(self._tr_loss).mean())
             if self.args.should_save:
+                if self.stop.temporary:
+                    (folder / TEMPORARY).touch()
+                else:
+                    (folder / TEMPORARY).unlink(missing_ok=True)
                 progress = {
+                    "loss": [self._total_loss_scalar, loss, self._globalstep_last_logged],
                     "target_tokens": self.target_tokens,
                     "seconds": self.seconds,
                     "updates": self.state.global_step,
@@ -297,7 +311,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         finally:
             self.args.save_total_limit = limit
         if self.args.should_save:
-            keep_only(run, self._kept(run))
+            keep_only(run, [folder, *self.kept_checkpoints()])
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """As in transformers; what FSDP gathers holds a tied weight several times."""
@@ -306,9 +320,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             state_dict = {name: tensor for name, tensor in state_dict.items() if name not in tied}
         super()._save(output_dir, state_dict)
 
-    def _kept(self, run: Path) -> list[Path]:
+    def kept_checkpoints(self) -> list[Path]:
         """The newest checkpoints, and those that the final model is to be averaged from."""
-        args = self.args
+        args, run = self.args, Path(self.args.output_dir)
         kept = choose(run, args.save_total_limit or sys.maxsize, "last")
         if args.average_by == "last":
             return kept + choose(run, args.average_checkpoints, "last")
@@ -329,6 +343,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
         self._target_tokens = self._tokens_at_last_log = progress["target_tokens"]
         self.seconds_before = progress["seconds"]
+        self._loss_before = progress.get("loss")
         if self.average_model is not None:
             self.average_model.load_state_dict(type(self.model).from_pretrained(folder / AVERAGED).state_dict())
         if isinstance(self.train_dataset, TokenBatchStream):

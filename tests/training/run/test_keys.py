@@ -1,0 +1,225 @@
+"""Every field of the Trainer is a key, whose effect a test shows, or it is rejected."""
+
+import dataclasses
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import transformers
+from accelerate.utils import DynamoBackend
+from transformers import Seq2SeqTrainingArguments
+
+from training.keys import INSTEAD, SUPPORTED, UNSUPPORTED, TrainingArguments
+from training.recipe import make_parser, read_recipe, validate_support
+from training.run.results import push
+
+FIELDS = {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 1}
+EFFECTS = {  # key: its value, and the settings of both runs that are compared
+    "output_dir": ("OUT", {"save_strategy": "steps"}),
+    "max_steps": (2, {}),
+    "num_train_epochs": (1, {"max_steps": -1}),
+    "seed": (1, {"dropout": 0.1}),
+    "data_seed": (1, {"max_tokens": 16}),
+    "learning_rate": (0.02, {}),
+    "lr_scheduler_type": ("linear", {"warmup_steps": 1}),
+    "lr_scheduler_kwargs": ({"timescale": 2}, {"warmup_steps": 1}),
+    "warmup_steps": (1, {}),
+    "optim": ("sgd", {}),
+    "weight_decay": (0.5, {"warmup_steps": 1}),
+    "adam_beta1": (0.5, {"warmup_steps": 1}),
+    "adam_beta2": (0.5, {"warmup_steps": 1}),
+    "adam_epsilon": (0.1, {"warmup_steps": 1}),
+    "max_grad_norm": (0.01, {"warmup_steps": 1, "optim": "sgd"}),
+    "gradient_accumulation_steps": (2, {"max_tokens": 16, "warmup_steps": 1}),
+    "label_smoothing_factor": (0.0, {"warmup_steps": 1}),
+    "eval_strategy": ("epoch", {}),
+    "eval_steps": (2, {"eval_strategy": "steps", "logging_steps": 1}),
+    "eval_delay": (2, EVALUATED),
+    "per_device_eval_batch_size": (2, EVALUATED),
+    "predict_with_generate": (True, EVALUATED),
+    "save_strategy": ("epoch", {}),
+    "save_steps": (2, {"save_strategy": "steps"}),
+    "save_total_limit": (1, {"save_strategy": "steps", "save_steps": 1}),
+    "logging_strategy": ("epoch", {"logging_steps": 1}),
+    "logging_steps": (1, {}),
+    "logging_first_step": (True, {}),
+    "log_level": ("error", {}),
+    "report_to": ("tensorboard", {}),
+    "disable_tqdm": (False, {}),
+    "dataloader_num_workers": (1, {}),
+    "activation_checkpointing": (True, {}),
+}
+
+
+@pytest.fixture
+def observe(make_trainer, tmp_path, monkeypatch):
+    """What a training of three updates shows, without its settings."""
+
+    def run(**keys) -> dict:
+        trainer = make_trainer(**keys)
+        batches = []
+        evaluate = "training.run.trainer.translate_and_score"
+
+        def score(model, tokenizer, text, compute, args, **decoding):
+            batches.append((args.eval_batch_size, args.predict_with_generate, decoding))
+            return {"loss": 1.0}, []
+
+        monkeypatch.setattr(evaluate, score)
+        trainer.train()
+        loader = trainer.get_train_dataloader()
+        steps = [(entry["step"], sorted(entry)) for entry in trainer.state.log_history[:-1]]
+        return {
+            "weights": [float(each.detach().double().abs().sum()) for each in trainer.model.parameters()],
+            "updates": trainer.state.global_step,
+            "steps": steps,
+            "checkpoints": sorted(str(path) for path in tmp_path.rglob("checkpoint-*")),
+            "evaluations": batches,
+            "loader": (loader.num_workers, loader.pin_memory),
+            "callbacks": sorted(type(each).__name__ for each in trainer.callback_handler.callbacks),
+            "log_level": transformers.logging.get_verbosity(),
+            "recomputed": trainer.model.is_activation_checkpointing,
+        }
+
+    before = transformers.logging.get_verbosity()
+    yield run
+    transformers.logging.set_verbosity(before)
+
+
+@pytest.mark.parametrize("key", sorted(EFFECTS))
+def test_a_key_has_an_effect(observe, tmp_path, key):
+    value, settings = EFFECTS[key]
+    expected = observe(**settings)
+    before = set(tmp_path.rglob("checkpoint-*"))
+    found = observe(**settings, **{key: str(tmp_path / value) if value == "OUT" else value})
+    assert found != expected
+    assert key != "output_dir" or {path.parent.name for path in set(tmp_path.rglob("checkpoint-*")) - before} == {"OUT"}
+
+
+# --- Keys whose effect is on a recipe, on the machine, or on the Hub ---
+
+
+@pytest.fixture
+def read(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"output_dir: {tmp_path / 'out'}\ncorpus: demo\nlearning_rate: 0.01\nuse_cpu: true\n")
+    return lambda *arguments: read_recipe([str(path), *arguments])
+
+
+def test_bf16_is_a_precision(read):
+    assert read().training.precision == "auto"
+    assert read("--bf16", "true").training.precision == "bf16"
+
+
+@pytest.mark.parametrize("keys", [{"metric_for_best_model": "ter"}, {"greater_is_better": False}])
+def test_a_schedule_that_follows_the_scores_knows_which_are_better(read, keys):
+    """BLEU grows."""
+    plateau = ("--eval_strategy=steps", "--metric_for_best_model=bleu", "--lr_scheduler_type=reduce_lr_on_plateau")
+    training = read(*plateau).training
+    assert (training.metric_for_best_model, training.lr_scheduler_kwargs) == ("bleu", {"mode": "max"})
+    training = read(*plateau, *(f"--{key}={value}" for key, value in keys.items())).training
+    assert training.lr_scheduler_kwargs == {"mode": "min"}
+    training = read(*plateau, '--lr_scheduler_kwargs={"mode": "min", "patience": 3}').training
+    assert training.lr_scheduler_kwargs == {"mode": "min", "patience": 3}
+
+
+def test_beams_of_evaluations(observe):
+    keys = EVALUATED | {"predict_with_generate": True}
+    assert [found[2]["num_beams"] for found in observe(**keys, generation_num_beams=3)["evaluations"]] == [3, 3, 3]
+
+
+def test_keys_of_the_machine(tmp_path, make_trainer):
+    arguments = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"}
+    assert make_trainer().accelerator.state.dynamo_plugin.backend == DynamoBackend.NO
+    trainer = make_trainer(torch_compile=True)
+    assert trainer.accelerator.state.dynamo_plugin.backend == DynamoBackend.INDUCTOR
+    trainer = make_trainer()
+    for pins in (False, True):  # transformers turns it off without a GPU
+        trainer.args.dataloader_pin_memory = pins
+        assert trainer.get_train_dataloader().pin_memory == pins
+    args = TrainingArguments(
+        **arguments, ddp_timeout=9, run_name="mine", fsdp=True, fsdp_config={"reshard_after_forward": False}
+    )
+    assert (args.ddp_timeout_delta.total_seconds(), args.run_name, args.device.type) == (9, "mine", "cpu")
+    assert args.fsdp_plugin_args["reshard_after_forward"] is False
+    with pytest.raises(ValueError, match="fsdp"):
+        make_trainer(fsdp=True)
+
+
+def test_keys_of_the_hub(read, monkeypatch):
+    calls = []
+
+    def call(command, env, **options):
+        calls.append([*command[2:], env.get("HF_TOKEN")])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", call)
+    keys = {"push_to_hub": True, "hub_model_id": "me/mine", "hub_private_repo": True, "hub_revision": "v1"}
+    recipe = read(*(f"--{key}={value}" for key, value in keys.items()), "--hub_token=secret")
+    assert recipe.training.push_to_hub
+    push(recipe, Path("out"))
+    assert calls == [["hub.push", "out", "me/mine", "--private", "--revision", "v1", "secret"]]
+
+
+ELSEWHERE = {  # keys of the tests above
+    *("bf16", "greater_is_better", "metric_for_best_model", "generation_num_beams", "use_cpu", "torch_compile"),
+    "dataloader_pin_memory",
+    *("ddp_timeout", "run_name", "fsdp", "fsdp_config"),
+    *("push_to_hub", "hub_model_id", "hub_private_repo", "hub_revision", "hub_token"),
+}
+
+
+def test_every_field_is_supported_and_tested_or_rejected(tmp_path):
+    assert set(EFFECTS) | ELSEWHERE == FIELDS - UNSUPPORTED
+    assert FIELDS & SUPPORTED == FIELDS - UNSUPPORTED
+    assert set(INSTEAD) - FIELDS == {"group_by_length"}
+    parser = make_parser()
+    actions = {action.dest: action for action in parser._actions}
+    defaults = vars(parser.parse_known_args(["mine.yaml"])[0])
+    for name in sorted(UNSUPPORTED):
+        action, default = actions[name], defaults[name]
+        values = [*(action.choices or []), "true", "false", "7", "text", "underflow_overflow", '{"a": 1}']
+        for value in values:
+            try:
+                parsed = vars(parser.parse_known_args(["mine.yaml", f"--{name}={value}"])[0])[name]
+            except SystemExit:
+                continue
+            arguments = ["mine.yaml", f"--{name}={value}"]
+            if parsed == default or not (parsed or default):  # harmless
+                validate_support(parser, arguments)
+            else:
+                message = f"{name}=.* is not supported: {INSTEAD.get(name, 'leave it out')}"
+                with pytest.raises(ValueError, match=message):
+                    validate_support(parser, arguments)
+                break
+        else:
+            raise AssertionError(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--load_best_model_at_end", "true"], "give average_by: best"),
+        (["--save_only_model", "true"], "could not be resumed"),
+        (["--per_device_train_batch_size", "16"], "give max_tokens"),
+        (["--save_strategy", "best", "--eval_strategy", "steps"], "give steps or epoch, and average_by: best"),
+        (["--lr_scheduler_type", "reduce_lr_on_plateau"], "requires an eval strategy"),
+        (["--average_by=best", "--eval_strategy=steps", "--eval_steps=3", "--save_steps=2"], "a multiple of the other"),
+        (["--average_by=best", "--eval_strategy=epoch", "--save_steps=2"], "needs the same eval_strategy"),
+        (["--average_by=best", "--eval_strategy=steps", "--eval_steps=0.3", "--save_steps=0.2"], "a multiple"),
+    ],
+)
+def test_what_the_trainer_would_accept_without_an_effect_is_rejected(read, capsys, arguments, message):
+    with pytest.raises(SystemExit) as exit_:
+        read(*arguments)
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_harmless_values_are_accepted(read, tmp_path):
+    """Those of earlier versions' recipe.yaml among them; it is the same run."""
+    read("--load_best_model_at_end", "false", "--per_device_train_batch_size", "8", "--hub_strategy", "end")
+    best = ("--average_by=best", "--eval_strategy=steps")
+    for evaluations, saves in ((4, 2), (2, 4), (0.1, 0.2), (3, 3)):
+        read(*best, f"--eval_steps={evaluations}", f"--save_steps={saves}")

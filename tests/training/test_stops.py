@@ -1,0 +1,255 @@
+"""Runs that are stopped and resumed: their files, scores and weights are those of a run that was not stopped."""
+
+import gc
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from training.recipe import read_recipe
+from training.run.checkpoints import choose
+from training.run.trainer import TokenBatchTrainer
+from training.train import run
+
+UPDATES = 40
+RECIPE = """
+tokenizer_size: 120
+d_model: 8
+encoder_layers: 1
+decoder_layers: 1
+encoder_attention_heads: 2
+decoder_attention_heads: 2
+encoder_ffn_dim: 8
+decoder_ffn_dim: 8
+max_tokens: 96
+max_steps: 40
+learning_rate: 0.05
+warmup_steps: 3
+logging_steps: 3
+per_device_eval_batch_size: 8
+precision: fp32
+attention: sdpa
+use_cpu: true
+num_beams: 1
+max_new_tokens: 6
+disable_tqdm: true
+report_to: none
+"""
+STEPS = {"eval_strategy": "steps", "eval_steps": 5, "save_strategy": "steps", "save_steps": 10}
+EPOCHS = {"eval_strategy": "epoch", "save_strategy": "epoch"}
+BEST = {"average_by": "best", "average_checkpoints": 2}
+STRATEGIES = {
+    "steps, the mean of the last": {**STEPS, "average_checkpoints": 3, "save_total_limit": 1},
+    "steps, the mean of the best": {**STEPS, **BEST, "save_steps": 5, "metric_for_best_model": "loss"},
+    "epochs, the mean of the last": {**EPOCHS, "average_checkpoints": 2, "save_total_limit": 3},
+    "epochs, the mean of the best": {**EPOCHS, **BEST},
+    "saved at steps, evaluated at epochs": {**STEPS, "eval_strategy": "epoch", "save_steps": 3, "ema_decay": 0.9},
+    "saved at epochs, evaluated at steps": {**EPOCHS, "eval_strategy": "steps", "eval_steps": 4},
+    "never saved, evaluated at steps": {"save_strategy": "no", "eval_strategy": "steps", "eval_steps": 7},
+    "never saved, evaluated at epochs": {
+        "save_strategy": "no",
+        "eval_strategy": "epoch",
+        "gradient_accumulation_steps": 2,
+    },
+    "plateau": {**STEPS, "lr_scheduler_type": "reduce_lr_on_plateau", "eval_steps": 2, "save_steps": 4},
+    "early stopping": {**STEPS, "early_stopping_patience": 2, "eval_steps": 3, "save_strategy": "epoch"},
+}
+
+
+TIMED = {"files.json", "progress.json", "trainer_state.json", "recipe.yaml"}  # files that hold times or paths
+
+
+class Kill(BaseException):
+    """Ends a run without a chance to save."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    from training.demo.corpus import generate
+
+    folder = tmp_path_factory.mktemp("data")
+    for split, pairs in generate(train=60, validation=4, test=1).items():
+        for side, language in enumerate(("en", "de")):
+            path = folder / f"{'val' if split == 'validation' else split}.{language}"
+            path.write_text("".join(pair[side] + "\n" for pair in pairs))
+    return folder
+
+
+@pytest.fixture
+def _fast(monkeypatch):
+    """Accelerate collects garbage at each start, and checkpoints wait for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def train(_fast, data, tmp_path, monkeypatch):
+    """(settings, name, action, update) -> its status and its folder; the action is taken within the update."""
+    step = TokenBatchTrainer.training_step
+
+    def start(settings: dict, name: str, action=None, update: int = 0) -> tuple[int, Path]:
+        def training_step(self, *args, **kwargs):
+            if action and self.state.global_step + 1 == update:
+                action()
+            return step(self, *args, **kwargs)
+
+        monkeypatch.setattr(TokenBatchTrainer, "training_step", training_step)
+        path = tmp_path / "tiny.yaml"
+        path.write_text(RECIPE)
+        keys = {"data_dir": data, **settings, "output_dir": tmp_path / name}
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            run(read_recipe([str(path), *(f"--{key}={value}" for key, value in keys.items())]))
+            return 0, tmp_path / name
+        except SystemExit as end:
+            return end.code, tmp_path / name
+        except Kill:
+            return -9, tmp_path / name
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    return start
+
+
+def terminate() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def kill() -> None:
+    raise Kill
+
+
+CASES = [(name, terminate) for name in STRATEGIES]
+CASES += [(name, kill) for name in STRATEGIES if name.startswith(("steps, the mean of the last", "saved at", "early"))]
+
+
+def result(folder: Path) -> dict:
+    """All that a run leaves behind, without what depends on time."""
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    results = json.loads(files.pop("all_results.json"))
+    for name in [name for name in files if Path(name).suffix in (".pt", ".pth") or Path(name).name in TIMED]:
+        files[name] = b""
+    timed = ("runtime", "per_second", "seconds")
+    files["scores"] = {key: value for key, value in results.items() if not key.endswith(timed)}
+    return files
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "action"), CASES)
+def test_a_run_that_is_stopped_in_each_update_ends_as_one_that_is_not(train, capsys, strategy, action):
+    """One run, which a signal or a kill stops in each of its updates, and which is resumed each time."""
+    settings = STRATEGIES[strategy]
+    status, folder = train(settings, "expected")
+    assert status == 0
+    expected = result(folder)
+    for update in range(1, UPDATES + 1):
+        capsys.readouterr()
+        status, folder = train(settings, "stopped", action, update)
+        if status == 0:  # early stopping
+            break
+        assert status == (-9 if action is kill else 128 + signal.SIGTERM)
+        if action is terminate:
+            done = f"stopped at update {update} of {UPDATES}; the same command goes on from checkpoint-{update}."
+            assert done in capsys.readouterr().out
+    assert update == UPDATES or "early" in strategy
+    assert train(settings, "stopped")[0] == 0
+    found = result(folder)
+    assert found["scores"] == expected["scores"]
+    assert found.keys() == expected.keys()
+    assert [name for name in found if found[name] != expected[name]] == []
+
+
+@pytest.mark.parametrize("strategy", ["never saved, evaluated at steps", "never saved, evaluated at epochs"])
+@pytest.mark.slow
+def test_a_signal_during_the_last_evaluation_saves(train, capsys, monkeypatch, strategy):
+    settings = STRATEGIES[strategy]
+    expected = result(train(settings, "expected")[1])
+    evaluate = TokenBatchTrainer.evaluate
+
+    def interrupted(self, *args, **kwargs):
+        if self.state.global_step == UPDATES:
+            terminate()
+        return evaluate(self, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TokenBatchTrainer, "evaluate", interrupted)
+        status, folder = train(settings, "stopped")
+    assert status == 128 + signal.SIGTERM
+    done = f"stopped at update {UPDATES} of {UPDATES}; the same command goes on from checkpoint-{UPDATES}."
+    assert done in capsys.readouterr().out
+    assert choose(folder, 9, "last") == []  # it only serves to resume the run
+    assert train(settings, "stopped")[0] == 0
+    assert result(folder) == expected
+
+
+@pytest.mark.parametrize(
+    ("strategy", "place"), [("no", "the start: nothing was saved"), ("steps", f"checkpoint-{UPDATES}")]
+)
+def test_a_signal_after_the_last_save_does_not_claim_one(train, capsys, monkeypatch, strategy, place):
+    log = TokenBatchTrainer.log
+
+    def interrupted(self, logs, *args, **kwargs):
+        if "train_runtime" in logs:
+            terminate()
+        log(self, logs, *args, **kwargs)
+
+    monkeypatch.setattr(TokenBatchTrainer, "log", interrupted)
+    status, folder = train({"save_strategy": strategy, "save_steps": 40}, "stopped")
+    assert status == 128 + signal.SIGTERM
+    assert f"stopped at update 40 of 40; the same command goes on from {place}." in capsys.readouterr().out
+    assert len(list(folder.glob("checkpoint-*"))) == (strategy == "steps")
+    assert not (folder / "all_results.json").exists()
+
+
+def test_another_number_of_processes_cannot_resume_a_run(train):
+    _, folder = train({}, "stopped", terminate, 3)
+    (checkpoint,) = folder.glob("checkpoint-*")
+    message = "holds a run of 2 processes, but this command has 1. To resume the run, start 2 "
+    shutil.copy(checkpoint / "rng_state.pth", checkpoint / "rng_state_1.pth")
+    state = folder / "run.json"
+    found = json.loads(state.read_text()) if state.exists() else {}
+    state.unlink(missing_ok=True)  # as of earlier versions
+    with (folder / "recipe.yaml").open("a") as file:
+        file.write("".join(f"# {name}: 1 pairs, sha256 {each}\n" for name, each in found.get("data", {}).items()))
+    with pytest.raises(ValueError, match=message):
+        train({}, "stopped")
+    state.write_text(json.dumps(found | {"processes": 2}))
+    with pytest.raises(ValueError, match=message):
+        train({}, "stopped")
+    state.write_text("{")
+    with pytest.raises(ValueError, match="run.json is damaged"):
+        train({}, "stopped")
+
+
+def test_a_run_of_an_earlier_version_is_resumed(train):
+    """It has no run.json, and keys that are not supported, at values without an effect."""
+    _, folder = train({}, "stopped", terminate, 39)
+    found = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").unlink()
+    recipe = (folder / "recipe.yaml").read_text()
+    lines = [f"# {name}: 60 pairs, sha256 {each}\n" for name, each in found["data"].items()]
+    kept = "hub_strategy: end\nlogging_nan_inf_filter: false\nper_device_train_batch_size: 16\nlocal_rank: 0\n"
+    (folder / "recipe.yaml").write_text("".join(lines).replace(found["data"]["train"], "0" * 64) + recipe + kept)
+    with pytest.raises(ValueError, match="holds a run on other data: the train data have the sha256"):
+        train({}, "stopped")
+    (folder / "recipe.yaml").write_text("".join(lines) + recipe + kept)
+    assert train({}, "stopped")[0] == 0
+
+
+def test_a_start_without_a_checkpoint_leaves_no_tokenizer_for_other_data(train, data, tmp_path):
+    mine = tmp_path / "mine"
+    shutil.copytree(data, mine)
+    for path in mine.glob("train.*"):
+        path.write_text("".join(line[::-1] for line in path.read_text().splitlines(keepends=True)).strip() + "\n")
+    settings = {"data_dir": mine, "max_steps": 2}
+    assert train(settings, "stopped", kill, 1)[0] == -9
+    shutil.copytree(data, mine, dirs_exist_ok=True)
+    for name in ("stopped", "expected"):
+        assert train(settings, name)[0] == 0
+    assert result(tmp_path / "stopped") == result(tmp_path / "expected")
