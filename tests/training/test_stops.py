@@ -93,9 +93,11 @@ def train(_fast, data, tmp_path, monkeypatch):
     step = TokenBatchTrainer.training_step
 
     def start(settings: dict, name: str, action=None, update: int = 0) -> tuple[int, Path]:
+        actions = [action] if action else []
+
         def training_step(self, *args, **kwargs):
-            if action and self.state.global_step + 1 == update:
-                action()
+            if actions and self.state.global_step + 1 == update:
+                actions.pop()()
             return step(self, *args, **kwargs)
 
         monkeypatch.setattr(TokenBatchTrainer, "training_step", training_step)
