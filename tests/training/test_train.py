@@ -41,6 +41,7 @@ def test_from_files_to_a_scored_checkpoint(train, tmp_path, shared):
     assert not list(folder.rglob("training_args.bin"))
     results = json.loads((folder / "all_results.json").read_text())
     assert results["test_bleu_signature"] in process.stdout
+    assert process.stdout.count("the model ignores its source") == 1  # of the evaluations at updates 3 and 6
     wanted = {
         "test_bleu",
         "test_chrf",
