@@ -192,29 +192,28 @@ def log_probabilities(model: PreTrainedModel, batch: dict[str, torch.Tensor], la
     return logits.log_softmax(-1).gather(-1, labels[..., None])[..., 0]
 
 
-def token_scores(model: PreTrainedModel, batch: dict[str, torch.Tensor], sequences: torch.Tensor) -> torch.Tensor:
+def token_scores(
+    model: PreTrainedModel, batch: dict[str, torch.Tensor], sequences: torch.Tensor, is_token: torch.Tensor
+) -> torch.Tensor:
     """log p of each token of generated sequences, by the model alone: without what processors made of it.
 
     Args:
         batch: a padded batch of sources, (B, S) each.
         sequences: (B, n, 1 + T), the start token first, as `generate()` returns them.
+        is_token: (B, n, T), which of them belong to the translation.
 
     Returns:
-        (B, n, T) in nats; nan behind the first end token.
+        (B, n, T) in nats; nan where `is_token` is False.
     """
     (size, n, _), device = sequences.shape, model.device
-    ends = model.generation_config.eos_token_id
-    ends = torch.tensor([ends] if isinstance(ends, int) else ends or [], device=device)
     given, labels = sequences.to(device)[..., :-1], sequences.to(device)[..., 1:]
-    is_end = torch.isin(labels, ends)
-    is_token = is_end.cumsum(-1) - is_end.long() == 0
     rows = max(1, LARGEST_LOGITS // (labels.shape[-1] * model.get_output_embeddings().weight.shape[0]))
     found = []
     for indices in torch.arange(size * n, device=device).split(rows):
         inputs = {name: values.to(device)[indices // n] for name, values in batch.items()}
         inputs["decoder_input_ids"] = given.flatten(0, 1)[indices]
         found.append(log_probabilities(model, inputs, labels.flatten(0, 1)[indices]))
-    return torch.cat(found).view_as(labels).masked_fill(~is_token, torch.nan)
+    return torch.cat(found).view_as(labels).masked_fill(~is_token.to(device), torch.nan)
 
 
 def overlaps(tokens: Sequence[Span], words: Sequence[Span]) -> torch.Tensor:

@@ -112,6 +112,8 @@ def beam_search(
         own = mask.sum(-1) if mask is not None else torch.full((len(inputs_tensor),), inputs_tensor.shape[1])
         limits = rows.shape[1] + own.to(rows.device).repeat_interleave(len(rows) // len(own)) + extra_tokens
         lengths = [length for length in lengths if length != generation_config.max_length]
+        if model.config.position_embedding_type == "learned":
+            lengths.append(model.config.max_position_embeddings)
         limits = limits.clamp(max=min(lengths, default=int(limits.max())))
     if glossary is not None and len(glossary.tokens) != len(input_ids) // copies:
         raise ValueError(
@@ -257,12 +259,17 @@ def absent(config: GenerationConfig) -> list[str]:
     return [name for name, is_wanted in wanted.items() if is_wanted]
 
 
-def can_search(model: Any, arguments: dict[str, Any]) -> bool:
-    """Whether `beam_search` has all that these arguments of `generate()` ask for, and not in another's stead."""
+def resolve_generation_config(model: Any, arguments: dict[str, Any]) -> GenerationConfig:
+    """Return the settings that `generate(**arguments)` uses: arguments over `generation_config` over the model's."""
     config = copy.deepcopy(arguments.get("generation_config") or model.generation_config)
     config.update(**model.generation_config.to_dict(), defaults_only=True)
     config.update(**arguments)
-    return not absent(config) and arguments.get("assistant_model") is None
+    return config
+
+
+def can_search(model: Any, arguments: dict[str, Any]) -> bool:
+    """Whether `beam_search` has all that these arguments of `generate()` ask for, and not in another's stead."""
+    return not absent(resolve_generation_config(model, arguments)) and arguments.get("assistant_model") is None
 
 
 MODES = (
@@ -356,4 +363,4 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
 GENERATE_SIGNATURE = inspect.signature(GenerationMixin.generate)
 
-__all__ = ["VanillaTransformerGenerationMixin", "beam_search", "can_search", "handed_on"]
+__all__ = ["VanillaTransformerGenerationMixin", "beam_search", "can_search", "handed_on", "resolve_generation_config"]

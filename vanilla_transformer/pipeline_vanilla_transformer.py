@@ -1,18 +1,19 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
 """`TranslationPipeline`: text in, text out. transformers 5 removed its own."""
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
-from transformers import Pipeline, PreTrainedModel
+from transformers import GenerationConfig, Pipeline, PreTrainedModel
 from transformers.utils import logging
 
 from .alignment_vanilla_transformer import align, token_scores
 from .constraints_vanilla_transformer import Terminology
-from .generation_vanilla_transformer import beam_search, can_search
+from .generation_vanilla_transformer import beam_search, can_search, resolve_generation_config
 
 logger = logging.get_logger(__name__)
 
@@ -51,8 +52,9 @@ class TranslationPipeline(Pipeline):
         any other: passed to `model.generate()`, over the model's `generation_config`. Where nothing sets a length, a
             translation may be 50 tokens longer than its source (section 6.1).
 
-    An empty string has an empty translation. A sentence that the model cannot take (learned positions have a last one)
-    is not cut: its dictionary has an empty translation and an `"error"` that says why, and a warning is logged.
+    An empty string has an empty translation with the score 0. A sentence that the model cannot take (learned positions
+    have a last one) is not cut: its dictionary has an empty translation with the score -inf and an `"error"` that gives
+    the reason, and a warning is logged. A translation does not depend on the batch that its sentence is in.
     """
 
     _load_tokenizer = True
@@ -97,32 +99,49 @@ class TranslationPipeline(Pipeline):
         return_alignments: bool = False,
     ) -> Iterator[dict[str, Any] | list[dict[str, Any]]]:
         sentences = iter(sentences)
+        config = resolve_generation_config(self.model, generate_kwargs)
+        own: dict[str, Any] = {"return_scores": return_scores, "return_token_scores": return_token_scores}
+        has_limit = config.max_new_tokens is not None or config.max_length is not None
+        # Otherwise a batch has one limit, and therefore sources of one length
+        is_mixed = has_limit or self._has_row_limits(generate_kwargs, config)
+
+        def in_shape(candidates: list[dict[str, Any]]) -> Any:
+            return candidates[0] if (config.num_return_sequences or 1) == 1 else candidates
+
         while window := list(islice(sentences, (batch_size or SENTENCES) * BATCHES_A_WINDOW)):
             results: list[Any] = [None] * len(window)
             encoded = {}
             for i, sentence in enumerate(window):
                 if not isinstance(sentence, str):
                     raise ValueError(f"{sentence!r} is not a string: pass sentences, such as a dataset's text column.")
-                if not sentence.strip():
-                    results[i] = self._in_shape([{"translation_text": ""}], generate_kwargs)
-                    continue
                 model_inputs, error = {}, no_text(sentence)
-                if error is None:
+                if error is None and sentence.strip():
                     model_inputs = self.preprocess(sentence.rstrip("\r\n"))  # lines of a file
                     error = self._not_fitting(len(model_inputs["input_ids"]))
                 if error is not None:
                     logger.warning(f"Not translated: {error} {sentence[:80]!r}...")
-                    results[i] = self._in_shape([{"translation_text": "", "error": error}], generate_kwargs)
+                elif model_inputs:
+                    encoded[i] = model_inputs
                     continue
-                encoded[i] = model_inputs
+                empty: dict[str, Any] = {"translation_text": ""} | ({} if error is None else {"error": error})
+                score = 0.0 if error is None else float("-inf")
+                empty |= {"score": score} if return_scores else {}
+                if return_token_scores:
+                    empty |= {"tokens": [], "token_scores": [], "log_probability": score}
+                empty |= {"alignments": []} if return_alignments else {}
+                empty |= {} if terminology is None else {"terms": []}
+                results[i] = in_shape([copy.deepcopy(empty) for _ in range(config.num_return_sequences or 1)])
             has_terms = {i: terminology is not None and bool(terminology.find(window[i])) for i in encoded}
             # the largest batch first; the price of terms is paid where there are some
             order = sorted(encoded, key=lambda i: (has_terms[i], len(encoded[i]["input_ids"])), reverse=True)
             while order:
-                size = batch_size or self._fitting(len(encoded[order[0]]["input_ids"]), generate_kwargs)
-                indices, order = order[:size], order[size:]
+                length = len(encoded[order[0]]["input_ids"])
+                size = batch_size or self._fitting(length, generate_kwargs)
+                indices = order[:size]
+                if not is_mixed:
+                    indices = [i for i in indices if len(encoded[i]["input_ids"]) == length]
+                order = order[len(indices) :]
                 batch = self.tokenizer.pad([encoded[i] for i in indices], return_tensors="pt")
-                own: dict[str, Any] = {"return_scores": return_scores, "return_token_scores": return_token_scores}
                 if terminology is not None:
                     own["glossary"] = terminology.glossary([window[i] for i in indices])
                 found = self.postprocess(self.forward(batch, **own, **generate_kwargs))
@@ -132,7 +151,7 @@ class TranslationPipeline(Pipeline):
                     if terminology is not None:
                         for candidate in candidates:
                             candidate["terms"] = terminology.met(window[i], candidate["translation_text"])
-                    results[i] = self._in_shape(candidates, generate_kwargs)
+                    results[i] = in_shape(candidates)
             yield from results
 
     @property
@@ -153,8 +172,10 @@ class TranslationPipeline(Pipeline):
         **generate_kwargs: Any,
     ) -> dict:
         """A padded batch (B, S) -> token ids (B, n, T) and, on request, scores (B, n), of each token (B, n, T - 1)."""
-        config = generate_kwargs.get("generation_config", self.model.generation_config)
-        if self._limit(generate_kwargs) is None:
+        config = resolve_generation_config(self.model, generate_kwargs)
+        if config.max_new_tokens is None and config.max_length is None:
+            if self._has_row_limits(generate_kwargs, config):
+                generate_kwargs.setdefault("extra_tokens", EXTRA_TOKENS)
             generate_kwargs["max_new_tokens"] = self._longest_output(model_inputs["input_ids"].shape[1])
         if generate_kwargs.get("glossary") is None:
             generate_kwargs.pop("glossary", None)
@@ -167,7 +188,8 @@ class TranslationPipeline(Pipeline):
             raise ValueError(
                 "an ensemble needs our own beam search, which does not decode this model with these options."
             )
-        beams = generate_kwargs.get("num_beams", config.num_beams) or 1
+        config = resolve_generation_config(self.model, generate_kwargs)
+        beams = config.num_beams or 1
         wanted = dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states"), False)
         wanted |= {
             "return_dict_in_generate": return_scores,
@@ -177,11 +199,11 @@ class TranslationPipeline(Pipeline):
         shape = (len(model_inputs["input_ids"]), -1)
         sequences = outputs.sequences if return_scores else outputs
         result = {"sequences": sequences.view(*shape, sequences.shape[-1])}
+        is_token = self._are_tokens(result["sequences"][..., 1:], model_inputs, config, generate_kwargs)
         if return_scores:
-            result["scores"] = self._scores(outputs, generate_kwargs.get("length_penalty", config.length_penalty))
-            result["scores"] = result["scores"].view(shape)
+            result["scores"] = self._scores(outputs, is_token, config).view(shape)
         if return_token_scores:
-            result["token_scores"] = token_scores(self.model, model_inputs, result["sequences"])
+            result["token_scores"] = token_scores(self.model, model_inputs, result["sequences"], is_token)
         return result
 
     def _can_search(self, generate_kwargs: dict[str, Any]) -> bool:
@@ -191,15 +213,43 @@ class TranslationPipeline(Pipeline):
         ours = self.model.config.model_type == "vanilla_transformer" and not has_prompt
         return ours and can_search(self.model, generate_kwargs)
 
-    def _scores(self, outputs: Any, length_penalty: float | None) -> torch.Tensor:
+    def _has_row_limits(self, generate_kwargs: dict[str, Any], config: GenerationConfig) -> bool:
+        """Whether each sentence of a batch has its own limit, by `extra_tokens` of `beam_search`."""
+        is_default = generate_kwargs.get("custom_generate", beam_search) is beam_search
+        return is_default and config.forced_eos_token_id is None and self._can_search(generate_kwargs)
+
+    def _are_tokens(
+        self,
+        ids: torch.Tensor,
+        model_inputs: dict[str, torch.Tensor],
+        config: GenerationConfig,
+        generate_kwargs: dict[str, Any],
+    ) -> torch.Tensor:
+        """Return which of generated ids (B, n, T) belong to the translation, its end token included.
+
+        The pad token may be the end token, and a sentence at its limit has no end token.
+        """
+        ends = [config.eos_token_id] if isinstance(config.eos_token_id, int) else config.eos_token_id or []
+        is_end = torch.isin(ids, torch.tensor(ends, dtype=ids.dtype, device=ids.device))
+        is_token = is_end.cumsum(-1) - is_end.long() == 0
+        if config.pad_token_id is not None:
+            is_token &= (ids != config.pad_token_id) | is_end
+        if "extra_tokens" in generate_kwargs:
+            prompt = generate_kwargs.get("decoder_input_ids")
+            limits = model_inputs["attention_mask"].sum(-1) + generate_kwargs["extra_tokens"]
+            limits = limits.to(ids.device)[:, None, None] + (0 if prompt is None else prompt.shape[-1] - 1)
+            is_token &= torch.arange(ids.shape[-1], device=ids.device) < limits
+        return is_token
+
+    def _scores(self, outputs: Any, is_token: torch.Tensor, config: GenerationConfig) -> torch.Tensor:
         if getattr(outputs, "sequences_scores", None) is not None:
             return outputs.sequences_scores  # beam search has them
-        new_tokens = outputs.sequences[:, -len(outputs.scores) :]  # (B, T)
+        steps = len(outputs.scores)
         log_probabilities = torch.stack(outputs.scores, dim=1).log_softmax(-1)  # (B, T, V)
-        log_probabilities = log_probabilities.gather(-1, new_tokens.unsqueeze(-1)).squeeze(-1)
-        is_token = new_tokens != self.model.generation_config.pad_token_id
-        totals = log_probabilities.masked_fill(~is_token, 0.0).sum(-1)
-        return totals / is_token.sum(-1) ** (1.0 if length_penalty is None else length_penalty)
+        log_probabilities = log_probabilities.gather(-1, outputs.sequences[:, -steps:, None]).squeeze(-1)
+        is_token = is_token.flatten(0, 1)[:, -steps:]
+        penalty = 1.0 if config.length_penalty is None else config.length_penalty
+        return log_probabilities.masked_fill(~is_token, 0.0).sum(-1) / is_token.sum(-1).clamp(min=1) ** penalty
 
     def postprocess(self, model_outputs: dict[str, torch.Tensor]) -> list[list[dict[str, Any]]]:
         """Token ids (B, n, T) -> n dictionaries a sentence."""
@@ -223,17 +273,23 @@ class TranslationPipeline(Pipeline):
         return results
 
     def _add_alignments(self, sources: list[str], found: list[list[dict[str, Any]]]) -> None:
-        pairs = [(source, each) for source, candidates in zip(sources, found, strict=True) for each in candidates]
+        """Add alignments; a translation that becomes longer than the model's positions, tokenized again, has none."""
+        limit = self._last_position()
+        pairs = []
+        for source, candidates in zip(sources, found, strict=True):
+            for each in candidates:
+                each["alignments"] = []
+                length = 0 if limit is None else len(self.tokenizer(text_target=each["translation_text"])["input_ids"])
+                if limit is None or length <= limit:
+                    pairs.append((source, each))
+                else:
+                    logger.warning(
+                        f"Not aligned: the translation has {length} tokens, the model takes at most {limit}."
+                    )
         texts = [each["translation_text"] for _, each in pairs]
         links = align(self.model, self.tokenizer, [source for source, _ in pairs], texts)
         for (_, each), own in zip(pairs, links, strict=True):
             each["alignments"] = own
-
-    def _in_shape(self, candidates: list[dict[str, Any]], generate_kwargs: dict[str, Any]) -> Any:
-        """One dictionary a sentence, or a list of them where several were asked for."""
-        config = generate_kwargs.get("generation_config", self.model.generation_config)
-        asked = generate_kwargs.get("num_return_sequences", config.num_return_sequences) or 1
-        return candidates[0] if asked == 1 else candidates
 
     def _not_fitting(self, length: int) -> str | None:
         if not length:
@@ -243,21 +299,14 @@ class TranslationPipeline(Pipeline):
             return None
         return f"the sentence has {length} tokens, and the model takes at most {limit}."
 
-    def _limit(self, generate_kwargs: dict[str, Any]) -> int | None:
-        """The tokens that a translation may have, where something sets that."""
-        config = generate_kwargs.get("generation_config", self.model.generation_config)
-        own = [generate_kwargs[name] for name in ("max_new_tokens", "max_length") if name in generate_kwargs]
-        return next((each for each in (*own, config.max_new_tokens, config.max_length) if each is not None), None)
-
     def _fitting(self, length: int, generate_kwargs: dict[str, Any]) -> int:
         """How many sentences of so many tokens make a batch where nobody says it."""
         if self.model.device.type != "cuda" or self.model.config.model_type != "vanilla_transformer":
             return SENTENCES
-        config = generate_kwargs.get("generation_config", self.model.generation_config)
-        beams = generate_kwargs.get("num_beams", config.num_beams) or 1
-        limit = self._limit(generate_kwargs) or self._longest_output(length)
+        config = resolve_generation_config(self.model, generate_kwargs)
+        limit = config.max_new_tokens or config.max_length or self._longest_output(length)
         models = 1 + len(generate_kwargs.get("ensemble", ()))
-        needed = models * memory_of_a_sentence(self.model, length, beams, limit)
+        needed = models * memory_of_a_sentence(self.model, length, config.num_beams or 1, limit)
         return max(1, min(SENTENCES_ON_A_GPU, int(SHARE * free_memory(self.model.device) / needed)))
 
     def _longest_output(self, source_length: int) -> int:

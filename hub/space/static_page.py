@@ -30,6 +30,9 @@ def make(checkpoint: str, out: Path) -> None:
     model, tokenizer = load(checkpoint, "onnx")
     config = model.config
     limit = config.max_position_embeddings if config.position_embedding_type == "learned" else None
+    generation = model.generation_config
+    own = generation.max_new_tokens or (generation.max_length and generation.max_length - 1)
+    most = own or LONGEST + EXTRA_TOKENS
     name = Path(checkpoint).name if Path(checkpoint).exists() else checkpoint
     here = Path(__file__).parent / "static"
 
@@ -49,8 +52,8 @@ def make(checkpoint: str, out: Path) -> None:
             "source": source.as_posix(),
             "target": target.as_posix(),
             "longest": min(LONGEST, limit or LONGEST),
-            "extra": EXTRA_TOKENS,
-            "most": limit - 1 if limit else LONGEST + EXTRA_TOKENS,
+            "extra": own or EXTRA_TOKENS,
+            "most": min(most, limit - 1) if limit else most,
             "unknown": tokenizer.unk_token_id,
             "bytes": {f"onnx/{file}": (place / "onnx" / file).stat().st_size for file in NEEDED},
         }

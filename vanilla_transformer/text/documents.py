@@ -67,7 +67,7 @@ def translate_documents(
     Args:
         language: of the texts, an ISO code, for the rules by which sentences end.
         longest: tokens of the longest sentence; default: the positions that the model was made with.
-        **options: those of the pipeline. Unless they set a length, translations have at most `longest` and 50 tokens.
+        **options: those of the pipeline.
 
     Raises:
         ValueError: several translations of a sentence were asked for.
@@ -75,10 +75,10 @@ def translate_documents(
     """
     positions = translator.model.config.max_position_embeddings
     longest = positions if longest is None else min(longest, positions)
-    if (options.get("num_return_sequences") or 1) > 1:
+    config = options.get("generation_config")
+    if (options.get("num_return_sequences", getattr(config, "num_return_sequences", None)) or 1) > 1:
         raise ValueError("a document has one translation: leave num_return_sequences out.")
-    if not {"max_length", "max_new_tokens"} & (options.keys() | translator._forward_params.keys()):
-        options["max_new_tokens"] = translator._longest_output(longest)
+    options["num_return_sequences"] = 1  # the model's own default may be more
     if hasattr(translator.tokenizer, "deprecation_warnings"):  # sentences are measured before they are split
         translator.tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     parts = [list(parts_of(translator, text, language, longest)) for text in texts]

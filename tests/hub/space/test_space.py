@@ -11,7 +11,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 @pytest.fixture(scope="module")
 def app():
-    from hub.space import app
+    from vanilla_transformer import TranslationPipeline
+from hub.space import app
 
     return app
 
@@ -101,6 +102,18 @@ def test_learned_positions_limit_the_page(make_translator):
         translator.encode("the dog runs in the house and sings")
     batch = translator.encode("the dog")
     assert len(list(translator.stream(batch))) <= 12
+
+
+@pytest.mark.parametrize("own", [{"max_new_tokens": 4}, {"max_length": 4}, {}])
+def test_the_limits_are_those_of_the_pipeline(make_translator, own):
+    translator = make_translator()
+    config = translator.model.generation_config
+    config.update(**({"max_new_tokens": None, "max_length": None, "num_beams": 1} | own))
+    pipeline = TranslationPipeline(model=translator.model, tokenizer=translator.tokenizer)
+    batch = translator.encode("the dog runs in the house")
+    assert list(translator.stream(batch))[-1] == pipeline("the dog runs in the house")[0]["translation_text"]
+    best, _ = translator.candidates(batch, 2)[0]
+    assert translator.decode(best) == pipeline("the dog runs in the house", num_beams=2)[0]["translation_text"]
 
 
 def test_unknown_words_are_named(make_translator):

@@ -38,7 +38,7 @@ def test_the_folder_holds_all_that_a_visitor_needs(save_checkpoint, command, no_
     sides = ["model"] * 2 if shared else ["model/source_tokenizer", "model/target_tokenizer"]
     assert [page["source"], page["target"]] == sides
     assert all((out / side / "tokenizer.json").is_file() for side in sides)
-    assert (page["longest"], page["most"], page["unknown"]) == (30, 29, tokenizer.unk_token_id)
+    assert (page["longest"], page["most"], page["unknown"]) == (30, 12, tokenizer.unk_token_id)  # of its own config
     assert page["name"] == "ours"  # and not the folder's place on this machine
     data = RepoCard.load(out / "README.md").data
     assert (data.sdk, data.app_file, data.title, data.get("models")) == ("static", "index.html", "ours", None)
@@ -46,6 +46,16 @@ def test_the_folder_holds_all_that_a_visitor_needs(save_checkpoint, command, no_
 
     command(folder, "--static", out, status=2)
     assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("own", "expected"), [({"max_new_tokens": 9}, (9, 9)), ({}, (EXTRA_TOKENS, 29))])
+def test_the_limit_of_the_generation_config_is_the_pages(save_checkpoint, command, no_graphs, tmp_path, own, expected):
+    model, _, folder = save_checkpoint(position_embedding_type="learned", max_position_embeddings=30)
+    model.generation_config.update(**({"max_new_tokens": None, "max_length": None} | own))
+    model.generation_config.save_pretrained(folder)
+    command(folder, "--static", tmp_path / "page")
+    page = json.loads((tmp_path / "page" / "page.json").read_text())
+    assert (page["extra"], page["most"]) == expected
 
 
 def test_the_page_may_only_fetch_itself_and_the_library(repository):

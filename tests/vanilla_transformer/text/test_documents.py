@@ -95,14 +95,16 @@ def test_what_cannot_be_translated_stays_and_is_told(random_translator):
     assert remark.startswith("left as it was, at character 9: ")
 
 
-def test_a_translation_may_be_longer_than_the_checkpoint_says(random_translator):
-    """Its own limit would cut a long sentence."""
-    model = random_translator.model
-    model.generation_config.max_new_tokens = 3
+@pytest.mark.parametrize(("own", "options", "expected"), [(3, {}, 3), (3, {"max_new_tokens": 5}, 5), (None, {}, 0)])
+def test_the_limit_of_a_translation_is_the_pipelines(random_translator, own, options, expected):
+    """Of the call, else of the model, else 50 tokens more than the sentence has."""
+    model, tokenizer = random_translator.model, random_translator.tokenizer
+    model.generation_config.update(max_new_tokens=own, max_length=None, num_beams=2, num_return_sequences=2)
     model.generation_config.eos_token_id = -1
-    translator = TranslationPipeline(model=model, tokenizer=random_translator.tokenizer, eos_token_id=-1)
-    document = translate_document(translator, "the dog", longest=10, return_token_scores=True)
-    assert len(document.sentences[0].result["tokens"]) == 60
+    translator = TranslationPipeline(model=model, tokenizer=tokenizer, eos_token_id=-1)
+    document = translate_document(translator, "the dog", longest=10, return_token_scores=True, **options)
+    expected = expected or len(tokenizer("the dog")["input_ids"]) + 50
+    assert len(document.sentences[0].result["tokens"]) == expected
 
 
 def test_several_translations_are_refused(reversing):

@@ -1,0 +1,189 @@
+"""A translation depends on its sentence and the settings, not on its batch; limits are those of `generate()`."""
+
+import random
+
+import pytest
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS
+
+CALLS = 500
+FEW = 6  # instead of EXTRA_TOKENS, for shorter tests
+WORDS = ["the", "dog", "cat", "runs", "sleeps", "in", "house", "old", "man", "reads", "a", "book"]
+
+
+@pytest.fixture
+def tokenizer(train_bpe, sentences, special_tokens):
+    return PreTrainedTokenizerFast(tokenizer_object=train_bpe(sentences["en"] + sentences["de"], 60), **special_tokens)
+
+
+@pytest.fixture
+def make_translator(make_model, tokenizer):
+    def make(seed: int = 0, **variant) -> TranslationPipeline:
+        torch.manual_seed(seed)
+        sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+        model = make_model(vocab_size=len(tokenizer), **(sizes | variant))
+        model.generation_config.update(max_new_tokens=None, max_length=None)
+        return TranslationPipeline(model=model, tokenizer=tokenizer)
+
+    return make
+
+
+def generated(translator, text, **options) -> list[list[int]]:
+    ids = translator.model.generate(**translator.tokenizer(text, return_tensors="pt"), **options)
+    return [translator.tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+
+
+def texts_of(found) -> list[str]:
+    return [each["translation_text"] for each in (found if isinstance(found, list) else [found])]
+
+
+def default_limit(translator, text) -> int:
+    length, config = len(translator.tokenizer(text)["input_ids"]), translator.model.config
+    is_learned = config.position_embedding_type == "learned"
+    return min(length + FEW, config.max_position_embeddings - 1 if is_learned else length + FEW)
+
+
+def random_texts(rng, n):
+    return [" ".join(rng.choices(WORDS, k=rng.randint(1, 6))) for _ in range(n)]
+
+
+@pytest.mark.slow
+def test_limits_are_those_of_generate(make_translator, monkeypatch):
+    """500 random settings of model, call and keywords. Without a limit: 50 tokens more than the source."""
+    monkeypatch.setattr("vanilla_transformer.pipeline_vanilla_transformer.EXTRA_TOKENS", FEW)
+    rng = random.Random(0)
+    translators = [make_translator(0), make_translator(1, position_embedding_type="learned")]
+    keys = {
+        "max_new_tokens": [1, 2, 5, 9],
+        "max_length": [2, 3, 7],
+        "min_new_tokens": [3],
+        "num_beams": [1, 2, 3],
+        "length_penalty": [0.5],
+        "num_return_sequences": [1, 2],
+    }
+
+    def some(share: float) -> dict:
+        return {name: rng.choice(values) for name, values in keys.items() if rng.random() < share}
+
+    defaults = dict.fromkeys(keys)
+    tried = 0
+    while tried < CALLS:
+        translator = rng.choice(translators)
+        own, call, words = some(0.2), some(0.2) if rng.random() < 0.5 else None, some(0.25)
+        merged = own | (call or {}) | words
+        if any(each.get("num_return_sequences", 1) > each.get("num_beams", 1) for each in (own, call or {}, merged)):
+            continue  # an error of transformers
+        translator.model.generation_config.update(**(defaults | own))
+        options = words if call is None else {"generation_config": GenerationConfig(**call), **words}
+        (text,) = random_texts(rng, 1)
+        expected = options
+        if not {"max_new_tokens", "max_length"} & merged.keys():
+            expected = options | {"max_new_tokens": default_limit(translator, text)}
+        found = translator([text], **options)[0]
+        assert texts_of(found) == generated(translator, text, **expected), (own, call, words)
+        assert isinstance(found, list) == (merged.get("num_return_sequences", 1) > 1)
+        tried += 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
+def test_translations_do_not_depend_on_the_batch(make_translator, monkeypatch, kind):
+    """500 random calls: each batch size and each order gives what one sentence at a time gives."""
+    monkeypatch.setattr("vanilla_transformer.pipeline_vanilla_transformer.EXTRA_TOKENS", FEW)
+    rng = random.Random(kind)
+    translators = [make_translator(seed, position_embedding_type=kind) for seed in (0, 1)]
+    for number in range(CALLS // 2):
+        translator = rng.choice(translators)
+        limit = rng.choice([None, None, 4])
+        translator.model.generation_config.update(max_new_tokens=limit)
+        options = {"num_beams": rng.choice([1, 1, 2, 3]), "return_scores": rng.random() < 0.3}
+        if options["num_beams"] > 1 and rng.random() < 0.3:
+            options["num_return_sequences"] = 2
+        if options["num_beams"] > 1 and rng.random() < 0.2:
+            options["glossary"] = {"dog": "Hund", "book": "Buch"}
+        options["return_token_scores"] = rng.random() < 0.2
+        options["return_alignments"] = rng.random() < 0.2
+        texts = random_texts(rng, rng.randint(2, 5)) + rng.choice([[], [""]])
+        rng.shuffle(texts)
+        single = [translator([text], batch_size=1, **options)[0] for text in texts]
+        size = rng.choice([2, 3, len(texts), None])
+        check_equal(translator(texts, batch_size=size, **options), single, (number, size, options))
+        check_equal(translator(texts[::-1], batch_size=size, **options)[::-1], single, (number, size, options))
+
+
+def check_equal(found, expected, message) -> None:
+    """Scores may differ in the last digits: matrix products of other sizes add in another order."""
+    for one, other in zip(found, expected, strict=True):
+        for a, b in zip(as_list(one), as_list(other), strict=True):
+            assert a.keys() == b.keys(), message
+            for name, value in a.items():
+                if name in ("score", "log_probability", "token_scores"):
+                    assert value == pytest.approx(b[name], rel=1e-4, abs=1e-5), message
+                else:
+                    assert value == b[name], (name, message)
+
+
+def as_list(found) -> list:
+    return found if isinstance(found, list) else [found]
+
+
+def test_each_sentence_has_its_own_limit(make_translator):
+    """Without an end token, a translation has exactly 50 tokens more than its source."""
+    translator = make_translator()
+    translator.model.generation_config.eos_token_id = None
+    texts = ["the dog", "the old man reads a book in the house", "a cat sleeps"]
+    for options in ({}, {"forced_eos_token_id": translator.tokenizer.eos_token_id}):  # the latter in transformers' way
+        found = translator(texts, batch_size=3, return_token_scores=True, **options)
+        lengths = [len(each["tokens"]) for each in found]
+        assert lengths == [len(translator.tokenizer(text)["input_ids"]) + EXTRA_TOKENS for text in texts]
+
+
+def test_the_models_own_settings_hold_under_a_config_of_the_call(make_translator):
+    translator = make_translator()
+    translator.model.generation_config.update(max_length=5, num_beams=2, num_return_sequences=2, eos_token_id=None)
+    found = translator("the dog", generation_config=GenerationConfig(num_beams=3), return_token_scores=True)
+    assert [len(each["tokens"]) for each in found] == [4, 4]  # and the start token
+
+
+def test_empty_sentences_have_all_keys(make_translator):
+    translator = make_translator(position_embedding_type="learned", max_position_embeddings=10)
+    options = {"return_scores": True, "return_token_scores": True, "return_alignments": True, "num_beams": 3}
+    options |= {"num_return_sequences": 3, "glossary": {"dog": "Hund"}, "max_new_tokens": 5}
+    empty, too_long, normal = translator(["", "the old man " * 20, "the dog"], **options)
+    assert len(empty) == len(too_long) == len(normal) == 3
+    for one, other, third in zip(empty, too_long, normal, strict=True):
+        assert one.keys() == other.keys() - {"error"} == third.keys()
+        assert (one["score"], other["score"]) == (0.0, float("-inf"))
+
+
+@pytest.mark.parametrize("pad", ["eos", None, "pad"])
+def test_greedy_scores_include_the_end_token(make_translator, pad):
+    translator = make_translator()
+    config, ids = translator.model.generation_config, translator.tokenizer
+    bias = torch.zeros(len(ids))
+    bias[ids.eos_token_id] = 50.0  # an empty translation
+    translator.model.lm_head.register_forward_hook(lambda module, inputs, output: output + bias)
+    config.pad_token_id = {"eos": ids.eos_token_id, None: None, "pad": ids.pad_token_id}[pad]
+    config.max_new_tokens = 5
+    (found,) = translator("the dog", return_scores=True, return_token_scores=True)
+    assert found["translation_text"] == ""
+    assert found["score"] == pytest.approx(found["log_probability"], abs=1e-6)
+
+
+def test_a_translation_beyond_the_positions_has_no_alignments(make_translator, monkeypatch):
+    """Tokenized again a translation may be longer than it was; the other sentences keep their alignments."""
+    translator = make_translator(position_embedding_type="learned", max_position_embeddings=12)
+    decode = translator.tokenizer.batch_decode
+
+    def longer(sequences, **options):
+        return [f"{text} {'Hund ' * (12 if i == 0 else 1)}" for i, text in enumerate(decode(sequences, **options))]
+
+    monkeypatch.setattr(translator.tokenizer, "batch_decode", longer)
+    translator.model.generation_config.max_new_tokens = 2
+    found = [translator([text], return_alignments=True)[0] for text in ("the dog", "a cat")]
+    assert [each["alignments"] for each in found] == [[], []]
+    monkeypatch.setattr(translator.tokenizer, "batch_decode", lambda rows, **options: ["Hund"] * len(rows))
+    assert translator("the dog", return_alignments=True)[0]["alignments"]
