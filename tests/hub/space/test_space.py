@@ -8,11 +8,12 @@ import torch
 from huggingface_hub import RepoCard
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from vanilla_transformer import TranslationPipeline
+
 
 @pytest.fixture(scope="module")
 def app():
-    from vanilla_transformer import TranslationPipeline
-from hub.space import app
+    from hub.space import app
 
     return app
 
