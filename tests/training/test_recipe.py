@@ -108,7 +108,6 @@ def test_an_unknown_argument_is_refused(path, capsys):
         ("init_std: -1", "init_std=-1.0: give a number of at least 0"),
         ("generation_num_beams: 0", "generation_num_beams=0"),
         ("average_tokens_across_devices: false", "average_tokens_across_devices=False is not supported"),
-        ("corpus: random\neval_strategy: steps", "eval_strategy needs validation data"),
         ("attention_lines: [0]", "counted from 1"),
         ("a: &a [*a]", "a recipe has keys and values, no more"),
         ("a: " + "[" * 5000, "line 8: a recipe has keys and values"),
