@@ -177,6 +177,8 @@ class TranslationPipeline(Pipeline):
             if self._has_row_limits(generate_kwargs, config):
                 generate_kwargs.setdefault("extra_tokens", EXTRA_TOKENS)
             generate_kwargs["max_new_tokens"] = self._longest_output(model_inputs["input_ids"].shape[1])
+        elif (last := self._last_position()) and (config.max_new_tokens or config.max_length - 1) >= last:
+            generate_kwargs["max_new_tokens"] = last - 1  # generate() raises an error at the last position
         if generate_kwargs.get("glossary") is None:
             generate_kwargs.pop("glossary", None)
         elif "num_beams" not in generate_kwargs and (config.num_beams or 1) == 1:

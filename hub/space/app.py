@@ -142,12 +142,11 @@ class Translator:
         axes = {"cross": (target[1:], source), "encoder": (source, source), "decoder": (target[1:], target[:-1])}
         return {kind: (torch.cat(list(weights[kind])).float().numpy(), *axes[kind]) for kind in ATTENTIONS}
 
-    def longest_output(self, batch: dict[str, torch.Tensor]) -> int | None:
-        """Return the limit of new tokens, or None if the model's generation config sets a limit."""
+    def longest_output(self, batch: dict[str, torch.Tensor]) -> int:
+        """Return the limit of new tokens: of the model's generation config, else that of section 6.1."""
         config = self.model.generation_config
-        if config.max_new_tokens is not None or config.max_length is not None:
-            return config.max_new_tokens
-        longest = batch["input_ids"].shape[1] + EXTRA_TOKENS
+        longest = config.max_new_tokens or (config.max_length and config.max_length - 1)
+        longest = longest or batch["input_ids"].shape[1] + EXTRA_TOKENS
         if self.model.config.position_embedding_type == "learned":
             longest = min(longest, self.model.config.max_position_embeddings - 1)
         return longest

@@ -141,6 +141,13 @@ def test_each_sentence_has_its_own_limit(make_translator):
         assert lengths == [len(translator.tokenizer(text)["input_ids"]) + EXTRA_TOKENS for text in texts]
 
 
+def test_a_limit_beyond_the_positions_is_the_last_position(make_translator):
+    translator = make_translator(position_embedding_type="learned", max_position_embeddings=12)
+    translator.model.generation_config.update(max_length=200, eos_token_id=None)
+    found = translator("the dog", return_token_scores=True)[0]
+    assert len(found["tokens"]) == 11  # and the start token
+
+
 def test_the_models_own_settings_hold_under_a_config_of_the_call(make_translator):
     translator = make_translator()
     translator.model.generation_config.update(max_length=5, num_beams=2, num_return_sequences=2, eos_token_id=None)
