@@ -4,6 +4,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow.compute as pc
 from datasets import Dataset
 from datasets.config import HF_DATASETS_CACHE
 from datasets.utils.logging import disable_progress_bar
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from training.data.pairs import ParallelText, some_lines
@@ -37,9 +39,10 @@ def encode(
             `text.dropped`; None: none are.
         dropout: BPE-dropout: the rows are then split anew each time they are read (and lengths are those without it).
     """
-    backends = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]
-    states = [backend.to_str() for backend in backends if backend is not None]
-    states = states or [repr(tokenizer), json.dumps(tokenizer.get_vocab())]  # one that is written in Python
+    if tokenizer.is_fast:
+        states = [backend.to_str() for _, backend in backends(tokenizer)]
+    else:
+        states = [repr(tokenizer), json.dumps(tokenizer.get_vocab())]
     key = hashlib.sha256(
         f"{FORMAT}{text.digest()}{''.join(states)}{getattr(tokenizer, 'known', None) or ''}".encode()
     ).hexdigest()
@@ -75,14 +78,24 @@ def encode_rows(tokenizer: PreTrainedTokenizerFast, sources: list[str], targets:
     """Ids of both sides, by the Rust tokenizer itself: wrapped by transformers it takes four times as long."""
     if not tokenizer.is_fast or getattr(tokenizer, "known", None):  # ids that only the tokenizer itself corrects
         return {"input_ids": tokenizer(sources)["input_ids"], "labels": tokenizer(text_target=targets)["input_ids"]}
-    source, target = tokenizer.backend_tokenizer, getattr(tokenizer, "target_tokenizer", tokenizer.backend_tokenizer)
     sides: dict[str, list] = {"input_ids": [], "labels": []}
-    for start in range(0, len(sources), CHUNK):  # what it makes besides ids takes memory
-        for name, backend, texts in (("input_ids", source, sources), ("labels", target, targets)):
-            backend.no_truncation()
-            backend.no_padding()
+    for (name, backend), texts in zip(backends(tokenizer), (sources, targets), strict=True):
+        backend.no_truncation()
+        backend.no_padding()
+        for start in range(0, len(texts), CHUNK):  # what it makes besides ids takes memory
             sides[name] += [encoding.ids for encoding in backend.encode_batch_fast(texts[start : start + CHUNK])]
     return sides
+
+
+def backends(tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, Tokenizer]]:
+    """Yields the Rust tokenizer of each side, which may be one object: use it before the next one is taken."""
+    switches = [getattr(tokenizer, f"_switch_to_{mode}_mode", lambda: None) for mode in ("input", "target")]
+    try:
+        for name, switch in zip(("input_ids", "labels"), switches, strict=True):
+            switch()  # NLLB and mBART change the language token of the only backend
+            yield name, tokenizer.backend_tokenizer
+    finally:
+        switches[0]()
 
 
 def refuse_endless(

@@ -17,6 +17,7 @@ Span = tuple[int, int]  # the first character, and the one behind the last
 LINE = re.compile("[^\\n\\r\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029]+")  # between any two of Unicode's line separators
 CLAUSE = re.compile("[,;:،؛、，；：–—]\\s*")
 SPACE = re.compile("\\s+")
+WIDE_SPACE = re.compile("[^\\S\\x00-\\x7f]")  # of several bytes in UTF-8
 SURROGATE = re.compile("[\\ud800-\\udfff]")
 LONGEST_TOKEN = 32  # characters: a text of more for each token it may have is too long without counting
 
@@ -129,7 +130,8 @@ def sentence_spans(text: str, language: str = "en") -> Iterator[Span]:
         ) from error
     for line in LINE.finditer(text):
         place = line.start()
-        for sentence in [line[0]] if SURROGATE.search(line[0]) else segment(language, line[0]):
+        plain = WIDE_SPACE.sub(" ", line[0])  # sentencex 1.0 panics at a letter, wide white space and a full stop
+        for sentence in [plain] if SURROGATE.search(plain) else segment(language, plain):
             if stripped := sentence.strip():
                 start = place + sentence.index(stripped)
                 yield start, start + len(stripped)

@@ -45,6 +45,9 @@ class Node:
     children: list["Node"] = field(default_factory=list)
 
 
+Part = tuple[Node, int, int, int, int]  # an element, and its words and characters as `Placement.inside` takes them
+
+
 def translate_html(translator: TranslationPipeline, source: str, **options: Any) -> str:
     """Translates a page or a part of one. Every tag, comment and entity-like reference of the source is in the result
     once, none is added, and elements that were nested still are.
@@ -205,21 +208,30 @@ class Placement:
 
     def render(self) -> str:
         """The segment with its tags."""
-        return self.inside(self.root, 0, len(self.others), 0, len(self.translation))
+        result: list[str] = []
+        stack: list[str | Part] = [(self.root, 0, len(self.others), 0, len(self.translation))]
+        while stack:  # no recursion: elements may be nested more deeply than calls
+            part = stack.pop()
+            if isinstance(part, str):
+                result.append(part)
+            else:
+                stack += reversed(self.inside(*part))
+        return "".join(result)
 
-    def inside(self, node: Node, low: int, high: int, start: int, end: int) -> str:
+    def inside(self, node: Node, low: int, high: int, start: int, end: int) -> list["str | Part"]:
         """What is inside an element that has the words from `low` to `high`, the characters from `start` to `end`."""
         spans = self.places(node, low, high)
         order = sorted(range(len(spans)), key=lambda i: (spans[i][2], i))
-        parts, place = [], start
+        parts: list[str | Part] = []
+        place = start
         for i in order:
             child, (first, last, begin, behind) = node.children[i], spans[i]
             begin = min(max(begin, place), end)
             behind = min(max(behind, begin), end)
             parts += [self.plain(place, begin), self.space_before(child, begin), child.opening]
-            parts += [self.inside(child, first, last, begin, behind), child.closing, self.space_behind(child, behind)]
+            parts += [(child, first, last, begin, behind), child.closing, self.space_behind(child, behind)]
             place = behind
-        return "".join([*parts, self.plain(place, end)])
+        return [*parts, self.plain(place, end)]
 
     def space_before(self, point: Node, place: int) -> str:
         """The space in front of something without words that has come to stand behind a word."""

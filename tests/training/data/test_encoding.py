@@ -1,6 +1,7 @@
 import pytest
+from transformers import NllbTokenizerFast
 
-from training.data.encoding import encode, refuse_endless, sequence_lengths
+from training.data.encoding import encode, encode_rows, refuse_endless, sequence_lengths
 from training.data.pairs import ParallelText
 from training.data.tokenizer import train_tokenizer
 from training.keys import DataArguments, TokenizerArguments
@@ -76,3 +77,19 @@ def test_tokens_without_rows_of_earlier_imports_are_encoded_as_unknown():
     assert row["input_ids"] == tokenizer(text.sources[0])["input_ids"]
     assert row["labels"] == tokenizer(text_target=text.targets[0])["input_ids"]
     assert (row["input_ids"].count(3), row["labels"].count(3)) == (2, 1)
+
+
+def test_labels_have_the_language_token_of_the_target():
+    """A fast NLLB tokenizer has one backend, which changes its language token from side to side."""
+    vocab = {token: i for i, token in enumerate(("<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b", "▁a", "▁b"))}
+    tokenizer = NllbTokenizerFast(
+        vocab=vocab, merges=[("▁", "a"), ("▁", "b")], src_lang="eng_Latn", tgt_lang="deu_Latn"
+    )
+    sources, targets = ["a b", "b"] * 3000, ["b", "a a"] * 3000
+    expected = {"input_ids": tokenizer(sources)["input_ids"], "labels": tokenizer(text_target=targets)["input_ids"]}
+    assert expected["input_ids"][0][0] != expected["labels"][0][0]
+    assert encode_rows(tokenizer, sources, targets) == expected
+    assert tokenizer("b")["input_ids"] == expected["input_ids"][1]  # as before
+    first = encode(ParallelText(["a"], ["b"]), tokenizer)[0]
+    tokenizer.tgt_lang = "fra_Latn"
+    assert encode(ParallelText(["a"], ["b"]), tokenizer)[0] != first  # the language is a part of what is kept

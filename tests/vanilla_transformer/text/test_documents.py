@@ -35,6 +35,81 @@ def test_a_text_without_words_stays(reversing, text):
     assert translate_document(reversing, text).translation == text
 
 
+@pytest.mark.parametrize("language", ["en", "fr", "de"])
+def test_wide_white_space_before_a_full_stop(reversing, language):
+    """sentencex panics there."""
+    text = "Vitamin B\xa0. Next one."
+    spans = list(sentence_spans(text, language))
+    assert spans == list(sentence_spans(text.replace("\xa0", " "), language))
+    translate_document(reversing, text, language=language)
+    assert reversing.seen == [text[start:end] for start, end in spans]
+
+
+LANGUAGES = [
+    "en",
+    "fr",
+    "de",
+    "es",
+    "it",
+    "pt",
+    "nl",
+    "pl",
+    "ru",
+    "el",
+    "ar",
+    "hi",
+    "ja",
+    "zh",
+    "th",
+    "am",
+    "bg",
+    "da",
+    "fi",
+    "kk",
+    "mr",
+    "my",
+    "ta",
+    "xx",
+]
+PIECES = [
+    *("\xa0", "\u1680", "\u2003", "\u2009", "\u202f", "\u205f", "\u3000", "\u200b", "\u2060", "\ufeff", " ", " ", "\t"),
+    *(
+        "\u0301",
+        "\u20e3",
+        "\u200d",
+        "👍🏽",
+        "é",
+        "ß",
+        "İ",
+        "中",
+        "。",
+        "！",
+        "？",
+        "ह",
+        "।",
+        "؟",
+        "۔",
+        "．",
+        "\x00",
+        "\n",
+    ),
+    *("A", "B", "c", "Dr.", "z.B.", "No.", "p.", "U.S.", "e.g.", "3", "...", "www.a.com", "a@b.c", "Next", "word"),
+    *(".", ".", ".", "!", "?", "…", ":", ";", "-", "«", "»", "“", "”", "„", "'", '"', "(", ")", "[", "]", "「", "」"),
+]
+
+
+def test_sentences_are_the_text_in_every_language():
+    rng = random.Random(13)
+    for _ in range(20_000):
+        text = "".join(rng.choice(PIECES) for _ in range(rng.randint(1, 14)))
+        end = 0
+        for start, behind in sentence_spans(text, rng.choice(LANGUAGES)):
+            assert not text[end:start].strip()
+            assert text[start:behind] == text[start:behind].strip() != ""
+            end = behind
+        assert not text[end:].strip()
+
+
 def test_a_language_has_its_own_abbreviations():
     assert len(list(sentence_spans("Er kommt z.B. am Montag. Ja.", "de"))) == 2
 

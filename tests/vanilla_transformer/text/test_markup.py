@@ -176,6 +176,26 @@ def test_the_words_survive_too(reversing):
         assert sorted(ours) == sorted(theirs)
 
 
+def nested(rng: random.Random, depth: int) -> str:
+    """Elements inside one another, with words before, between and after them."""
+    names = [rng.choice(INLINE) for _ in range(depth)]
+    parts = [
+        f"<{name} id={i}>" + rng.choice(["", "", "one ", "two. "]) * (i % 100 == 0) for i, name in enumerate(names)
+    ]
+    return "".join([*parts, "three", *(f"</{name}>" for name in reversed(names)), " four"])
+
+
+def test_elements_nested_in_thousands(reversing):
+    rng = random.Random(17)
+    for depth in (1, 990, rng.randint(2000, 4000), 5000):
+        source = nested(rng, depth)
+        found = translate_html(reversing, source)
+        refuse_damage(source, found)
+        assert parents(found) == parents(source)
+        texts = ["".join(re.sub("<[^<>]*>", " ", text).upper().split()) for text in (source, found)]
+        assert sorted(texts[0]) == sorted(texts[1])
+
+
 def test_pieces_are_the_source():
     rng = random.Random(9)
     pool = [
