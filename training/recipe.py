@@ -156,18 +156,18 @@ def check(recipe: Recipe) -> None:
         check_model(vars(recipe.model))
     if tokenizer.tokenizer_size < 5 and tokenizer.tokenizer_path is None:
         raise ValueError(f"tokenizer_size={tokenizer.tokenizer_size}: four are special tokens, so give more.")
-    if tokenizer.bpe_dropout and (tokenizer.tokenizer_type != "bpe" or data.streaming):
-        raise ValueError("bpe_dropout needs tokenizer_type=bpe, and no streaming.")
+    if tokenizer.bpe_dropout and tokenizer.tokenizer_type != "bpe":
+        raise ValueError("bpe_dropout needs tokenizer_type=bpe.")
     if tokenizer.moses and tokenizer.tokenizer_type not in ("bpe", "unigram"):
         raise ValueError("moses needs tokenizer_type=bpe or unigram: the others have tokens of their own.")
     if training.rdrop_alpha and training.simcut_alpha:
         raise ValueError("rdrop_alpha and simcut_alpha: each has a second pass of its own; leave one out.")
-    if data.both_directions and (not tokenizer.shared_vocabulary or data.streaming):
-        raise ValueError("both_directions needs shared_vocabulary, and no streaming.")
+    if data.both_directions and not tokenizer.shared_vocabulary:
+        raise ValueError("both_directions needs shared_vocabulary.")
     if data.max_length_ratio is not None and data.max_length_ratio < 1:
         raise ValueError(f"max_length_ratio={data.max_length_ratio}: give a number of at least 1.")
-    if data.streaming and training.max_steps < 1:
-        raise ValueError("streaming needs max_steps: how many updates there are in an epoch is not known.")
+    if data.streaming:
+        validate_streaming(data, tokenizer, training)
     evaluates = training.eval_strategy != "no"
     sources = data.validation_file or data.dataset_name or data.validation_size
     if evaluates and (data.corpus == "random" or not (data.corpus == "demo" or sources)):
@@ -221,6 +221,26 @@ def check_saves(training: TrainingArguments) -> None:
         raise ValueError(
             f"average_by=best compares evaluated checkpoints, but eval_steps={training.eval_steps} and "
             f"save_steps={training.save_steps} differ: let one be a multiple of the other."
+        )
+
+
+def validate_streaming(data: DataArguments, tokenizer: TokenizerArguments, training: TrainingArguments) -> None:
+    """Raise ValueError for settings that do not work with a stream of training data."""
+    if training.max_steps < 1:
+        raise ValueError("streaming needs max_steps: how many updates there are in an epoch is not known.")
+    unsupported = {
+        "corpus": data.corpus != "files",
+        "both_directions": data.both_directions,
+        "bpe_dropout": tokenizer.bpe_dropout > 0,
+        "dataloader_num_workers": training.dataloader_num_workers > 0,  # they would keep the state of the stream
+        "overlap": data.overlap == "refuse",  # known only after a pass
+        "validation_size": data.validation_size > 0,
+    }
+    values = vars(data) | vars(tokenizer) | vars(training)
+    if found := [f"{name}={values[name]}" for name, is_set in unsupported.items() if is_set]:
+        raise ValueError(
+            f"streaming does not support {', '.join(found)}: use the default value. (Instead of validation_size, set "
+            f"validation_file; instead of overlap=refuse, overlap=drop.)"
         )
 
 

@@ -84,7 +84,7 @@ def read_test_set(source: Path, references: list[Path]) -> ParallelText:
     if not references:
         if source.suffix != ".tsv":
             raise ValueError("give --reference, or a --source that is a .tsv with references in its further columns.")
-        return clean(read_table(source, ("", "")), str(source), "refuse")
+        return clean(read_table(source, ("", "")), str(source), None)
     columns = [list(read_lines(path)) for path in (source, *references)]
     for path, column in zip(references, columns[1:], strict=True):
         if len(column) != len(columns[0]):
@@ -92,7 +92,7 @@ def read_test_set(source: Path, references: list[Path]) -> ParallelText:
                 f"{source} has {len(columns[0])} lines and {path} has {len(column)}: line i of one must translate line "
                 f"i of the other."
             )
-    return clean(zip(*columns, strict=True), ", ".join(map(str, (source, *references))), "refuse")
+    return clean(zip(*columns, strict=True), ", ".join(map(str, (source, *references))), None)
 
 
 def scores(arguments: argparse.Namespace, text: ParallelText) -> dict[str, Any]:

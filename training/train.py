@@ -70,7 +70,7 @@ def run(recipe: Recipe) -> None:
     model = make_model(recipe, tokenizer)
     print(f"{model.num_parameters():,} parameters, vocabulary {vocabulary_sizes(tokenizer)[1]:,}")
     collator = DataCollatorForSeq2Seq(tokenizer, model=model)
-    settle_precision(recipe, model, train_set, collator, folder if checkpoint else None)
+    settle_precision(recipe, model, train_set, collator, folder)
     if args.process_index == 0 and not checkpoint:
         write_recipe(recipe, folder)
     metric = make_metric(recipe.decoding.metric, recipe.data.target_lang)

@@ -230,22 +230,32 @@ def reranked(
     options |= {"num_beams": wanted, "num_return_sequences": wanted, "return_scores": True}
     if arguments.json:
         options |= everything_known(translator)
-    waiting = iter(lines)
-    while window := list(islice(waiting, (arguments.batch_size or SENTENCES) * LINES_A_WINDOW)):
-        found = translator(window, batch_size=arguments.batch_size, **options)
-        pairs = [
-            (each["translation_text"], source.rstrip("\r\n"))
-            for source, candidates in zip(window, found, strict=True)
-            for each in candidates
-        ]
+    waiting, size = enumerate(lines, start=1), arguments.batch_size or SENTENCES
+    while window := list(islice(waiting, size * LINES_A_WINDOW)):
+        found = translator([line for _, line in window], batch_size=arguments.batch_size, **options)
+        scored, pairs = list[dict[str, Any]](), list[tuple[str, str]]()
+        for (number, line), candidates in zip(window, found, strict=True):
+            if not line.strip() or "error" in candidates[0]:
+                continue
+            both = [(each["translation_text"], line.rstrip("\r\n")) for each in candidates]
+            if reason := why_not_scored(backward, both):
+                print(f"line {number} is not reranked: {reason}", file=sys.stderr)
+                continue
+            scored += candidates
+            pairs += both
         text = ParallelText([target for target, _ in pairs], [source for _, source in pairs])
-        size = arguments.batch_size or SENTENCES
-        back = iter(likelihood(backward.model, backward.tokenizer, text, size, show=False))
+        back = likelihood(backward.model, backward.tokenizer, text, size, show=False) if pairs else []
+        for each, (nats, tokens) in zip(scored, back, strict=True):
+            each["score"] -= arguments.rerank_weight * nats / tokens
         for candidates in found:
-            for each, (nats, tokens) in zip(candidates, back, strict=False):
-                if "score" in each:
-                    each["score"] -= arguments.rerank_weight * nats / max(tokens, 1)
             yield sorted(candidates, key=lambda each: -each.get("score", 0.0))[: arguments.nbest]
+
+
+def why_not_scored(backward: TranslationPipeline, pairs: list[tuple[str, str]]) -> str | None:
+    """Return why a model cannot score all of the pairs, or None if it can."""
+    encoded = backward.tokenizer([source for source, _ in pairs], text_target=[target for _, target in pairs])
+    lengths = [len(ids) for name in ("input_ids", "labels") for ids in encoded[name]]
+    return next(filter(None, map(backward._not_fitting, lengths)), None)
 
 
 def remembered(lines: Iterator[str]) -> tuple[Iterator[str], deque[str]]:

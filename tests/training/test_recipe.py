@@ -126,6 +126,10 @@ def test_an_unknown_argument_is_refused(path, capsys):
         ("use_liger_kernel: true", "Liger has no kernels"),
         ("seed: -1", "seed=-1: give a number of at least 0"),
         ("early_stopping_patience: 0", "early_stopping_patience=0"),
+        ("streaming: true", "streaming does not support corpus=demo"),
+        ("streaming: true\ndataloader_num_workers: 2", "dataloader_num_workers=2"),
+        ("streaming: true\nvalidation_size: 5\noverlap: refuse", "overlap=refuse, validation_size=5"),
+        ("streaming: true\nboth_directions: true\nbpe_dropout: 0.1", "both_directions=True, bpe_dropout=0.1"),
     ],
 )
 def test_what_no_run_could_use_is_told_in_one_line_before_any_work(path, capsys, change, message):

@@ -104,3 +104,15 @@ def test_an_ensemble_is_translated_and_scored(programs, finished, test_files, tm
     rows = programs.run("training.translate", *pair, *options).stdout.splitlines()
     assert len(rows) == 20
     assert rows != programs.run("training.translate", finished, *options).stdout.splitlines()
+
+
+def test_a_bad_line_is_told_without_an_option_that_the_program_lacks(tmp_path, monkeypatch, capsys):
+    (tmp_path / "test.en").write_text("one\n\n")
+    (tmp_path / "test.de").write_text("eins\nzwei\n")
+    arguments = ["--source", str(tmp_path / "test.en"), "--reference", str(tmp_path / "test.de")]
+    monkeypatch.setattr("sys.argv", ["score", "checkpoint", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    told = capsys.readouterr().err
+    assert "1 lines blank, at line 2. Correct the file." in told
+    assert "--bad_lines" not in told

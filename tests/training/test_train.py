@@ -240,13 +240,17 @@ def test_a_loss_that_is_not_finite_ends_the_run(programs, recipe, tmp_path):
 SGD = ("--optim", "sgd", "--learning_rate", "0.1", "--dropout", "0", "--max_steps", "20", "--eval_strategy", "no")
 
 
-def launched(recipe: Path, *arguments: str | Path) -> None:
+def launch(recipe: Path, *arguments: str | Path) -> subprocess.CompletedProcess:
     """`processes` of the program itself, which start from nothing."""
     environment = os.environ | {"HF_HOME": str(recipe.parent / "home")}
-    process = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "training.train", str(recipe), *map(str, arguments)],
         cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def launched(recipe: Path, *arguments: str | Path) -> None:
+    process = launch(recipe, *arguments)
     assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
 
 
@@ -436,3 +440,17 @@ def test_recipes_on_real_corpora_run_through(programs, tmp_path, repository, nam
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert results["updates"] == 4
     assert {"test_bleu", "test_exact_match"} & set(results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streaming", ["true", "false"])
+def test_one_pair_for_two_processes_is_an_error_in_one_line(recipe, tmp_path, streaming):
+    for language in ("en", "de"):
+        path = tmp_path / "data" / f"train.{language}"
+        path.write_text(path.read_text().splitlines()[0] + "\n")
+    keys = ("--processes", "2", "--streaming", streaming, "--eval_strategy", "no")
+    process = launch(recipe, *keys)
+    assert process.returncode != 0
+    assert "Traceback" not in process.stderr
+    expected = {"true": "is left for process 2 of 2", "false": "1 training pairs make 1 batches, which 2 processes"}
+    assert expected[streaming] in process.stderr

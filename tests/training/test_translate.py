@@ -2,10 +2,14 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from training.translate import reranked
+from vanilla_transformer import TranslationPipeline
 
 pytestmark = pytest.mark.slow
 
@@ -111,3 +115,27 @@ def test_translate_lets_another_model_choose(programs, finished, tmp_path):
     rows = [row.split("\t") for row in chosen.stdout.splitlines()]
     assert [(int(number), text) for number, _, text in rows] == [(n, text) for n, _, text in sorted(expected)]
     assert [float(score) for _, score, _ in rows] == pytest.approx([-s for _, s, _ in sorted(expected)], abs=1e-3)
+
+
+def test_a_line_that_is_too_long_for_the_other_direction_keeps_its_order(make_model, make_tokenizer, capsys):
+    """Or for both; the lines around it are reranked as ever."""
+    tokenizer, sizes = make_tokenizer(True)
+    keys = {"position_embedding_type": "learned", "max_position_embeddings": 16} | sizes
+    forward = TranslationPipeline(model=make_model(**sizes), tokenizer=tokenizer)
+    short, backward = (TranslationPipeline(model=make_model(**keys), tokenizer=tokenizer) for _ in range(2))
+    arguments = SimpleNamespace(nbest=2, json=False, batch_size=2, rerank_weight=0.5)
+    options = {"num_beams": 2, "max_new_tokens": 6}
+    lines = ["the dog runs\n", "two birds sing " * 9 + "\n", "\n", "a cat sleeps\n"]
+
+    def rows(translator, lines):
+        found = reranked(translator, backward, lines, dict(options), arguments)
+        return [[(each["translation_text"], each.get("score")) for each in candidates] for candidates in found]
+
+    plain = forward([lines[1]], num_return_sequences=2, return_scores=True, **options)[0]
+    found = rows(forward, lines)
+    assert "line 2 is not reranked: the sentence has" in capsys.readouterr().err
+    assert [text for text, _ in found[1]] == [each["translation_text"] for each in plain]
+    for i in (0, 3):
+        for (text, score), (text_alone, score_alone) in zip(found[i], rows(forward, [lines[i]])[0], strict=True):
+            assert (text, score) == (text_alone, pytest.approx(score_alone, abs=1e-4))
+    assert len(rows(short, lines)) == 4

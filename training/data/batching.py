@@ -40,7 +40,7 @@ class TokenBatchSampler(Sampler[list[int]]):
     Which pairs meet in a batch, and the order of the batches, are drawn anew each epoch from `seed + epoch`, equally in
     every process. `batches_per_update` successive batches make an update; they cost about the same, so that no process
     waits for another, and which ones they are does not depend on how many processes share them. An epoch has a
-    multiple of them: a few batches are halved for that.
+    multiple of them, unless all batches hold a single pair: a few batches are halved for that.
 
     With `shapes`, all batches of an update are of one of these, and a batch is its number, then the indices of pairs.
 
@@ -99,10 +99,13 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     def _batches(self, rng: np.random.Generator) -> list[np.ndarray]:
         batches = cut_by_tokens(self.lengths, self.max_tokens, rng)
-        missing = -len(batches) % self.batches_per_update
-        by_pairs = sorted(range(len(batches)), key=lambda i: -len(batches[i]))[:missing]
-        halves = [half for i in by_pairs for half in np.array_split(batches[i], 2) if len(half)]
-        return [batch for i, batch in enumerate(batches) if i not in set(by_pairs)] + halves
+        while missing := -len(batches) % self.batches_per_update:
+            by_pairs = sorted(range(len(batches)), key=lambda i: -len(batches[i]))[:missing]
+            halves = [half for i in by_pairs for half in np.array_split(batches[i], 2) if len(half)]
+            if len(halves) == len(by_pairs):
+                break
+            batches = [batch for i, batch in enumerate(batches) if i not in set(by_pairs)] + halves
+        return batches
 
     def _groups(self, batches: list[np.ndarray], rng: np.random.Generator) -> Iterator[list[np.ndarray]]:
         """The batches of each update: within a window of random batches, those whose work is nearest."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from training.data.files import TABLES, add_references, read_file
+from training.data.files import SEVERAL_TARGETS, TABLES, add_references, read_file
 from training.data.hub_datasets import read_dataset, use_dataset
 from training.data.pairs import ParallelText, some_lines
 from training.demo import corpus as demo
@@ -42,12 +42,11 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
     if arguments.test_references is not None and "test" in corpus:
         add_references(corpus["test"], Path(arguments.data_dir) / arguments.test_references)
     if "train" not in corpus:
+        if corpus and arguments.overlap == "keep":
+            print("streaming: training pairs are not compared with validation and test data; overlap=drop does that")
         return corpus
     if corpus["train"].references:
-        raise ValueError(
-            f"{arguments.train_file} has more than two columns: a training file has one target a line, and only "
-            f"validation and test files may list several."
-        )
+        raise ValueError(f"{arguments.train_file} {SEVERAL_TARGETS}")
     if "validation" not in corpus and arguments.validation_size:
         corpus = _split_off_validation(corpus, arguments.validation_size)
     corpus = _without_overlap(corpus, arguments.overlap)

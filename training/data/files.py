@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterator
-from itertools import zip_longest
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 from pyarrow.parquet import ParquetFile
@@ -12,8 +12,10 @@ from pyarrow.parquet import ParquetFile
 from training.data.pairs import ParallelText, clean, pair_of_row, some_lines
 from training.keys import DataArguments
 
+SEVERAL_TARGETS = (
+    "has more than two columns: a training file has one target per line, only validation and test files several."
+)
 TABLES = (".tsv", ".jsonl", ".json", ".parquet")  # files with both sides; any other name means two text files
-END: Any = object()  # of the shorter of two files
 
 
 def read_file(arguments: DataArguments, name: str) -> ParallelText:
@@ -44,16 +46,32 @@ def read_pair(source_path: Path, target_path: Path, bad_lines: str = "refuse") -
 
 
 def read_rows(source_path: Path, target_path: Path) -> Iterator[tuple]:
-    """Rows (source, target) of two text files. Raises ValueError, behind the last row, where one has more lines."""
-    rows = zip_longest(read_lines(source_path), read_lines(target_path), fillvalue=END)
-    for number, row in enumerate(rows):
-        if row[0] is END or row[1] is END:
-            short, long = (source_path, target_path) if row[0] is END else (target_path, source_path)
-            more = number + 1 + sum(1 for _ in rows)
-            raise ValueError(
-                f"{short} has {number} lines and {long} has {more}: line i of one must translate line i of the other."
-            )
-        yield row
+    """Rows (source, target) of two text files. Raises ValueError, before the first row, if one has more lines."""
+    validate_lines(source_path, target_path)
+    yield from zip(read_lines(source_path), read_lines(target_path), strict=True)
+
+
+def validate_lines(source_path: Path, target_path: Path) -> None:
+    """Raise ValueError if one of two text files has more lines."""
+    lines = []
+    for path in (source_path, target_path):
+        with opened(path) as file:
+            lines.append((sum(1 for _ in file), path))
+    (fewer, short), (more, long) = sorted(lines)
+    if fewer != more:
+        raise ValueError(
+            f"{short} has {fewer} lines and {long} has {more}: line i of one must translate line i of the other."
+        )
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Context manager: a file of text, open for reading. Raises ValueError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}. Give the folder with --data_dir.") from error
 
 
 def read_lines(path: Path) -> Iterator[str | None]:
@@ -64,15 +82,12 @@ def read_lines(path: Path) -> Iterator[str | None]:
 
 
 def _whole_lines(path: Path) -> Iterator[str | None]:
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file):
-                try:
-                    yield line.decode("utf-8-sig" if number == 0 else "utf-8")
-                except UnicodeDecodeError:
-                    yield None
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}. Give the folder with --data_dir.") from error
+    with opened(path) as file:
+        for number, line in enumerate(file):
+            try:
+                yield line.decode("utf-8-sig" if number == 0 else "utf-8")
+            except UnicodeDecodeError:
+                yield None
 
 
 def read_table(path: Path, languages: tuple[str, str]) -> Iterator[tuple]:

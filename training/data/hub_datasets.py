@@ -19,12 +19,14 @@ def use_dataset(arguments: DataArguments) -> bool:
     return not (folder / name).exists() and not (folder / f"{name}.{arguments.source_lang}").exists()
 
 
-def load(arguments: DataArguments, **kwargs: Any) -> Any:
-    name = str(arguments.dataset_name)
+def load(arguments: DataArguments, streaming: bool = False) -> Any:
+    """The recipe's dataset: a dictionary of its splits, or its training split as a stream."""
+    name, split = str(arguments.dataset_name), "train" if streaming else None
     try:
-        if Path(name, "dataset_dict.json").exists():
-            return load_from_disk(name)
-        return load_dataset(name, arguments.dataset_config, **kwargs)
+        if Path(name, "dataset_dict.json").exists():  # of save_to_disk
+            splits = load_from_disk(name)
+            return splits[split].to_iterable_dataset() if streaming else splits
+        return load_dataset(name, arguments.dataset_config, split=split, streaming=streaming)
     except (OSError, ValueError, KeyError, TypeError, DatasetsError) as error:
         raise ValueError(
             f"the dataset {name} could not be loaded ({error}): give the folder of your files with --data_dir, or "

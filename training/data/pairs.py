@@ -45,10 +45,12 @@ class ParallelText:
         return ParallelText(sources, targets, numbers, references, self.dropped, self.origin)
 
     def digest(self) -> str:
-        """SHA-256 of the text, for the record of a run."""
+        """SHA-256 of the text, for the record of a run. Runs of earlier versions hold it, so it must not change."""
         digest = hashlib.sha256()
         for source, target in zip(self.sources, self.targets, strict=True):
             digest.update(f"{source}\t{target}\n".encode())
+            if re.search("[\t\n]", source + target):  # only then the line above does not tell where a side ends
+                digest.update(f"\0{len(source)}\0{len(target)}\n".encode())
         return digest.hexdigest()
 
 
@@ -82,8 +84,12 @@ def why_bad(row: tuple) -> str | None:
     return f"of more than {LONGEST:,} characters" if max(map(len, row)) > LONGEST else None
 
 
-def clean(rows: Iterable[tuple], place: str, bad_lines: str) -> ParallelText:
-    """Pairs of rows, less those that are `why_bad`; "refuse" raises ValueError instead."""
+def clean(rows: Iterable[tuple], place: str, bad_lines: str | None) -> ParallelText:
+    """Pairs of rows without those that are `why_bad`. Raises ValueError for these unless `bad_lines` is "drop".
+
+    Args:
+        bad_lines: value of the option --bad_lines; None if the program has no such option.
+    """
     text = ParallelText([], [])
     references: list[list[str]] = []
     bad: dict[str, array] = {}
@@ -100,8 +106,9 @@ def clean(rows: Iterable[tuple], place: str, bad_lines: str) -> ParallelText:
     for reason, numbers in bad.items():
         if numbers:
             told = f"{place}: {len(numbers)} lines {reason}, at {some_lines(numbers)}"
-            if bad_lines == "refuse":
-                raise ValueError(f"{told}. Correct the file, or leave such pairs out with --bad_lines drop.")
+            if bad_lines != "drop":
+                remedy = "Correct the file" + (", or leave such pairs out with --bad_lines drop." if bad_lines else ".")
+                raise ValueError(f"{told}. {remedy}")
             print(f"{told}: left out")
             text.dropped[reason] += len(numbers)
     return text

@@ -1,6 +1,6 @@
 """A corpus larger than the memory: its pairs, read as they are needed, and batches by tokens out of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,22 +11,26 @@ from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import PreTrainedTokenizerFast
 
 from training.data.batching import cut_by_tokens
-from training.data.encoding import encode_rows, reasons_to_drop
-from training.data.files import TABLES, read_rows, read_table
+from training.data.encoding import CHUNK, encode_rows, reasons_to_drop
+from training.data.files import SEVERAL_TARGETS, TABLES, read_lines, read_table, validate_lines
 from training.data.hub_datasets import load, use_dataset
 from training.data.pairs import pair_of_row, why_bad
 from training.data.shapes import Shape, count_updates, cut_by_shapes, shape_numbers
 from training.keys import DataArguments
 
 
-def stream_pairs(arguments: DataArguments) -> IterableDataset:
+def stream_pairs(arguments: DataArguments, held_out: Container[str] = ()) -> IterableDataset:
     """The training set with columns `source` and `target`, read as it is needed; it tells and takes its state.
 
     Pairs that are `why_bad` are left out where `bad_lines` says so, else refused.
+
+    Args:
+        arguments: settings of the data.
+        held_out: sources of validation and test data; pairs with such a source are dropped.
     """
     languages = (arguments.source_lang, arguments.target_lang)
     if use_dataset(arguments):
-        streamed = load(arguments, split="train", streaming=True)
+        streamed = load(arguments, streaming=True)
         place = str(arguments.dataset_name)
 
         def pair(row: dict[str, Any]) -> dict[str, str]:
@@ -36,24 +40,26 @@ def stream_pairs(arguments: DataArguments) -> IterableDataset:
             return {"source": source, "target": target}
 
         pairs = streamed.map(pair, remove_columns=streamed.column_names)
-        return pairs.filter(lambda row: why_bad((row["source"], row["target"])) is None)
-    path = Path(arguments.data_dir) / arguments.train_file
-    paths = [path] if path.suffix in TABLES else [path.with_name(f"{path.name}.{lang}") for lang in languages]
-    for each in paths:
-        if not each.exists():
-            raise ValueError(f"cannot read {each}: no such file. Give the folder with --data_dir.")
-    return IterableDataset.from_generator(
-        _rows, gen_kwargs={"paths": tuple(map(str, paths)), "languages": languages, "bad_lines": arguments.bad_lines}
-    )
+        pairs = pairs.filter(lambda row: why_bad((row["source"], row["target"])) is None)
+    else:
+        path = Path(arguments.data_dir) / arguments.train_file
+        paths = [path] if path.suffix in TABLES else [path.with_name(f"{path.name}.{lang}") for lang in languages]
+        if len(paths) > 1:
+            validate_lines(*paths)
+        given = {"paths": tuple(map(str, paths)), "languages": languages, "bad_lines": arguments.bad_lines}
+        pairs = IterableDataset.from_generator(_rows, gen_kwargs=given)
+    return pairs.filter(lambda row: row["source"] not in held_out) if held_out else pairs
 
 
 def _rows(paths: tuple[str, ...], languages: tuple[str, str], bad_lines: str) -> Iterator[dict[str, str]]:
     first, *second = map(Path, paths)
-    rows = read_rows(first, *second) if second else read_table(first, languages)
+    rows = zip(read_lines(first), read_lines(*second), strict=True) if second else read_table(first, languages)
     for number, row in enumerate(rows, start=1):
         if bad_lines == "refuse":
             refuse_bad(row, f"{', '.join(paths)}, line {number}")
         if why_bad(row) is None:
+            if any(row[2:]):
+                raise ValueError(f"{paths[0]}, line {number} {SEVERAL_TARGETS}")
             yield {"source": row[0], "target": row[1]}
 
 
@@ -68,8 +74,11 @@ class TokenBatchStream(TorchIterableDataset):
     `buffer_size` pairs are read, encoded, sorted by length, cut into batches, and handed out in random order; then the
     next ones. When the corpus is over it begins anew. Every process has a share of the rows.
 
+    `pairs_read` counts the pairs of the buffers that were read for training, `pairs_dropped` those that a filter of the
+    recipe dropped.
+
     `state_at(n)` is what `load_state` needs to go on behind the first `n` batches: where the buffer that holds the
-    next one begins, as the dataset tells it, and how many of its batches to pass over.
+    next one begins, as the dataset tells it, how many of its batches to pass over, and the two counts before it.
 
     After `fix_shapes`, all processes have batches of one shape at an update: they tell each other at every buffer how
     many pairs of each shape they have, and who has fewer than another hands out emptier batches. A batch is then the
@@ -95,7 +104,6 @@ class TokenBatchStream(TorchIterableDataset):
         self.arguments = arguments
         self.max_tokens = max_tokens
         self.seed = seed
-        self.pairs_read = self.pairs_dropped = 0
         self._shapes: list[Shape] = []
         self._start = pairs.state_dict()
         self.load_state({"batches": 0, "buffer": 0, "rows": self._start})
@@ -115,12 +123,21 @@ class TokenBatchStream(TorchIterableDataset):
         """Tokens of source and target of the pairs that are kept of the first buffer, (pairs, 2)."""
         self.pairs.load_state_dict(self._start)
         pairs, kept = self._encode(list(islice(iter(self.pairs), self.arguments.buffer_size)))
-        self.pairs_read = self.pairs_dropped = 0
         return np.array([[len(source), len(target)] for source, target in pairs]).reshape(-1, 2)[kept]
+
+    def is_empty(self) -> bool:
+        """Return True if the filters leave no pair of this process's share."""
+        self.pairs.load_state_dict(self._start)
+        rows = iter(self.pairs)
+        while chunk := list(islice(rows, CHUNK)):
+            if len(self._encode(chunk)[1]):
+                return False
+        return True
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Goes on where `state_at` was taken; to be called before iterating."""
         self._skip = state.get("skip", 0)
+        self.pairs_read, self.pairs_dropped = state.get("read", 0), state.get("dropped", 0)
         self._buffers = [state]  # where those buffers began whose batches may not all have been trained on
 
     def state_at(self, batches: int) -> dict[str, Any]:
@@ -145,20 +162,20 @@ class TokenBatchStream(TorchIterableDataset):
             yield from found[skip:]
             gained = gained or bool(found)
             batches, buffer, skip = batches + len(found), buffer + 1, 0
-            self._buffers.append({"batches": batches, "buffer": buffer, "rows": self.pairs.state_dict()})
+            counts = {"read": self.pairs_read, "dropped": self.pairs_dropped}
+            self._buffers.append({"batches": batches, "buffer": buffer, "rows": self.pairs.state_dict(), **counts})
 
     def _encode(self, rows: list[dict[str, str]]) -> tuple[list[tuple[list[int], list[int]]], np.ndarray]:
         """Ids of source and target of every row, and the numbers of those rows that are kept."""
         encoded = encode_rows(self.tokenizer, [row["source"] for row in rows], [row["target"] for row in rows])
         pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
         lengths = np.array([[len(source), len(target)] for source, target in pairs])
-        self.pairs_read += len(pairs)
-        kept = np.nonzero(~np.any(list(reasons_to_drop(lengths, self.arguments).values()), axis=0))[0]
-        self.pairs_dropped += len(pairs) - len(kept)
-        return pairs, kept
+        return pairs, np.nonzero(~np.any(list(reasons_to_drop(lengths, self.arguments).values()), axis=0))[0]
 
     def _batches(self, rows: list[dict[str, str]], buffer: int) -> list[Any]:
         pairs, kept = self._encode(rows)
+        self.pairs_read += len(pairs)
+        self.pairs_dropped += len(pairs) - len(kept)
         lengths = np.array([[len(pairs[i][0]), len(pairs[i][1])] for i in kept]).reshape(-1, 2)
         rng = np.random.default_rng([self.seed, buffer])
         if self._shapes:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
+from training import STARTED
 from training.data.files import read_lines, read_rows
 from training.data.pairs import why_bad
 from training.distillation.candidates import Piece, make_pairs
@@ -65,7 +66,8 @@ class Table:
             OSError: a part or the table cannot be written.
         """
         if self.output.exists():
-            if self.is_done() or self.process_index > 0:  # the others were faster
+            others_were_faster = self.world_size > 1 and self.output.stat().st_mtime > STARTED
+            if self.is_done() or self.process_index > 0 or others_were_faster:
                 return
             raise ValueError(f"{self.output} exists already: give the name of a .tsv file that does not.")
         if self.output.suffix != ".tsv":

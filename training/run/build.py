@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
+from datasets import IterableDataset
 from datasets.distributed import split_dataset_by_node
 from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig
@@ -14,6 +15,7 @@ from training.data.encoding import encode, sequence_lengths
 from training.data.pairs import ParallelText
 from training.data.streaming import TokenBatchStream, stream_pairs
 from training.data.tokenizer import load_tokenizer, train_tokenizer, vocabulary_sizes
+from training.keys import TrainingArguments
 from training.loading import OF_BEAMS, read_settings
 from training.outputs import remove, writing
 from training.recipe import Recipe
@@ -40,7 +42,7 @@ def new_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText]) -> Any:
     if "train" in corpus:
         sources, targets = corpus["train"].sources, corpus["train"].targets
     else:
-        rows = list(stream_pairs(recipe.data).take(recipe.tokenizer.tokenizer_pairs))
+        rows = list(stream_training_pairs(recipe, corpus).take(recipe.tokenizer.tokenizer_pairs))
         sources, targets = [row["source"] for row in rows], [row["target"] for row in rows]
     if not sources:
         raise ValueError("the training set has no pairs.")
@@ -65,8 +67,24 @@ def make_train_set(recipe: Recipe, corpus: dict[str, ParallelText], tokenizer: A
         raise ValueError("both_directions needs one vocabulary for both languages, and this tokenizer has two.")
     if not recipe.data.streaming:
         return encode(corpus["train"], tokenizer, recipe.data, recipe.tokenizer.bpe_dropout)
-    pairs = split_dataset_by_node(stream_pairs(recipe.data), args.process_index, args.world_size)
-    return TokenBatchStream(pairs, tokenizer, recipe.data, args.max_tokens, args.data_seed or args.seed)
+    seed = args.seed if args.data_seed is None else args.data_seed
+    pairs = split_dataset_by_node(stream_training_pairs(recipe, corpus), args.process_index, args.world_size)
+    return TokenBatchStream(pairs, tokenizer, recipe.data, args.max_tokens, seed)
+
+
+def stream_training_pairs(recipe: Recipe, corpus: dict[str, ParallelText]) -> IterableDataset:
+    """The stream of training pairs, with overlap=drop without those whose source is in the validation or test data."""
+    drops = recipe.data.overlap == "drop"
+    return stream_pairs(recipe.data, {source for text in corpus.values() for source in text.sources if drops})
+
+
+def validate_shares(train_set: Any, args: TrainingArguments) -> None:
+    """Raise ValueError in all processes if one of them has no pair of a stream."""
+    if isinstance(train_set, TokenBatchStream) and any(empty := gather_object([train_set.is_empty()])):
+        raise ValueError(
+            f"no pair of the training data is left for process {empty.index(True) + 1} of {args.world_size}: see "
+            f"max_length, max_length_ratio and bad_lines, or use fewer processes."
+        )
 
 
 def make_model(recipe: Recipe, tokenizer: Any) -> Any:
@@ -120,28 +138,22 @@ def load_base(recipe: Recipe) -> Any:
     return get_peft_model(model, lora)
 
 
-def settle_precision(recipe: Recipe, model: Any, train_set: Any, collator: Any, resumed: Path | None) -> None:
-    """Resolves `precision` and `attention`: as a resumed run began, else by the first process's measurement."""
+def settle_precision(recipe: Recipe, model: Any, train_set: Any, collator: Any, folder: Path) -> None:
+    """Resolves `precision` and `attention`: as in the run's `recipe.yaml`, else by the first process's measurement."""
     args = recipe.training
-    if resumed:
-        before = read_settings(resumed)
+    validate_shares(train_set, args)  # else a process without batches would let the others wait
+    if before := read_settings(folder):
         args.precision, args.attention = before.get("precision", "fp32"), before.get("attention", "sdpa")
-    else:
+    if "auto" in (args.precision, args.attention):
         model.to(args.device)
-        if isinstance(train_set, TokenBatchStream):
-            begin = train_set.state_at(0)
-            picked = list(islice(train_set, TRIED))
-            train_set.load_state(begin)
-        else:
-            sampler = TokenBatchSampler(sequence_lengths(train_set), args.max_tokens, args.seed)
-            picked = [[train_set[i] for i in batch] for batch in islice(sampler, TRIED)]
+        picked, steps = first_batches(train_set, args)
         batches = [{name: each.to(args.device) for name, each in collator(rows).items()} for rows in picked]
 
         def loss_of(batch: dict[str, Any]) -> Any:
             weights = args.rdrop_alpha, smooths_labels(model), args.simcut_alpha
             return training_loss(model, batch, args.label_smoothing_factor, *weights)[0]
 
-        found = choose_precision_and_attention(model, batches, args.precision, args.attention, loss_of)
+        found = choose_precision_and_attention(model, batches, args.precision, args.attention, loss_of, steps)
         args.precision, args.attention, seconds = gather_object([found])[0]
         if seconds:
             told = ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in seconds.items())
@@ -149,3 +161,16 @@ def settle_precision(recipe: Recipe, model: Any, train_set: Any, collator: Any, 
     model.set_attn_implementation(args.attention)
     if args.precision == "bf16":
         args.bf16, args.mixed_precision = True, "bf16"
+
+
+def first_batches(train_set: Any, args: TrainingArguments) -> tuple[list[Any], float]:
+    """The first batches of this process, and how many training steps it will do."""
+    steps = float(args.max_steps * args.gradient_accumulation_steps)
+    if isinstance(train_set, TokenBatchStream):
+        begin = train_set.state_at(0)
+        picked = list(islice(train_set, TRIED))
+        train_set.load_state(begin)
+        return picked, steps
+    sampler = TokenBatchSampler(sequence_lengths(train_set), args.max_tokens, args.seed)
+    picked = [[train_set[i] for i in batch] for batch in islice(sampler, TRIED)]
+    return picked, steps if args.max_steps > 0 else args.num_train_epochs * len(sampler) / args.world_size

@@ -28,13 +28,14 @@ HEARTBEAT = 20  # seconds between two signs of life while it compiles
 COMPILER_ERRORS = (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError)
 
 
-def choose_step(asked: str, model: Any, args: Any) -> str:
+def choose_step(asked: str, model: Any, args: Any, lengths_vary: bool = False) -> str:
     """Resolves "auto", and what cannot be compiled: "plain", "compiled" or "recorded"; says why in a line.
 
     Args:
         asked: the recipe's key `step`.
         model: as it will be trained, inside peft's class where LoRA has put it there.
         args: the recipe's `TrainingArguments`.
+        lengths_vary: whether the number of tokens of a sentence differs from epoch to epoch.
     """
     device = args.device.type
     if asked == "plain" or (asked == "auto" and device != "cuda"):
@@ -43,6 +44,7 @@ def choose_step(asked: str, model: Any, args: Any) -> str:
         "FSDP keeps parts of the weights": bool(args.fsdp),
         "LoRA changes what is computed": isinstance(model, PeftModel),
         "gradient_checkpointing computes parts again": args.gradient_checkpointing,
+        "BPE-dropout makes sentences longer than the shapes that are chosen before": lengths_vary,
         "SimCut cuts tokens off inside of it": bool(args.simcut_alpha),
         f"it is made for our model, not for a {model.config.model_type}": not smooths_labels(model),
     }

@@ -2,17 +2,21 @@
 
 import argparse
 import ctypes
+import itertools
+import math
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+SHARE = 0.03  # of a run that may be spent on measuring precision and attention
+SLOW = 2  # times the seconds of the best candidate: no more is measured
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h of glibc
 
 
@@ -34,16 +38,22 @@ def choose_precision_and_attention(
     precision: str,
     attention: str,
     loss_of: Callable[[dict[str, torch.Tensor]], torch.Tensor],
+    steps: float = math.inf,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[str, str, dict[str, float]]:
     """Resolves "auto": on a GPU bf16 where it can and sdpa; on a CPU what takes the least time for a training step.
 
     Several batches, since oneDNN compiles bf16 matrix products anew for each shape, which can cost more than they save:
     on one shape alone bf16 would look better than it is. bf16 with sdpa is not tried on a CPU: its backward is several
-    times as slow as that of eager attention.
+    times as slow as that of eager attention. Nor is bf16 tried on a processor without instructions for it.
+
+    The measurement takes at most `SHARE` of the run, or one step more, and drops a candidate that is clearly slower.
 
     Args:
         batches: of different shapes, as they will come in training; the first is not counted.
         loss_of: the loss of a batch, computed as training computes it.
+        steps: training steps of the run.
+        clock: returns the time in seconds.
 
     Returns:
         precision, attention, and the median seconds a step of what was tried (empty where nothing was).
@@ -55,26 +65,43 @@ def choose_precision_and_attention(
     candidates = [
         (p, a)
         for p, a in (("fp32", "sdpa"), ("fp32", "eager"), ("bf16", "eager"))
-        if precision in ("auto", p) and attention in ("auto", a)
+        if precision in ("auto", p) and attention in ("auto", a) and (p in ("fp32", precision) or has_bf16())
     ]
-    if len(candidates) < 2:
+    if len(candidates) < 2 or SHARE * steps < 2 * len(candidates):
         given = ("fp32" if precision == "auto" else precision, "sdpa" if attention == "auto" else attention)
         return *(candidates or [given])[0], {}
     seconds: dict[tuple[str, str], list[float]] = {candidate: [] for candidate in candidates}
+    medians: dict[tuple[str, str], float] = {}  # without the first batch
     implementation = model.config._attn_implementation
     model.train()
-    for batch in batches:  # interleaved: other work on the machine meets all alike
-        for candidate in candidates:
-            model.set_attn_implementation(candidate[1])
-            start = time.perf_counter()
-            with torch.autocast("cpu", torch.bfloat16, enabled=candidate[0] == "bf16"):
-                loss = loss_of(batch)
-            loss.backward()
-            model.zero_grad()
-            seconds[candidate].append(time.perf_counter() - start)
+    for batch, candidate in itertools.product(batches, candidates):  # interleaved: other work meets all of them
+        spent = [each for times in seconds.values() for each in times]
+        slow = [each for each, median in medians.items() if median > SLOW * min(medians.values())]
+        if len(slow) == len(candidates) - 1 or (spent and sum(spent) > SHARE * steps * min(spent)):
+            break
+        if candidate in slow:
+            continue
+        model.set_attn_implementation(candidate[1])
+        start = clock()
+        with torch.autocast("cpu", torch.bfloat16, enabled=candidate[0] == "bf16"):
+            loss = loss_of(batch)
+        loss.backward()
+        model.zero_grad()
+        seconds[candidate].append(clock() - start)
+        if len(seconds[candidate]) > 1:
+            medians[candidate] = statistics.median(seconds[candidate][1:])
     model.set_attn_implementation(implementation)
-    medians = {candidate: statistics.median(times[1:] or times) for candidate, times in seconds.items()}
-    return *min(medians, key=lambda candidate: medians[candidate]), {" ".join(c): medians[c] for c in candidates}
+    best = min(candidates, key=lambda candidate: medians.get(candidate, math.inf))
+    return *best, {" ".join(candidate): median for candidate, median in medians.items()}
+
+
+def has_bf16() -> bool:
+    """Return whether the processor has instructions for bf16; False if that is not known."""
+    found: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    cpuinfo = Path("/proc/cpuinfo")
+    if not found and cpuinfo.exists():  # before torch 2.12
+        found = dict.fromkeys(cpuinfo.read_text(encoding="utf-8").split(), True)
+    return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def usable_device(text: str) -> str:

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import gather_object
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from training.data.corpora import record
@@ -81,7 +82,8 @@ def facts(recipe: Recipe, corpus: dict[str, ParallelText], trainer: TokenBatchTr
         found["train_pairs_dropped"] = dict(dropped)
     else:
         stream = trainer.train_dataset
-        found |= {"train_pairs_read": stream.pairs_read, "train_pairs_dropped": stream.pairs_dropped}
+        read, dropped = map(sum, zip(*gather_object([(stream.pairs_read, stream.pairs_dropped)]), strict=True))
+        found |= {"train_pairs_read": read, "train_pairs_dropped": dropped}
     return found
 
 

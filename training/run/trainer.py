@@ -79,7 +79,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.args.ema_decay:
             self.average_model = deepcopy(self.model)
             self.add_callback(UpdateAverage(self.average_model, self.args.ema_decay))
-        step = choose_step(self.args.step, self.model, self.args)
+        lengths_vary = "lengths" in (getattr(self.train_dataset, "column_names", None) or ())  # by BPE-dropout
+        step = choose_step(self.args.step, self.model, self.args, lengths_vary)
         self.compiled_loss = None if step == "plain" else compile_loss(recorded=step == "recorded")
         self._has_compiled = False
         self._target_tokens, self._tokens_not_counted = 0, list[Any]()
@@ -137,7 +138,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return self.args.world_size * self.args.gradient_accumulation_steps
 
     def get_train_dataloader(self) -> DataLoader:
-        seed = self.args.data_seed or self.args.seed
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         loading = {
             "num_workers": self.args.dataloader_num_workers,
             "pin_memory": self.args.dataloader_pin_memory,
@@ -153,6 +154,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         sampler = TokenBatchSampler(
             sequence_lengths(dataset), self.args.max_tokens, seed, self.batches_per_update, shapes
         )
+        if len(sampler) % self.args.world_size:  # there are as many batches as pairs
+            raise ValueError(
+                f"{len(dataset)} training pairs make {len(sampler)} batches, which {self.args.world_size} processes "
+                f"cannot share evenly: use fewer processes, or add pairs."
+            )
         if shapes and self.args.device.type == "cuda" and not loading["num_workers"]:  # small models would wait for it
             loading |= {"num_workers": LOADERS, "pin_memory": True}
         if shapes:
@@ -167,11 +173,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         dataset, max_tokens = self.train_dataset, self.args.max_tokens
         if not isinstance(dataset, TokenBatchStream):
             return choose_shapes(sequence_lengths(dataset), max_tokens, self.batches_per_update)
-        lengths = dataset.first_lengths()
-        if not len(lengths):
-            raise ValueError("no pair of the first buffer is left: see max_length, bad_lines and buffer_size.")
         longest = np.full((1, 2), dataset.arguments.max_length)  # may come in a later buffer
-        own = choose_shapes(np.concatenate([lengths, longest]), max_tokens, self.batches_per_update)
+        own = choose_shapes(np.concatenate([dataset.first_lengths(), longest]), max_tokens, self.batches_per_update)
         shapes = gather_object([own])[0]
         accumulated = self.args.gradient_accumulation_steps
         dataset.fix_shapes(shapes, accumulated, lambda updates: np.max(gather_object([updates]), axis=0))

@@ -80,3 +80,13 @@ def test_padding_on_multi30k():
         sampler = TokenBatchSampler(lengths, 2048, 0, batches_per_update)
         padded = sum(work(np.array(batch), lengths) for batch in sampler)
         assert 1 - lengths.sum() / padded < 0.05
+
+
+@pytest.mark.parametrize("pairs", range(1, 13))
+@pytest.mark.parametrize("batches_per_update", [1, 2, 3, 4, 8])
+def test_few_pairs_are_shared_evenly_where_there_are_enough(pairs, batches_per_update):
+    """Of one batch there can be as many as pairs; fewer pairs than that cannot be shared."""
+    sampler = TokenBatchSampler(np.full((pairs, 2), 5), max_tokens=1000, seed=0, batches_per_update=batches_per_update)
+    batches = list(sampler)
+    assert sorted(i for batch in batches for i in batch) == list(range(pairs))
+    assert len(batches) == len(sampler) == (batches_per_update if pairs >= batches_per_update else pairs)

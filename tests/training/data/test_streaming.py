@@ -4,9 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from datasets import IterableDataset
+from datasets import Dataset, DatasetDict, IterableDataset
 from datasets.distributed import split_dataset_by_node
 
+from training.data.corpora import read_corpus
 from training.data.shapes import choose_shapes
 from training.data.streaming import TokenBatchStream, stream_pairs
 from training.keys import DataArguments
@@ -127,3 +128,94 @@ def test_a_stream_of_fixed_shapes_goes_on_where_its_state_was_taken(tokenizer, c
     ahead = [next(iterator) for _ in range(5)]
     resumed.load_state(original.state_at(count))
     assert take(resumed, 5) == ahead
+
+
+@pytest.mark.parametrize("count", [0, 1, 17, 60, 150])
+def test_a_stream_counts_what_it_reads_for_training_however_often_it_is_resumed(tokenizer, count):
+    original = stream(tokenizer, max_length=8)
+    take(original, 3)  # as a measurement before training does
+    original.load_state(original.state_at(0))
+    original.first_lengths()
+    assert not original.is_empty()
+    iterator = iter(original)
+    for _ in range(count + 1):
+        next(iterator)
+    resumed = stream(tokenizer, max_length=8)
+    resumed.load_state(original.state_at(count))
+    take(resumed, 1)
+    assert (resumed.pairs_read, resumed.pairs_dropped) == (original.pairs_read, original.pairs_dropped)
+    assert original.pairs_read > original.pairs_dropped > 0
+    assert original.pairs_read <= 70 * (count + 1)
+
+
+def write_pairs(folder, kind, pairs):
+    """Writes training data of one kind and returns the keys that name them."""
+    data = Dataset.from_list([{"en": source, "de": target} for source, target in pairs])
+    if kind == "saved":
+        DatasetDict({"train": data}).save_to_disk(folder / "saved")
+        return {"dataset_name": str(folder / "saved")}
+    if kind == "set":
+        data.to_parquet(folder / "set" / "train.parquet")
+        return {"dataset_name": str(folder / "set")}
+    if kind == "text":
+        for side, language in enumerate(("en", "de")):
+            (folder / f"train.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
+        return {"data_dir": str(folder)}
+    path = folder / f"train.{kind}"
+    if kind == "tsv":
+        path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+    else:
+        getattr(data, {"jsonl": "to_json", "parquet": "to_parquet"}[kind])(path)
+    return {"data_dir": str(folder), "train_file": path.name}
+
+
+@pytest.mark.parametrize("overlap", ["keep", "drop"])
+@pytest.mark.parametrize("kind", ["text", "tsv", "jsonl", "parquet", "set", "saved"])
+def test_streamed_and_in_memory_data_are_the_same_pairs(tmp_path, monkeypatch, kind, overlap):
+    monkeypatch.chdir(tmp_path)
+    pairs = [(f"source {i % 19}", f"target {i}") for i in range(40)]
+    pairs[7], pairs[11] = ("", "blank"), (" spaces ", " around ")
+    keys = write_pairs(tmp_path, kind, pairs) | {"bad_lines": "drop", "overlap": overlap}
+    held_out = ["source 3", "source 5", "another"]
+    if "data_dir" in keys:
+        (tmp_path / "val.tsv").write_text("".join(f"{source}\tx\n" for source in held_out))
+        keys["validation_file"] = "val.tsv"
+    else:
+        dataset = Dataset.from_list([{"en": source, "de": "x"} for source in held_out])
+        if kind == "set":
+            dataset.to_parquet(tmp_path / "set" / "validation.parquet")
+        else:
+            DatasetDict(
+                {"train": Dataset.from_list([{"en": s, "de": t} for s, t in pairs]), "validation": dataset}
+            ).save_to_disk(tmp_path / "saved2")
+            keys["dataset_name"] = str(tmp_path / "saved2")
+    train = read_corpus(DataArguments(**keys))["train"]
+    expected = list(zip(train.sources, train.targets, strict=True))
+    corpus = read_corpus(DataArguments(**keys, streaming=True))
+    assert "train" not in corpus
+    sources = {source for text in corpus.values() for source in text.sources} if overlap == "drop" else set()
+    streamed = stream_pairs(DataArguments(**keys, streaming=True), sources)
+    for world in (1, 2, 3):
+        shares = [split_dataset_by_node(streamed, rank, world) for rank in range(world)]
+        found = [(row["source"], row["target"]) for share in shares for row in share]
+        assert sorted(found) == sorted(expected)
+    assert (("source 3", "target 3") in expected) == (overlap == "keep")
+
+
+@pytest.mark.parametrize(("en", "de"), [("one\ntwo\n", "eins\n"), ("one\n", "eins\nzwei"), ("", "eins\n")])
+def test_files_of_unequal_length_are_rejected_before_the_first_pair(write, arguments, en, de):
+    write("train.en", en)
+    write("train.de", de)
+    with pytest.raises(ValueError, match="line i of one must translate line i of the other"):
+        stream_pairs(arguments())
+
+
+def test_a_streamed_table_with_several_targets_is_rejected(write, arguments):
+    write("t.tsv", "one\teins\ntwo\tzwei\tzwo\n")
+    with pytest.raises(ValueError, match="line 2 has more than two columns"):
+        list(stream_pairs(arguments(train_file="t.tsv")))
+
+
+def test_a_share_without_pairs_is_empty(tokenizer):
+    assert [stream(tokenizer, n=1, rank=rank, world=2).is_empty() for rank in (0, 1)] == [False, True]
+    assert stream(tokenizer, max_length=1).is_empty()

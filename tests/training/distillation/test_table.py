@@ -1,10 +1,12 @@
 """Tables of translations: what stands in them, and that it is the same however they were made."""
 
+import os
 from pathlib import Path
 
 import pytest
 from sacrebleu.metrics import BLEU
 
+from training import STARTED
 from training.data import files
 from training.distillation import candidates, table
 from training.distillation.candidates import Piece, likeness, nearest, refuse_copies
@@ -263,3 +265,20 @@ def test_a_large_text_is_read_as_it_goes(make_table, texts, monkeypatch):
     monkeypatch.setattr(table, "make_pairs", spy)
     made.make()
     assert seen == LINES
+
+
+def test_a_first_process_that_starts_when_the_others_have_finished_is_done(make_table, monkeypatch):
+    """A table that was there before the processes started is another one."""
+    make_table().make()
+    output = make_table().output
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    os.utime(output, (STARTED + 60, STARTED + 60))
+    make_table().make()
+    os.utime(output, (STARTED - 60, STARTED - 60))
+    with pytest.raises(ValueError, match="exists already"):
+        make_table().make()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    os.utime(output, (STARTED + 60, STARTED + 60))
+    with pytest.raises(ValueError, match="exists already"):
+        make_table().make()

@@ -10,6 +10,9 @@ import torch
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
+from training.data.encoding import encode
+from training.data.pairs import ParallelText
+from training.keys import DataArguments
 from training.run import compiled
 from training.run.compiled import choose_step, whole_loss
 from training.run.losses import training_loss
@@ -156,6 +159,24 @@ def test_what_cannot_be_compiled_is_told_before(make_model, capsys, keys, reason
     defaults = {"fsdp": False, "gradient_checkpointing": False, "simcut_alpha": 0.0, "device": torch.device("cuda")}
     assert choose_step("compiled", make_model(), SimpleNamespace(**(defaults | keys))) == "plain"
     assert reason in capsys.readouterr().out
+
+
+def test_sentences_of_varying_length_are_not_compiled(make_model, capsys):
+    keys = {"fsdp": False, "gradient_checkpointing": False, "simcut_alpha": 0.0, "device": torch.device("cuda")}
+    assert choose_step("recorded", make_model(), SimpleNamespace(**keys), lengths_vary=True) == "plain"
+    assert "BPE-dropout" in capsys.readouterr().out
+
+
+def test_bpe_dropout_trains_with_any_step(make_trainer, tokenizer, sentences):
+    text = ParallelText(sentences["en"] * 3, sentences["de"] * 3)
+    data = encode(text, tokenizer, DataArguments(), dropout=0.9)
+    trainer = make_trainer(layers=1, step="compiled")
+    trainer = type(trainer)(
+        model=trainer.model, args=trainer.args, train_dataset=data, processing_class=tokenizer,
+        data_collator=trainer.data_collator,
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.state.global_step == 3
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from datasets import IterableDataset
 from safetensors.torch import load_file
 
+from training.data.streaming import TokenBatchStream
+from training.keys import DataArguments
 from training.metrics import SequenceMetric
 from training.run.build import settle_precision
 from training.run.losses import CUTOFF, cross_entropy, cut_off, divergence, training_loss
+from training.run.trainer import TokenBatchTrainer
 
 
 def batch_of(trainer) -> dict:
@@ -151,9 +155,11 @@ def test_tokens_are_counted_without_padding(make_trainer):
 
 
 @pytest.mark.parametrize("rdrop_alpha", [0.0, 1.0])
-def test_precision_is_chosen_by_the_loss_that_training_takes(make_trainer, monkeypatch, rdrop_alpha):
+def test_precision_is_chosen_by_the_loss_that_training_takes(make_trainer, monkeypatch, tmp_path, rdrop_alpha):
     """In pieces, or of two passes: full logits of one would be another measurement."""
-    trainer = make_trainer(label_smoothing_factor=0.1, rdrop_alpha=rdrop_alpha, max_tokens=1000)
+    monkeypatch.setattr("training.run.hardware.has_bf16", lambda: True)
+    keys = {"label_smoothing_factor": 0.1, "rdrop_alpha": rdrop_alpha}
+    trainer = make_trainer(max_tokens=1000, max_steps=1000, **keys)
     calls, forward = [], trainer.model.forward
 
     def note(**inputs):
@@ -162,7 +168,7 @@ def test_precision_is_chosen_by_the_loss_that_training_takes(make_trainer, monke
 
     monkeypatch.setattr(trainer.model, "forward", note)
     settle_precision(
-        SimpleNamespace(training=trainer.args), trainer.model, trainer.train_dataset, trainer.data_collator, None
+        SimpleNamespace(training=trainer.args), trainer.model, trainer.train_dataset, trainer.data_collator, tmp_path
     )
     measured = calls.copy()
     assert len(measured) >= 3
@@ -170,3 +176,57 @@ def test_precision_is_chosen_by_the_loss_that_training_takes(make_trainer, monke
         trainer.compute_loss(trainer.model.train(), dict(batch_of(trainer)))
     rows = 2 * 4 if rdrop_alpha else 4
     assert set(measured) == set(calls[len(measured) :]) == {(rows, None if rdrop_alpha else 0.1)}
+
+
+@pytest.mark.parametrize(("data_seed", "same_as"), [(None, 42), (0, 0), (3, 3)])
+def test_data_seed_0_is_a_seed(make_trainer, data_seed, same_as):
+    trainer = make_trainer(data_seed=data_seed, max_tokens=9)
+    trainer.get_train_dataloader()
+    sampler = trainer.callback_handler.callbacks[-1].sampler
+    assert sampler.seed == same_as
+
+
+def test_fewer_batches_than_processes_are_rejected(make_trainer, monkeypatch):
+    trainer = make_trainer(max_tokens=9)
+    monkeypatch.setattr(type(trainer.args), "world_size", 3)
+    trainer.train_dataset = trainer.train_dataset.select([0, 1])
+    with pytest.raises(ValueError, match="2 training pairs make 2 batches, which 3 processes cannot share"):
+        trainer.get_train_dataloader()
+
+
+def words(n):
+    for i in range(n):
+        yield {"source": "the dog runs " * (1 + i % 3), "target": f"der Hund rennt {'ein' * (i % 5)}"}
+
+
+@pytest.mark.slow
+def test_a_stream_resumed_at_each_update_is_the_stream_that_was_not_stopped(make_trainer, tokenizer, tmp_path):
+    """The batches, the counts of pairs, and the weights."""
+
+    def train(resumed=None):
+        own = make_trainer(max_steps=7, gradient_accumulation_steps=2, save_strategy="steps", save_steps=1, seed=3)
+        own.args.save_total_limit = 20
+        pairs = IterableDataset.from_generator(words, gen_kwargs={"n": 60})
+        stream = TokenBatchStream(pairs, tokenizer, DataArguments(buffer_size=25, max_length=12), 64, seed=1)
+        keys = {"processing_class": tokenizer, "data_collator": own.data_collator}
+        trainer = TokenBatchTrainer(model=own.model, args=own.args, train_dataset=stream, **keys)
+        seen, step = [], trainer.training_step
+
+        def note(model, inputs, *args, **kwargs):
+            seen.append(inputs["labels"].tolist())
+            return step(model, inputs, *args, **kwargs)
+
+        trainer.training_step = note
+        trainer.train(resume_from_checkpoint=resumed)
+        weights = {name: tensor.clone() for name, tensor in own.model.state_dict().items()}
+        return seen, (stream.pairs_read, stream.pairs_dropped), weights
+
+    batches, counts, weights = train()
+    assert len(batches) == 14
+    assert counts[1] > 0
+    for update in range(1, 7):
+        again = train(str(tmp_path / "out" / f"checkpoint-{update}"))
+        assert again[0] == batches[2 * update :]
+        assert again[1] == counts
+        for name, tensor in weights.items():
+            torch.testing.assert_close(again[2][name], tensor, rtol=0, atol=0)
