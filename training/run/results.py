@@ -82,8 +82,8 @@ def facts(recipe: Recipe, corpus: dict[str, ParallelText], trainer: TokenBatchTr
         found["train_pairs_dropped"] = dict(dropped)
     else:
         stream = trainer.train_dataset
-        read, dropped = map(sum, zip(*gather_object([(stream.pairs_read, stream.pairs_dropped)]), strict=True))
-        found |= {"train_pairs_read": read, "train_pairs_dropped": dropped}
+        counts = zip(*gather_object([(stream.pairs_read, stream.pairs_dropped)]), strict=True)
+        found |= zip(("train_pairs_read", "train_pairs_dropped"), map(sum, counts), strict=True)
     return found
 
 
