@@ -9,9 +9,9 @@ Both are read off one pass over the finished translation (teacher forcing), so t
 Shapes: B sentences, S source tokens, T target tokens, L layers, H heads, V target vocabulary.
 """
 
+import copy
 import unicodedata
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -78,10 +78,10 @@ def choose_alignment_heads(
         [layer, head] of each, for `model.generation_config.alignment_heads`; None where no source has two words.
     """
     seen = []
-    with eager_attention(model):
-        for i, words, _, weights in word_attention(model, tokenizer, sources, targets, batch_size=16):
-            if len(words) > 1:  # one word is right for every head
-                seen.append((weights, needed_words(model, tokenizer, sources[i], targets[i])))
+    model = eager_copy(model)
+    for i, words, _, weights in word_attention(model, tokenizer, sources, targets, batch_size=16):
+        if len(words) > 1:  # one word is right for every head
+            seen.append((weights, needed_words(model, tokenizer, sources[i], targets[i])))
     if not seen:
         return None
     hits = sum(((weights.argmax(-1) == need).sum(-1) for weights, need in seen), torch.tensor(0))  # (L, H)
@@ -116,9 +116,10 @@ def word_attention(
     A word of several tokens looks as they do on average, and is looked at as they are in sum: weights (L, H, target
     words, source words).
     """
+    model = eager_copy(model)
     pairs = Pairs(model, tokenizer, sources, targets)
     for indices in pairs.batches(batch_size):
-        with eager_attention(model), torch.no_grad():
+        with torch.no_grad():
             attentions = model(**pairs.batch(indices), output_attentions=True, use_cache=False).cross_attentions
         weights = torch.stack(attentions, 1).float().cpu()  # (B, L, H, T, S)
         for row, i in enumerate(indices):
@@ -223,17 +224,15 @@ def overlaps(tokens: Sequence[Span], words: Sequence[Span]) -> torch.Tensor:
     return shared.float()
 
 
-@contextmanager
-def eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Within it the model returns attention weights, which other implementations do not have, and drops nothing."""
-    implementation, training = model.config._attn_implementation, model.training
-    model.set_attn_implementation("eager")
-    model.eval()
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(implementation)
-        model.train(training)
+def eager_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy in evaluation mode that returns attention weights. It shares all parameters and buffers.
+
+    Other threads may use the model at the same time, so that its own settings stay as they are.
+    """
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    copied = copy.deepcopy(model, shared)
+    copied.set_attn_implementation("eager")
+    return copied.eval()
 
 
 def word_spans(text: str) -> list[Span]:

@@ -24,6 +24,7 @@ from torch import nn
 from .incremental_vanilla_transformer import Ensemble
 
 NEVER = -1.0e9  # the score of what is not there
+EMPTY = 1.5 * NEVER  # of a result that no hypothesis fills, not even one that continues what is not there
 FAR = 10_000  # more continuations than are looked at
 PATIENCE = 8  # tokens from one look at the device to the next
 
@@ -171,14 +172,14 @@ def search(
     prompt, limits, pad_id = task.prompt, task.limits, task.pad_id
     device, start, longest = prompt.device, prompt.shape[1], int(limits.max())
     result = torch.full((len(prompt), num_return, longest), pad_id, device=device)
-    result_scores = torch.full((len(prompt), num_return), NEVER, device=device)
+    result_scores = torch.full((len(prompt), num_return), EMPTY, device=device)
     active = torch.arange(len(prompt), device=device)  # rows of the result that go on
     is_open = torch.ones_like(active, dtype=torch.bool)  # of them; only where all stay, others are among them
     running = prompt[:, None].expand(-1, num_beams, -1).contiguous()  # (B, K, T)
     scores = torch.full((len(prompt), num_beams), NEVER, device=device)
     scores[:, 0] = 0.0  # one hypothesis to begin with, not K equal ones
     finished = torch.full((len(prompt), num_beams, longest), pad_id, device=device)
-    finished_scores = torch.full((len(prompt), num_beams), NEVER, device=device)
+    finished_scores = torch.full((len(prompt), num_beams), EMPTY, device=device)
     is_there = torch.zeros((len(prompt), num_beams), dtype=torch.bool, device=device)  # of the finished
     # the rows that each token continued, where they are kept; else nothing
     steps = longest - start if task.keeps_parents else 0
@@ -214,7 +215,7 @@ def search(
             is_new = among_first & is_open[:, None]
             used = torch.where(is_new.any(), length + 1, used) if task.in_place else length + 1
             padded = nn.functional.pad(grown, (0, longest - length - 1), value=pad_id)
-            candidates = torch.add(values / penalty(new), ~is_new, alpha=NEVER)
+            candidates = torch.add(values / penalty(new), ~is_new, alpha=2 * NEVER)
             candidates = torch.cat([finished_scores, candidates], 1)
             finished_scores, order = candidates.topk(num_beams)
             if task.in_place:  # what is done stays as it is

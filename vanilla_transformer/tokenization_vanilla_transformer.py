@@ -4,12 +4,13 @@
 import os
 from contextvars import ContextVar
 from typing import Any
+from weakref import ref
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-_READS_TARGETS: ContextVar[frozenset[int]] = ContextVar("reads_targets", default=frozenset())
-# id() of the tokenizers that read targets at the moment; each thread and each asyncio task has its own
+_READS_TARGETS: ContextVar[frozenset[ref]] = ContextVar("reads_targets", default=frozenset())
+# the tokenizers that read targets at the moment; each thread and each asyncio task has its own
 
 
 class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
@@ -62,20 +63,26 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         kwargs.pop("trust_remote_code", None)
         return kwargs
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:  # transformers leaves the mode for targets after an error
+            self._switch_to_input_mode()
+
     @property
     def _tokenizer(self) -> Tokenizer:
         """The one in use, as transformers calls it."""
-        return self.target_tokenizer if id(self) in _READS_TARGETS.get() else self.source_tokenizer
+        return self.target_tokenizer if ref(self) in _READS_TARGETS.get() else self.source_tokenizer
 
     @_tokenizer.setter
     def _tokenizer(self, value: Tokenizer) -> None:
         self.source_tokenizer = value
 
     def _switch_to_input_mode(self) -> None:
-        _READS_TARGETS.set(_READS_TARGETS.get() - {id(self)})
+        _READS_TARGETS.set(_READS_TARGETS.get() - {ref(self)})
 
     def _switch_to_target_mode(self) -> None:
-        _READS_TARGETS.set(_READS_TARGETS.get() | {id(self)})
+        _READS_TARGETS.set(_READS_TARGETS.get() | {ref(self)})
 
     def stock(self, side: str) -> PreTrainedTokenizerFast:
         """One side, "source" or "target", as transformers' own class, with the same special tokens."""

@@ -1,6 +1,8 @@
 """Alignments and scores of tokens against the plain way to compute them."""
 
 import logging
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -70,6 +72,29 @@ def test_align_is_the_plain_reading_of_attention(make_model, make_tokenizer, sha
     assert model.config._attn_implementation == "sdpa"
     model.set_attn_implementation("eager")
     assert found == [plain_links(model, tokenizer, *pair, heads) for pair in zip(SOURCES, TARGETS, strict=True)]
+
+
+def test_aligning_leaves_the_model_as_it_is(make_model, make_tokenizer):
+    """Other threads may use the model at the same time."""
+    tokenizer, sizes = make_tokenizer(True)
+    model = make_model(**sizes).train()
+    model.set_attn_implementation("sdpa")
+    seen = set()
+    model.model.encoder.register_forward_hook(lambda *_: seen.add((model.training, model.config._attn_implementation)))
+    expected = align(model, tokenizer, SOURCES, TARGETS)
+    choose_alignment_heads(model, tokenizer, SOURCES, TARGETS)
+    assert seen == {(True, "sdpa")}
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: align(model, tokenizer, SOURCES, TARGETS), range(12)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == [expected] * 12
+    assert seen == {(True, "sdpa")}
+    assert model.training
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_what_has_no_words_has_no_links(make_model, make_tokenizer):

@@ -128,6 +128,17 @@ def test_a_forced_beginning_is_kept(make_model, source):
         assert until_end(found) == until_end(expected)
 
 
+@pytest.mark.parametrize("forced", ["forced_bos_token_id", "forced_eos_token_id"])
+@pytest.mark.parametrize(("beams", "rows"), [(2, 1), (2, 2), (4, 3), (3, 3)])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_a_forced_token_is_in_every_row(make_model, source, forced, beams, rows, length_penalty):
+    """One hypothesis is possible, and all rows have it."""
+    model = make_model(vocab_size=30)
+    options = {"num_beams": beams, "num_return_sequences": rows, "max_new_tokens": 1, forced: 2}
+    options["length_penalty"] = length_penalty
+    assert model.generate(**source, **options, custom_generate=beam_search)[:, 1:].tolist() == [[2]] * 5 * rows
+
+
 def test_bfloat16_runs(make_model, source):
     model = make_model(vocab_size=30).to(torch.bfloat16)
     found = model.generate(**source, num_beams=3, max_new_tokens=9, custom_generate=beam_search)

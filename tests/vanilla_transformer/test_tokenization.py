@@ -1,3 +1,4 @@
+import copy
 import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -142,6 +143,26 @@ def test_threads_do_not_exchange_the_sides(tokenizer):
     finally:
         sys.setswitchinterval(interval)
     assert sum(each != expected for each in found) == 0
+
+
+def test_an_error_leaves_no_tokenizer_at_the_targets(tokenizer):
+    texts = {"text": "the dog", "text_target": "der Hund"}
+    expected = tokenizer.tokenize(texts["text"])
+    with pytest.raises((TypeError, ValueError)):
+        tokenizer(text_target=3)
+    assert tokenizer.backend_tokenizer is tokenizer.source_tokenizer
+    assert tokenizer.tokenize(texts["text"]) == expected
+
+
+def test_a_tokenizer_at_the_place_of_a_former_one_reads_sources(tokenizer):
+    """An object may get the id() of one that is gone; a copy never has the mode of its original."""
+    for _ in range(50):
+        copied = copy.copy(tokenizer)
+        assert copied.backend_tokenizer is copied.source_tokenizer
+        copied._switch_to_target_mode()
+        assert copied.backend_tokenizer is copied.target_tokenizer
+        assert copy.copy(copied).backend_tokenizer is tokenizer.source_tokenizer
+        del copied
 
 
 def test_a_side_as_transformers_own_class(tokenizer):
