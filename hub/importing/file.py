@@ -1,26 +1,22 @@
 """A checkpoint file's tensors; nothing in it is run."""
 
-import io
-import pickletools
 import re
-import warnings
 import zipfile
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from hub.importing.layout import State
-from hub.importing.metadata import STAND_INS, records, told
+from hub.importing.metadata import told
 from hub.importing.toolkits import opened
-from hub.importing.unfolding import why_endless
+from hub.importing.unpickling import load, names_in_pickle, try_load_in_process
 
 WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model", "net", "weights")
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.")  # DDP, torch.compile, Lightning, one's own
 LARGER, SLACK = 16, 2**26  # how much larger than their file tensors may be: they may share memory, or repeat a row
-PICKLES = 4  # of a file of before PyTorch 1.6: a number, a version, the machine, the content
 ANOTHER_WAY = (
     "If it is yours, load it with your own code and save the tensors alone: torch.save(model.state_dict(), FILE)."
 )
@@ -63,19 +59,12 @@ def read(path: Path) -> tuple[State, dict[str, Any]]:
 
 
 def unpickle(path: Path) -> Any:
-    """What the file holds, by torch's unpickler that runs nothing."""
+    """Loads what the file holds; executes nothing that it names."""
     refuse_bombs(path)
-    if reason := why_endless(path, limit(path)):
-        raise ValueError(f"{path} is refused: {reason}. {ANOTHER_WAY}")
-    known = [*STAND_INS, *records(names_in_pickle(path))]
-    with torch.serialization.safe_globals(known), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of old formats
-        try:
-            return torch.load(path, map_location="cpu", weights_only=True)
-        except OSError:
-            raise
-        except Exception as error:  # whatever a broken pickle leads to; torch has no type for it
-            raise ValueError(f"{path} {why_unread(path, error)}") from None
+    reason = try_load_in_process(path, limit(path))
+    if reason is not None:
+        raise ValueError(f"{path} {why_unread(path, reason)}")
+    return load(path)
 
 
 def refuse_bombs(path: Path) -> None:
@@ -93,12 +82,11 @@ def limit(path: Path) -> int:
     return LARGER * path.stat().st_size + SLACK
 
 
-def why_unread(path: Path, error: Exception) -> str:
+def why_unread(path: Path, reason: str) -> str:
     """What is wrong with a file that torch refuses, and the cure. Not in torch's words, which advise to run it."""
     kind = of_the_kind(path)
     if kind:
         return f"is {kind}."
-    reason = str(error)
     if "TorchScript" in reason or ".tar format" in reason:
         what = "a TorchScript archive" if "TorchScript" in reason else "in a format of before PyTorch 1.6"
         return f"is {what}, which is not read here. {ANOTHER_WAY}"
@@ -118,33 +106,6 @@ def of_the_kind(path: Path) -> str | None:
     with path.open("rb") as file:
         begin = file.read(200)
     return next((kind for kind, pattern in FIRST_BYTES.items() if re.match(pattern, begin, re.I | re.S)), None)
-
-
-def names_in_pickle(path: Path) -> list[str]:
-    """What a file's pickles would import, as far as they can be followed without running them."""
-    found, strings = [], ["", ""]
-    try:
-        with pickles(path) as file:
-            for _ in range(PICKLES):
-                for operation, argument, _ in pickletools.genops(file):
-                    if operation.name in ("GLOBAL", "INST"):
-                        found.append(str(argument).replace(" ", "."))
-                    elif operation.name == "STACK_GLOBAL":
-                        found.append(".".join(strings[-2:]))
-                    elif isinstance(argument, str):
-                        strings = [strings[-1], argument]
-    except Exception:  # of bytes that are no pickle; pickletools has no type for it
-        pass
-    return found
-
-
-def pickles(path: Path) -> IO[bytes]:
-    """The bytes of a bare pickle, of those that PyTorch wrote one behind the other before 1.6, or of an archive's."""
-    if not zipfile.is_zipfile(path):
-        return path.open("rb")
-    with zipfile.ZipFile(path) as archive:
-        name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
-        return io.BytesIO(archive.read(name))
 
 
 def unwrap(path: Path, content: Any) -> tuple[dict, dict[str, Any]]:

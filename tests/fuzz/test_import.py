@@ -4,6 +4,7 @@ import argparse
 import collections
 import io
 import json
+import multiprocessing
 import pathlib
 import pickle
 import random
@@ -19,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from hub.import_checkpoint import main
+from hub.importing.unpickling import try_load
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -55,6 +57,26 @@ WORDS = [
     "/",
     ".",
 ]
+
+
+@pytest.fixture(autouse=True)
+def fork(monkeypatch):
+    """Loads each file in a fork, which has torch already, instead of a new process."""
+
+    def try_load_in_fork(path: Path, size: int) -> str | None:
+        context = multiprocessing.get_context("fork")
+        reader, writer = context.Pipe(duplex=False)
+        process = context.Process(target=lambda: writer.send(try_load(path)))
+        process.start()
+        writer.close()
+        process.join(5)
+        process.kill()
+        try:
+            return reader.recv()
+        except EOFError:
+            raise ValueError(f"{path} is refused: to read it takes more than 5 s.") from None
+
+    monkeypatch.setattr("hub.importing.file.try_load_in_process", try_load_in_fork)
 
 
 @pytest.fixture(scope="module")

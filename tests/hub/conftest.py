@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from hub.importing.layouts import LAYOUTS
+from hub.importing.unpickling import try_load
 
 
 def load_module(path: str):
@@ -32,6 +33,12 @@ def load_module(path: str):
 
 
 TUTORIALS = load_module("importing/references.py")
+
+
+@pytest.fixture(autouse=True)
+def trust_pickles(monkeypatch):
+    """Files of the tests are loaded by this process; starting another one for each takes seconds."""
+    monkeypatch.setattr("hub.importing.file.try_load_in_process", lambda path, _: try_load(path))
 
 
 @pytest.fixture(scope="session")

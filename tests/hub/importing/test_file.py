@@ -165,3 +165,11 @@ def test_default_dictionaries_of_ones_own_functions_are_refused(tmp_path):
     torch.save({"model": {"a": TENSOR}, "more": collections.defaultdict(read)}, tmp_path / "model.pt")
     with pytest.raises(ValueError, match=r"would have to run what it names \(hub.importing.file.read\)"):
         read(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"no pickle", b"}s.", b"t.", b"h\x00.", b"(" * 100, b"\x85"])
+def test_broken_files_are_refused(tmp_path, content):
+    path = tmp_path / "model.pt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.pt is no checkpoint that torch can read"):
+        read(path)

@@ -2,8 +2,6 @@
 
 import argparse
 import pickle
-import subprocess
-import sys
 import zipfile
 from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
@@ -13,9 +11,20 @@ import pytest
 import torch
 
 from hub.importing.file import read
-from hub.importing.unfolding import why_endless
 
-LIMIT = 2**26
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def trust_pickles():
+    """Takes the place of the fixture that loads files in this process."""
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Limits that the endless files reach soon."""
+    monkeypatch.setattr("hub.importing.unpickling.SECONDS", 3)
+    monkeypatch.setattr("hub.importing.unpickling.MEMORY", 2**30)
 
 
 def nested(width: int, depth: int) -> bytes:
@@ -25,7 +34,7 @@ def nested(width: int, depth: int) -> bytes:
 
 def archive(path: Path, operations: bytes, name: str = "archive/data.pkl") -> Path:
     """A file such as torch.save writes, with these operations."""
-    torch.save({}, path)
+    torch.save({"a": torch.zeros(1)}, path)
     with zipfile.ZipFile(path) as old:
         members = {member.partition("/")[2]: old.read(member) for member in old.namelist()}
     with zipfile.ZipFile(path, "w") as new:
@@ -40,7 +49,6 @@ ENDLESS = {
     "key": b"}" + nested(2, 40) + b"Ns",
     "wide key": b"}" + nested(1000, 4) + b"Ns",
     "in a set": b"cbuiltins\nset\n]" + nested(2, 40) + b"a\x85R",
-    "fetched often": b"}" + nested(2, 20) + b"q\x01N" + b"s" + b"h\x01Ns" * 100,
     "deep": b"}" + b")" + b"\x85" * 10**6 + b"Ns",
     "bytes by number": b"ccollections\nCounter\ncbuiltins\nbytearray\n\x8a\x05\x00\x00\x00\x00\x10\x85R\x85R",
     "set of a long tensor": b"cbuiltins\nset\n" + ONE + b"\x85R",
@@ -53,31 +61,25 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("what", ENDLESS)
-@pytest.mark.parametrize("how", ["archive", "capitals", "bare", "fourth"])
-def test_endless_files_are_refused_at_once(tmp_path, what, how):
-    path = tmp_path / "model.pt"
-    if how in ("archive", "capitals"):
-        archive(path, ENDLESS[what], "archive/data.pkl" if how == "archive" else "archive/DATA.PKL")
-    else:
-        before = [pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})]
-        path.write_bytes((b"".join(before) if how == "fourth" else b"") + b"\x80\x02" + ENDLESS[what] + b".")
-    with pytest.raises(ValueError, match=r"model\.pt is refused: it (holds tuples|makes an? |hands )"):
+def test_endless_files_are_refused(tmp_path, short, what):
+    path = archive(tmp_path / "model.pt", ENDLESS[what])
+    with pytest.raises(ValueError, match=r"model\.pt is refused: to read it takes more than [0-9,]+ (s|bytes) "):
         read(path)
 
 
-@pytest.mark.slow
-def test_without_the_refusal_they_are_endless(tmp_path):
-    """The smallest of them, as torch reads it."""
-    path = archive(tmp_path / "model.pt", ENDLESS["key"])
-    code = f"import torch; print('loading', flush=True); torch.load({str(path)!r}, weights_only=True)"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"loading\n"
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(3)
-        process.kill()
+@pytest.mark.parametrize("how", ["capitals", "bare", "fourth"])
+def test_endless_files_are_refused_in_every_format(tmp_path, short, how):
+    path = tmp_path / "model.pt"
+    if how == "capitals":
+        archive(path, ENDLESS["key"], "archive/DATA.PKL")
+    else:
+        before = [pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})]
+        path.write_bytes((b"".join(before) if how == "fourth" else b"") + b"\x80\x02" + ENDLESS["key"] + b".")
+    with pytest.raises(ValueError, match=r"model\.pt is refused: "):
+        read(path)
 
 
-def test_what_training_code_saves_is_not_endless(tmp_path):
+def test_what_training_code_saves_is_read(tmp_path):
     model = torch.nn.Transformer(16, 2, 1, 1, 32)
     model(torch.zeros(2, 1, 16), torch.zeros(2, 1, 16)).sum().backward()
     optimizer = torch.optim.Adam(model.parameters())
@@ -101,13 +103,17 @@ def test_what_training_code_saves_is_not_endless(tmp_path):
     for zipped in (True, False):
         path = tmp_path / f"{zipped}.pt"
         torch.save(content, path, _use_new_zipfile_serialization=zipped)
-        assert why_endless(path, LIMIT) is None
-        assert "written out" in why_endless(path, 1000)
-    assert read(tmp_path / "True.pt")[0].keys() == model.state_dict().keys()
+        assert read(path)[0].keys() == model.state_dict().keys()
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"no pickle", b"}s.", b"t.", b"h\x00.", b"(" * 100, b"\x85"])
-def test_broken_files_are_for_torch_to_tell(tmp_path, content):
-    path = tmp_path / "model.pt"
-    path.write_bytes(content)
-    assert why_endless(path, LIMIT) is None
+def test_code_is_not_executed(tmp_path):
+    victim, path = tmp_path / "victim", tmp_path / "model.pt"
+
+    class Payload:
+        def __reduce__(self):
+            return open, (str(victim), "w")
+
+    torch.save({"model": {"weight": torch.zeros(2)}, "settings": Payload()}, path)
+    with pytest.raises(ValueError, match="is refused: to read it, Python would have to run"):
+        read(path)
+    assert not victim.exists()
