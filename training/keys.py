@@ -67,7 +67,9 @@ class DataArguments:
         "(Gao et al. 2022: Bi-SimCut).",
     )
     streaming: bool = option(
-        False, "Read the training data as it is needed, for corpora larger than the memory; needs max_steps."
+        False,
+        "Read the training data as it is needed, for corpora larger than the memory; needs max_steps. Not supported: "
+        "bpe_dropout, both_directions, validation_size, overlap=refuse and dataloader_num_workers.",
     )
     buffer_size: int = option(100_000, "With streaming: how many pairs are sorted by length and shuffled together.")
 
@@ -211,7 +213,8 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     )
     gradient_accumulation_steps: int = option(1, "Batches of each process whose gradients make one update.")
     precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto", "auto: on a CPU what is faster for this model, by measurement; on a GPU bf16 where it can."
+        "auto",
+        "auto: on a CPU what is faster for this model, by measurement if the run is long; on a GPU bf16 where it can.",
     )
     attention: str = option(
         "auto",

@@ -452,5 +452,5 @@ def test_one_pair_for_two_processes_is_an_error_in_one_line(recipe, tmp_path, st
     process = launch(recipe, *keys)
     assert process.returncode != 0
     assert "Traceback" not in process.stderr
-    expected = {"true": "is left for process 2 of 2", "false": "1 training pairs make 1 batches, which 2 processes"}
+    expected = {"true": "is left for process 2 of 2", "false": "1 training pairs are too few for 2 processes"}
     assert expected[streaming] in process.stderr

@@ -154,10 +154,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         sampler = TokenBatchSampler(
             sequence_lengths(dataset), self.args.max_tokens, seed, self.batches_per_update, shapes
         )
-        if len(sampler) % self.args.world_size:  # there are as many batches as pairs
+        if len(sampler) < self.args.world_size:
             raise ValueError(
-                f"{len(dataset)} training pairs make {len(sampler)} batches, which {self.args.world_size} processes "
-                f"cannot share evenly: use fewer processes, or add pairs."
+                f"{len(dataset)} training pairs are too few for {self.args.world_size} processes: use fewer."
             )
         if shapes and self.args.device.type == "cuda" and not loading["num_workers"]:  # small models would wait for it
             loading |= {"num_workers": LOADERS, "pin_memory": True}

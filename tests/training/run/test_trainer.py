@@ -190,7 +190,7 @@ def test_fewer_batches_than_processes_are_rejected(make_trainer, monkeypatch):
     trainer = make_trainer(max_tokens=9)
     monkeypatch.setattr(type(trainer.args), "world_size", 3)
     trainer.train_dataset = trainer.train_dataset.select([0, 1])
-    with pytest.raises(ValueError, match="2 training pairs make 2 batches, which 3 processes cannot share"):
+    with pytest.raises(ValueError, match="2 training pairs are too few for 3 processes"):
         trainer.get_train_dataloader()
 
 
