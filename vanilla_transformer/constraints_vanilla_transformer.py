@@ -175,9 +175,15 @@ class Glossary:
         terms: of each sentence, each as its variants, each as its ids; one of the variants has to occur. (B, C, R, L)
         continuing: (V), whether a token goes on with the word before it: behind a term there is none, which "cat" is
             in "cat s". None: no token does.
+        in_word: (V), whether a token ends in a word, with which one of those would go on. None: no token does.
     """
 
-    def __init__(self, terms: Sequence[Sequence[Sequence[Sequence[int]]]], continuing: torch.Tensor | None = None):
+    def __init__(
+        self,
+        terms: Sequence[Sequence[Sequence[Sequence[int]]]],
+        continuing: torch.Tensor | None = None,
+        in_word: torch.Tensor | None = None,
+    ):
         flat = [[(c, ids) for c, variants in enumerate(each) for ids in variants] for each in terms]
         shape = (len(flat), max(1, *map(len, flat)), max((len(ids) for row in flat for _, ids in row), default=1))
         self.tokens = torch.full(shape, NOWHERE)  # (B, R, L)
@@ -187,22 +193,30 @@ class Glossary:
             for r, (c, ids) in enumerate(row):
                 self.tokens[b, r, : len(ids)] = torch.tensor(ids)
                 self.lengths[b, r], self.of_term[b, c, r] = len(ids), True
-        self.continuing = continuing
+        # how often its variants have to stand there, as other terms need the same ones (B, C)
+        self.needed = torch.zeros(self.of_term.shape[:2], dtype=torch.long)
+        for b, own in enumerate(terms):
+            sets = [{tuple(ids) for ids in variants} for variants in own]
+            for c, each in enumerate(sets):
+                self.needed[b, c] = 1 + sum(other < each or (other == each and i < c) for i, other in enumerate(sets))
+        self.continuing, self.in_word = continuing, in_word
 
     def to(self, device: torch.device) -> Glossary:
-        for name in ("tokens", "lengths", "of_term", "continuing"):
+        for name in ("tokens", "lengths", "of_term", "needed", "continuing", "in_word"):
             value = getattr(self, name)
             setattr(self, name, value if value is None else value.to(device))
         return self
 
     def read(self, running: torch.Tensor, active: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of hypotheses (B, K, T): whether each variant stands in them and a word ends behind it (B, K, R), and
-        whether their last n tokens are its first n (B, K, R, L + 1), n from 0."""
+        """Of hypotheses (B, K, T): how often each term stands in them and a word ends behind it (B, K, C), and
+        whether their last n tokens are the first n of each variant (B, K, R, L + 1), n from 0."""
         tokens, lengths = self.tokens[active][:, None], self.lengths[active][:, None]  # (B, 1, R, L), (B, 1, R)
         size, last = tokens.shape[-1], running.shape[-1] - 1
-        begun = torch.ones((*running.shape[:2], tokens.shape[2], 1), dtype=torch.bool, device=running.device)
-        matches = begun.expand(-1, -1, -1, last + 1)  # (B, K, R, T): the variant's first n tokens end there
-        is_met, suffixes = begun[..., 0] & False, [begun[..., 0]]
+        # (B, K, R, T): the variant's first n tokens end there
+        matches = torch.ones((*running.shape[:2], tokens.shape[2], last + 1), dtype=torch.bool, device=running.device)
+        if self.continuing is not None and self.in_word is not None:
+            matches = ~(self.continuing[tokens[..., 0].clamp(min=0)][..., None] & self.in_word[running][:, :, None])
+        ends, suffixes = matches & False, [matches[..., -1]]
         ends_word = torch.ones_like(running, dtype=torch.bool)
         ends_word[..., -1].fill_(False)  # not yet known
         if self.continuing is not None:
@@ -211,17 +225,19 @@ class Glossary:
             earlier = nn.functional.pad(matches[..., :-1], (1, 0), value=n == 1)
             matches = earlier & (running[:, :, None] == tokens[..., n - 1, None])
             suffixes.append(matches[..., -1])
-            is_met = is_met | ((matches & ends_word[:, :, None]).any(-1) & (lengths == n))
-        return is_met, torch.stack(suffixes, -1)
+            ends |= matches & ends_word[:, :, None] & (lengths == n)[..., None]
+        counts = (self.of_term[active][:, None].float() @ ends.float()).gt(0).sum(-1)
+        return counts, torch.stack(suffixes, -1)
 
-    def lacking(self, is_met: torch.Tensor, progress: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
-        """Tokens that are missing (...) where variants are met (..., R) or have so many of their tokens (..., R)."""
-        shape = (len(active), *[1] * (is_met.ndim - 2), -1)
-        of_term = self.of_term[active]
-        missing = (self.lengths[active].view(shape) - progress).masked_fill(is_met, 0)
-        missing = missing[..., None, :].masked_fill(~of_term.view(*shape[:-1], *of_term.shape[1:]), FAR)
-        missing = missing.amin(-1)  # of each term (..., C)
-        return missing.masked_fill(missing == FAR, 0).sum(-1)
+    def lacking(self, counts: torch.Tensor, progress: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+        """Tokens that are missing (...) where terms stand so often (..., C) and variants have so many tokens (..., R).
+        What is begun counts for one term."""
+        shape = (len(active), *[1] * (counts.ndim - 2), -1)
+        others = ~self.of_term[active].view(*shape[:-1], *self.of_term.shape[1:])
+        missing = self.needed[active].view(shape) - counts  # (..., C)
+        lengths = self.lengths[active].view(shape)
+        first, further = ((lengths - has)[..., None, :].masked_fill(others, FAR).amin(-1) for has in (progress, 0))
+        return torch.where(missing == 1, first, further).masked_fill(missing < 1, 0).sum(-1)
 
     def continuations(
         self,
@@ -245,13 +261,19 @@ class Glossary:
             room: (B), tokens that a hypothesis may still get behind this one.
         """
         beams = running.shape[1]
-        is_met, suffixes = self.read(running, active)
+        counts, suffixes = self.read(running, active)
         size = self.tokens.shape[-1]
         progress = (suffixes * torch.arange(size + 1, device=ids.device)).amax(-1)  # (B, K, R)
         progress = progress.minimum(self.lengths[active][:, None])
+        of_term, needed = self.of_term[active][:, None], self.needed[active][:, None]  # (B, 1, C, R), (B, 1, C)
+        complete = suffixes.gather(-1, self.lengths[active][:, None, :, None].expand(-1, beams, -1, 1))[..., 0]
+        pending = (of_term & complete[:, :, None]).any(-1)  # (B, K, C), as far as no word goes on there
+        again = (of_term & (counts + pending < needed)[..., None]).any(-2)  # (B, K, R)
+        progress = progress.masked_fill(complete & again, 0)
         variants = self.tokens[active][:, None].expand(-1, beams, -1, -1)  # (B, K, R, L)
         following = variants.gather(-1, progress.clamp(max=size - 1)[..., None])[..., 0]  # (B, K, R)
-        useful = (following != NOWHERE) & (progress < self.lengths[active][:, None]) & ~is_met
+        useful = (following != NOWHERE) & (progress < self.lengths[active][:, None])
+        useful &= (of_term & (counts < needed)[..., None]).any(-2) & (suffixes[..., 0] | (progress > 0))
         useful &= ~(following[..., None] == ids[:, :, None]).any(-1)  # (B, K, R) they are among the best anyway
         equal = following[..., None] == following[..., None, :]  # of two variants with the same next token the first
         useful &= ~(equal.tril(-1) & useful[..., None, :]).any(-1)
@@ -263,9 +285,8 @@ class Glossary:
         candidates = ids[..., None, None]  # (B, K, M, 1, 1)
         grown = suffixes[:, :, None, :, :-1] & (candidates == variants[:, :, None])  # (B, K, M, R, L)
         new = (grown * torch.arange(1, size + 1, device=ids.device)).amax(-1)  # (B, K, M, R)
-        complete = suffixes.gather(-1, self.lengths[active][:, None, :, None].expand(-1, beams, -1, 1))[..., 0]
         goes_on = torch.zeros_like(ids, dtype=torch.bool) if self.continuing is None else self.continuing[ids]
-        met = is_met[:, :, None] | (complete[:, :, None] & ~goes_on[..., None])  # (B, K, M, R)
+        met = counts[:, :, None] + (pending[:, :, None] & ~goes_on[..., None])  # (B, K, M, C)
         ends = torch.isin(ids, eos_ids)
         lacks = self.lacking(met, new, active)  # (B, K, M)
         values = values.masked_fill(ends & (lacks > 0), -math.inf)
@@ -295,7 +316,8 @@ class Terminology:
 
     Args:
         words: a source term's translation, or several of which the model chooses one. Terms are found at the bounds of
-            words and in any case; of overlapping ones the first, and of those the longest. Each is forced once.
+            words and in any case; of overlapping ones the first, and of those the longest. Each is forced once;
+            several terms with the same translation need it several times.
         tokenizer: of the model.
 
     Raises:
@@ -317,50 +339,58 @@ class Terminology:
             rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first)) or '(?!)'})(?!\w)", re.IGNORECASE
         )
         self.ids = {each: self.encode(each) for targets in self.targets.values() for each in targets}
-        self.continuing = continuing(tokenizer.stock("target") if hasattr(tokenizer, "stock") else tokenizer)
+        self.continuing, self.in_word = word_bounds(
+            tokenizer.stock("target") if hasattr(tokenizer, "stock") else tokenizer
+        )
 
-    def encode(self, target: str) -> list[int]:
-        ids = self.tokenizer(text_target=target, add_special_tokens=False)["input_ids"]
+    def encode(self, target: str) -> list[list[int]]:
+        """Return the ids of a translation at the beginning of a text and, if they differ, of one after a word."""
+        texts = [target, "a", f"a {target}"]
+        ids, word, both = self.tokenizer(text_target=texts, add_special_tokens=False)["input_ids"]
         if not ids or self.tokenizer.unk_token_id in ids:
             raise ValueError(f"glossary: the tokenizer does not know all of {target!r}: take this term out.")
-        return ids
+        is_other = both[: len(word)] == word and both[len(word) :] not in ([], ids)
+        return [ids, both[len(word) :]] if is_other else [ids]
 
     def find(self, sentence: str) -> dict[str, list[str]]:
         """The terms of a sentence as they stand there, and the translations of each."""
         found: dict[str, list[str]] = {}
         for match in self.pattern.finditer(sentence):
             targets = self.targets.get(match[0]) or self.targets.get(match[0].lower())
-            if targets and targets not in found.values():
+            if targets and (match[0].lower(), targets) not in [(source.lower(), own) for source, own in found.items()]:
                 found[match[0]] = targets
         return found
 
     def glossary(self, sentences: Sequence[str]) -> Glossary | None:
         """For a batch of sentences; None: there are no terms in it."""
-        terms = [[[self.ids[each] for each in targets] for targets in self.find(text).values()] for text in sentences]
-        return Glossary(terms, self.continuing) if any(terms) else None
+        terms = [
+            [[ids for each in targets for ids in self.ids[each]] for targets in self.find(text).values()]
+            for text in sentences
+        ]
+        return Glossary(terms, self.continuing, self.in_word) if any(terms) else None
 
     def met(self, sentence: str, translation: str) -> list[dict[str, str | None]]:
         """Of each term of the sentence its `source`, and its `target` in the translation; None: it is not there."""
-        return [
-            {"source": source, "target": next((each for each in targets if stands_in(each, translation)), None)}
-            for source, targets in self.find(sentence).items()
-        ]
+        found = self.find(sentence)
+        targets = {each for own in found.values() for each in own}
+        left = {each: len(re.findall(rf"(?<!\w){re.escape(each)}(?!\w)", translation)) for each in targets}
+        met: dict[str, str | None] = {}
+        for source in sorted(found, key=lambda source: len(found[source])):  # the fewest choices first
+            met[source] = next((each for each in found[source] if left[each]), None)
+            left |= {each: left[each] - 1 for each in targets if each == met[source]}
+        return [{"source": source, "target": met[source]} for source in found]
 
 
-def stands_in(term: str, text: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(term)}(?!\w)", text) is not None
-
-
-def continuing(tokenizer: Any) -> torch.Tensor:
-    """Of each token (V) whether it goes on with the word before it."""
+def word_bounds(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each token (V) whether it goes on with the word before it, and whether it ends in a word."""
     start = tokenizer.convert_ids_to_tokens(tokenizer("a", add_special_tokens=False)["input_ids"])
     shortest = len(tokenizer.convert_tokens_to_string(start))
     special = set(tokenizer.all_special_ids)
-    tails = (
-        tokenizer.convert_tokens_to_string([*start, token])[shortest:][:1]
-        for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    )
-    return torch.tensor([tail.isalnum() and id not in special for id, tail in enumerate(tails)])
+    tails = [
+        "" if id in special else tokenizer.convert_tokens_to_string([*start, token])[shortest:]
+        for id, token in enumerate(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
+    ]
+    return torch.tensor([tail[:1].isalnum() for tail in tails]), torch.tensor([tail[-1:].isalnum() for tail in tails])
 
 
 __all__ = ["Glossary", "Terminology", "prepare"]

@@ -240,6 +240,7 @@ def search(
 
         ends = limits[active] if task.horizon is None else torch.full_like(active, task.horizon)
         going = may_improve(hopes, finished_scores, is_there, penalty, new, ends - start, num_return, early_stopping)
+        going &= limits[active] > length + 1
         if task.keeps_parents:
             history = take(grown_history, order)
         if not task.together and (task.criteria or task.process is not None):

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from vanilla_transformer import TranslationPipeline
@@ -45,6 +46,29 @@ def test_every_term_occurs(make_model, source):
             for row, own in zip(found.tolist(), terms, strict=True):
                 row = row[: row.index(2)] if 2 in row else row
                 assert all(any(places(row, variant) for variant in variants) for variants in own)
+
+
+@pytest.mark.parametrize(
+    ("terms", "needed"),
+    [
+        ([[[7, 8]], [[7, 8]]], [([[7, 8]], 2)]),
+        ([[[7]], [[7]], [[7]]], [([[7]], 3)]),
+        ([[[7, 8], [9]], [[9]]], [([[7, 8], [9]], 2), ([[9]], 1)]),
+        ([[[7, 8], [9]], [[7, 8], [9]]], [([[7, 8], [9]], 2)]),
+    ],
+)
+def test_terms_with_the_same_translation_each_have_one(make_model, source, terms, needed):
+    for seed in range(3):
+        model = make_model(seed, vocab_size=30)
+        for num_beams in (2, 5):
+            found = model.generate(
+                **source, num_beams=num_beams, max_new_tokens=18, custom_generate=beam_search,
+                glossary=Glossary([terms] * 5, CONTINUING),
+            )  # fmt: skip
+            for row in found.tolist():
+                row = row[: row.index(2)] if 2 in row else row
+                for variants, times in needed:
+                    assert sum(len(places(row, variant)) for variant in variants) >= times
 
 
 def test_sentences_without_terms_are_translated_as_ever(make_model, source):
@@ -89,6 +113,45 @@ def test_terms_are_found_at_words_in_any_case(tokenizer):
     assert terminology.find("The US and us") == {"US": ["USA"], "us": ["uns"]}
     assert terminology.find("dogs") == {}
     assert Terminology({}, tokenizer).find("anything") == {}
+
+
+def test_terms_with_the_same_translation_are_each_found_and_reported(tokenizer):
+    words = {"dog": "Hund", "man": ["Mann", "Hund"], "Dog": "Hund", "old": "Hund"}
+    terminology = Terminology(words, tokenizer)
+    sentence = "a dog, an old Dog and a man"
+    assert list(terminology.find(sentence)) == ["dog", "old", "man"]
+    reports = [[each["target"] for each in terminology.met(sentence, text)] for text in (
+        "ein Hund", "Hund und Hund", "Mann Hund Hunde Hund", "Hund Hund Hund"
+    )]  # fmt: skip
+    assert reports == [["Hund", None, None], ["Hund", "Hund", None], ["Hund", "Hund", "Mann"], ["Hund"] * 3]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_translator_has_every_term_of_one_translation(make_model, make_tokenizer, shared):
+    tokenizer, fields = make_tokenizer(shared)
+    translator = TranslationPipeline(model=make_model(**fields), tokenizer=tokenizer, max_new_tokens=25)
+    for each in translator(["the dog and the cat"] * 2, glossary={"dog": "Hund", "cat": "Hund"}):
+        assert [term["target"] for term in each["terms"]] == ["Hund", "Hund"]
+        assert each["translation_text"].split().count("Hund") >= 2
+
+
+def test_terms_of_byte_level_tokenizers_are_words_of_their_own(make_model):
+    """Without a space in front of a text, a word has other tokens there than behind another word."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", "<unk>", *alphabet])}
+    rust = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
+    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    rust.decoder = decoders.ByteLevel()
+    names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust, **names)
+    first, behind = Terminology({"dog": "Hund"}, tokenizer).ids["Hund"]
+    assert tokenizer.convert_ids_to_tokens(first) == list("Hund")
+    assert tokenizer.convert_ids_to_tokens(behind) == list("ĠHund")
+    for seed in range(4):
+        model = make_model(seed, vocab_size=len(tokenizer))
+        translator = TranslationPipeline(model=model, tokenizer=tokenizer, max_new_tokens=16)
+        for each in translator(["the dog", "dog"], glossary={"dog": "Hund"}):
+            assert each["terms"] == [{"source": "dog", "target": "Hund"}]
 
 
 @pytest.mark.parametrize("glossary", [{"dog": ""}, {"": "Hund"}, {"dog": []}, {"dog": ["Hund", 3]}])
