@@ -172,7 +172,7 @@ INSTEAD = {  # what to know about a field that is not supported
     "generation_max_length": "give max_new_tokens",
     "generation_config": "give num_beams, length_penalty and max_new_tokens",
     "resume_from_checkpoint": "the same command resumes from the last checkpoint in output_dir",
-    "hub_strategy": "the model is uploaded at the end",
+    "hub_strategy": "this program uploads at the end",
     **dict.fromkeys(("deepspeed", "parallelism_config"), "give fsdp"),
 }
 

@@ -191,9 +191,8 @@ def check(recipe: Recipe) -> None:
             "ter",
         )
     plateau = training.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
-    if plateau and isinstance(training.lr_scheduler_kwargs, dict | None):
-        mode = "max" if training.greater_is_better else "min"
-        training.lr_scheduler_kwargs = {"mode": mode} | (training.lr_scheduler_kwargs or {})
+    if plateau and training.greater_is_better and isinstance(training.lr_scheduler_kwargs, dict | None):
+        training.lr_scheduler_kwargs = {"mode": "max"} | (training.lr_scheduler_kwargs or {})
     check_metric(training, decoding.metric)
     check_attention(training)
     check_start(recipe)
@@ -201,7 +200,9 @@ def check(recipe: Recipe) -> None:
         if training.lr_scheduler_type != "inverse_sqrt" or training.warmup_steps < 1:
             raise ValueError("learning_rate is needed: the paper's peak goes with inverse_sqrt and warmup_steps alone.")
         training.learning_rate = (recipe.model.d_model * training.warmup_steps) ** -0.5
-    if training.bf16 and training.precision == "auto":
+    if training.bf16 and training.precision == "fp32":
+        raise ValueError("bf16=true contradicts precision=fp32: leave bf16 out.")
+    if training.bf16:
         training.precision = "bf16"
     rehearse(training)
 
@@ -215,6 +216,11 @@ def check_saves(training: TrainingArguments) -> None:
     if training.eval_strategy != training.save_strategy:
         raise ValueError("average_by=best needs the same eval_strategy and save_strategy: both steps, or both epoch.")
     steps = [training.eval_steps or training.logging_steps, training.save_steps]
+    if training.max_steps < 1 and min(steps) < 1 and training.save_strategy == "steps":
+        raise ValueError(
+            f"average_by=best needs max_steps with shares such as eval_steps={training.eval_steps}: give numbers of "
+            f"updates for eval_steps and save_steps."
+        )
     if training.max_steps > 0:
         steps = [math.ceil(training.max_steps * each) if each < 1 else each for each in steps]
     if training.save_strategy == "steps" and not (max(steps) / min(steps)).is_integer():

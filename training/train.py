@@ -58,6 +58,8 @@ def run(recipe: Recipe) -> None:
     set_seed(args.seed)
     corpus = read_corpus(recipe.data)
     print(", ".join(f"{name}: {len(text)} pairs" for name, text in corpus.items()))
+    if args.eval_strategy != "no" and "validation" not in corpus:
+        raise ValueError(f"eval_strategy={args.eval_strategy.value} needs validation data: give validation_size.")
     if checkpoint:
         validate_state(corpus, args.world_size, folder, checkpoint)
     elif args.process_index == 0:

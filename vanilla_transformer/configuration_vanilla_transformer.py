@@ -240,6 +240,9 @@ def saving_code_of(
     Args:
         base_class: a class of the modeling file, whose code and siblings the code of a subclass needs.
     """
+    head = model.get_output_embeddings()
+    if head is not None and head.weight is model.get_decoder().embed_tokens.weight:
+        model.config.tie_word_embeddings = True  # PEFT resets it when it merges an adapter
     model.config.auto_map = {
         "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
         "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, Pipeline, PreTrainedModel
+from transformers.generation import StopStringCriteria
 from transformers.utils import logging
 
 from .alignment_vanilla_transformer import align, token_scores
@@ -173,12 +174,15 @@ class TranslationPipeline(Pipeline):
     ) -> dict:
         """A padded batch (B, S) -> token ids (B, n, T) and, on request, scores (B, n), of each token (B, n, T - 1)."""
         config = resolve_generation_config(self.model, generate_kwargs)
+        prompt = generate_kwargs.get("decoder_input_ids")
+        start = 1 if prompt is None else prompt.shape[-1]
+        last = self._last_position()
         if config.max_new_tokens is None and config.max_length is None:
             if self._has_row_limits(generate_kwargs, config):
                 generate_kwargs.setdefault("extra_tokens", EXTRA_TOKENS)
-            generate_kwargs["max_new_tokens"] = self._longest_output(model_inputs["input_ids"].shape[1])
-        elif (last := self._last_position()) and (config.max_new_tokens or config.max_length - 1) >= last:
-            generate_kwargs["max_new_tokens"] = last - 1  # generate() raises an error at the last position
+            generate_kwargs["max_new_tokens"] = self._longest_output(model_inputs["input_ids"].shape[1], start)
+        elif last is not None and (config.max_new_tokens or config.max_length - start) > last - start:
+            generate_kwargs["max_new_tokens"] = last - start  # generate() raises an error at the last position
         if generate_kwargs.get("glossary") is None:
             generate_kwargs.pop("glossary", None)
         elif "num_beams" not in generate_kwargs and (config.num_beams or 1) == 1:
@@ -201,7 +205,7 @@ class TranslationPipeline(Pipeline):
         shape = (len(model_inputs["input_ids"]), -1)
         sequences = outputs.sequences if return_scores else outputs
         result = {"sequences": sequences.view(*shape, sequences.shape[-1])}
-        is_token = self._are_tokens(result["sequences"][..., 1:], model_inputs, config, generate_kwargs)
+        is_token = self._are_tokens(result["sequences"], start, model_inputs, config, generate_kwargs)
         if return_scores:
             result["scores"] = self._scores(outputs, is_token, config).view(shape)
         if return_token_scores:
@@ -222,26 +226,40 @@ class TranslationPipeline(Pipeline):
 
     def _are_tokens(
         self,
-        ids: torch.Tensor,
+        sequences: torch.Tensor,
+        start: int,
         model_inputs: dict[str, torch.Tensor],
         config: GenerationConfig,
         generate_kwargs: dict[str, Any],
     ) -> torch.Tensor:
-        """Return which of generated ids (B, n, T) belong to the translation, its end token included.
+        """Return which ids after the first one of sequences (B, n, 1 + T) belong to the translation: (B, n, T).
 
-        The pad token may be the end token, and a sentence at its limit has no end token.
+        The pad token may be the end token, and a sentence that was stopped or is at its limit has no end token.
+
+        Args:
+            start: Length of the decoder prompt.
         """
+        ids = sequences[..., 1:]
         ends = [config.eos_token_id] if isinstance(config.eos_token_id, int) else config.eos_token_id or []
         is_end = torch.isin(ids, torch.tensor(ends, dtype=ids.dtype, device=ids.device))
         is_token = is_end.cumsum(-1) - is_end.long() == 0
         if config.pad_token_id is not None:
             is_token &= (ids != config.pad_token_id) | is_end
         if "extra_tokens" in generate_kwargs:
-            prompt = generate_kwargs.get("decoder_input_ids")
-            limits = model_inputs["attention_mask"].sum(-1) + generate_kwargs["extra_tokens"]
-            limits = limits.to(ids.device)[:, None, None] + (0 if prompt is None else prompt.shape[-1] - 1)
-            is_token &= torch.arange(ids.shape[-1], device=ids.device) < limits
+            limits = model_inputs["attention_mask"].sum(-1) + generate_kwargs["extra_tokens"] + start - 1
+            is_token &= torch.arange(ids.shape[-1], device=ids.device) < limits.to(ids.device)[:, None, None]
+        criteria = [*(generate_kwargs.get("stopping_criteria") or ())]
+        if config.stop_strings is not None:
+            criteria.append(StopStringCriteria(self._target_tokenizer(), config.stop_strings))
+        if config.pad_token_id in ends:  # after a stop, the first pad token is not an end token
+            for length in range(start, ids.shape[-1] if criteria else 0):
+                for criterion in criteria:
+                    is_stopped = criterion(sequences[..., : length + 1].flatten(0, 1), None).view(ids.shape[:2])
+                    is_token[..., length:] &= ~is_stopped[..., None]
         return is_token
+
+    def _target_tokenizer(self) -> Any:
+        return self.tokenizer.stock("target") if hasattr(self.tokenizer, "stock") else self.tokenizer
 
     def _scores(self, outputs: Any, is_token: torch.Tensor, config: GenerationConfig) -> torch.Tensor:
         if getattr(outputs, "sequences_scores", None) is not None:
@@ -256,7 +274,7 @@ class TranslationPipeline(Pipeline):
     def postprocess(self, model_outputs: dict[str, torch.Tensor]) -> list[list[dict[str, Any]]]:
         """Token ids (B, n, T) -> n dictionaries a sentence."""
         results = []
-        target_tokenizer = self.tokenizer.stock("target") if hasattr(self.tokenizer, "stock") else self.tokenizer
+        target_tokenizer = self._target_tokenizer()
         for row, sequences in enumerate(model_outputs["sequences"]):
             texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
             candidates = [{"translation_text": text} for text in texts]
@@ -311,9 +329,9 @@ class TranslationPipeline(Pipeline):
         needed = models * memory_of_a_sentence(self.model, length, config.num_beams or 1, limit)
         return max(1, min(SENTENCES_ON_A_GPU, int(SHARE * free_memory(self.model.device) / needed)))
 
-    def _longest_output(self, source_length: int) -> int:
+    def _longest_output(self, source_length: int, start: int = 1) -> int:
         limit = self._last_position()
-        return source_length + EXTRA_TOKENS if limit is None else min(source_length + EXTRA_TOKENS, limit - 1)
+        return source_length + EXTRA_TOKENS if limit is None else min(source_length + EXTRA_TOKENS, limit - start)
 
     def _last_position(self) -> int | None:
         config = self.model.config

@@ -122,8 +122,8 @@ def sample(task: Task) -> torch.Tensor:
         if task.process is not None or task.keep:
             logits = task.processed(tokens[active, :length], logits)
         new = torch.multinomial(logits.softmax(-1), 1)[:, 0] if task.is_drawn else best_token(logits)
-        if task.stays and task.keeps_padding:
-            new = torch.where(unfinished, new, task.pad_id)
+        if task.stays:
+            new = torch.where(unfinished if task.keeps_padding else task.limits[active] > length, new, task.pad_id)
         tokens[active, length] = new
         if task.streamer is not None:
             task.streamer.put(new.cpu())

@@ -255,3 +255,44 @@ def test_a_start_without_a_checkpoint_leaves_no_tokenizer_for_other_data(train, 
     for name in ("stopped", "expected"):
         assert train(settings, name)[0] == 0
     assert result(tmp_path / "stopped") == result(tmp_path / "expected")
+
+
+def test_a_run_that_is_resumed_after_its_last_epoch_has_the_same_results(train):
+    """As after a kill while the test set is scored."""
+    settings = {**EPOCHS, "max_steps": -1, "num_train_epochs": 2}
+    _, folder = train(settings, "out")
+    expected = result(folder)
+    (folder / "all_results.json").unlink()
+    train(settings, "out")
+    assert result(folder) == expected
+
+
+@pytest.mark.parametrize("keys", [{"metric_for_best_model": "loss", **BEST}, {"lr_scheduler_type": "greedy"}])
+def test_a_limit_of_one_checkpoint_keeps_those_that_are_averaged(train, capsys, keys):
+    settings = {**STEPS, "save_steps": 5, "max_steps": 20, "average_checkpoints": 2, **keys}
+    for limit in (1, 5):
+        train({**settings, "save_total_limit": limit}, f"limit_{limit}")
+    means = [line for line in capsys.readouterr().out.splitlines() if line.startswith("the final model is the mean")]
+    assert means[0] == means[1]
+    assert means[0].count("checkpoint-") == 2
+
+
+def test_a_signal_in_the_evaluation_that_stops_early_keeps_the_checkpoint(train, monkeypatch):
+    """It was saved as the strategy asks, so it counts in the average."""
+    settings = {**STEPS, "eval_steps": 3, "save_steps": 3, "early_stopping_patience": 2, "average_checkpoints": 2}
+    settings |= {"save_total_limit": 5, "learning_rate": 1e-9}
+    _, folder = train(settings, "expected")
+    expected, last = result(folder), max(int(each.name[11:]) for each in folder.glob("checkpoint-*"))
+    evaluate = TokenBatchTrainer.evaluate
+
+    def interrupted(self, *args, **kwargs):
+        if self.state.global_step == last:
+            terminate()
+        return evaluate(self, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TokenBatchTrainer, "evaluate", interrupted)
+        assert train(settings, "stopped")[0] == 128 + signal.SIGTERM
+    status, folder = train(settings, "stopped")
+    assert status == 0
+    assert result(folder) == expected

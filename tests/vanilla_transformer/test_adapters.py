@@ -188,3 +188,15 @@ def test_smoothing_is_that_of_the_logits_under_an_adapter(make_adapted, batch):
     logits = model(**inputs, labels=labels).logits
     expected = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
     torch.testing.assert_close(model(**inputs, labels=labels, smoothing=0.1).loss, expected)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_merged_adapter_is_saved_with_its_lm_head(make_model, tmp_path, shared):
+    sizes = {} if shared else {"decoder_vocab_size": 17}
+    model = make_model(**TINY, share_encoder_decoder_embeddings=shared, tie_word_embeddings=True, **sizes)
+    config = lora(["q_proj", "v_proj"], init_lora_weights=False)
+    merged = peft.get_peft_model(model, config).merge_and_unload().eval()
+    merged.save_pretrained(tmp_path)
+    loaded = type(merged).from_pretrained(tmp_path)
+    batch = {"input_ids": torch.tensor([[3, 4, 5]]), "labels": torch.tensor([[6, 7]])}
+    assert float(loaded(**batch).loss.detach()) == pytest.approx(float(merged(**batch).loss.detach()), rel=1e-6)

@@ -135,7 +135,8 @@ def test_each_sentence_has_its_own_limit(make_translator):
     translator = make_translator()
     translator.model.generation_config.eos_token_id = None
     texts = ["the dog", "the old man reads a book in the house", "a cat sleeps"]
-    for options in ({}, {"forced_eos_token_id": translator.tokenizer.eos_token_id}):  # the latter in transformers' way
+    forced = {"forced_eos_token_id": translator.tokenizer.eos_token_id}  # decoded by the loop of transformers
+    for options in ({}, {"return_scores": True}, forced):
         found = translator(texts, batch_size=3, return_token_scores=True, **options)
         lengths = [len(each["tokens"]) for each in found]
         assert lengths == [len(translator.tokenizer(text)["input_ids"]) + EXTRA_TOKENS for text in texts]
@@ -146,6 +147,30 @@ def test_a_limit_beyond_the_positions_is_the_last_position(make_translator):
     translator.model.generation_config.update(max_length=200, eos_token_id=None)
     found = translator("the dog", return_token_scores=True)[0]
     assert len(found["tokens"]) == 11  # and the start token
+
+
+def test_a_decoder_prompt_counts_in_the_positions(make_translator):
+    translator = make_translator(position_embedding_type="learned", max_position_embeddings=12)
+    translator.model.generation_config.eos_token_id = None
+    for limit in ({}, {"max_new_tokens": 100}, {"max_length": 100}):
+        for prompt in ([[1]], [[1, 5, 6]]):
+            options = {"decoder_input_ids": torch.tensor(prompt), "return_token_scores": True}
+            found = translator("the dog", **options, **limit)[0]
+            assert len(found["tokens"]) == 11
+
+
+def test_a_stop_string_is_no_end_token(make_translator):
+    """The pad token is the end token, and a stopped sentence of a batch is padded with it."""
+    translator = make_translator()
+    config = translator.model.generation_config
+    config.update(pad_token_id=translator.tokenizer.eos_token_id, max_new_tokens=8)
+    texts = random_texts(random.Random(1), 30)
+    stops = sorted({each["translation_text"][4:6] for each in translator(texts)[:3]})
+    options = {"stop_strings": stops, "tokenizer": translator.tokenizer}
+    options |= {"return_scores": True, "return_token_scores": True}
+    single = [translator([text], **options)[0] for text in texts]
+    assert len({len(each["tokens"]) for each in single}) > 1
+    check_equal(translator(texts, batch_size=30, **options), single, "stop_strings")
 
 
 def test_the_models_own_settings_hold_under_a_config_of_the_call(make_translator):

@@ -61,6 +61,7 @@ class StopOnSignal(TrainerCallback):
     _is_over = False  # training ends without a signal
     _is_due = False  # a checkpoint at the end of this epoch
     _at_epoch_end = False
+    _saved_update = -1
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if args.world_size == 1 and threading.current_thread() is threading.main_thread():
@@ -75,9 +76,14 @@ class StopOnSignal(TrainerCallback):
         for number, handler in self.__dict__.pop("_before", {}).items():
             signal.signal(number, handler)
 
-    def _stop(self, control: TrainerControl) -> None:
-        if self.received is not None and not self._stops:
-            self._stops, self.temporary, control.should_save = True, not control.should_save, True
+    def _stop(self, state: TrainerState, control: TrainerControl) -> None:
+        if self.received is None or self._stops:
+            return
+        self._stops = True
+        if self._saved_update == state.global_step:
+            control.should_training_stop = True
+        else:
+            self.temporary, control.should_save = not control.should_save, True
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._at_epoch_end = False
@@ -86,7 +92,7 @@ class StopOnSignal(TrainerCallback):
         if control.should_training_stop or float(state.epoch or 0).is_integer():  # the end of the epoch follows
             self._is_due, control.should_save = control.should_save, False
         else:
-            self._stop(control)
+            self._stop(state, control)
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._stops and not self._is_over:  # within an epoch, which is not at its end
@@ -95,13 +101,14 @@ class StopOnSignal(TrainerCallback):
         control.should_save |= self._is_due
         self._is_due, self._at_epoch_end = False, True
         self.temporary &= not control.should_save
-        self._stop(control)
+        self._stop(state, control)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._at_epoch_end:
-            self._stop(control)
+            self._stop(state, control)
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._saved_update = state.global_step
         if self._stops:  # not before: in a checkpoint it would say that the run is over
             self._is_over = control.should_training_stop
             control.should_training_stop = True

@@ -6,6 +6,8 @@ import math
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -114,13 +116,31 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         early = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
         self._was_over = any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in early)
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers, which would train on where the checkpoint is the last of its run, and would log the
-        mean loss of the updates since then."""
+    def _restore_losses(self) -> None:
+        """Continue the mean losses of the run that is resumed; transformers counts from the checkpoint."""
         if self._loss_before is not None:
             self._total_loss_scalar, loss, self._globalstep_last_logged = self._loss_before
             self._tr_loss += loss
             self._loss_before, self._initial_global_step = None, 0
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Override that keeps all checkpoints; transformers would remove those that are averaged."""
+        self._restore_losses()  # no epoch begins if the checkpoint is at the end of the last one
+        with self.unlimited_checkpoints():
+            return super()._finalize_training(*args, **kwargs)
+
+    @contextmanager
+    def unlimited_checkpoints(self) -> Iterator[None]:
+        """Context manager in which transformers removes no checkpoint: `keep_only` does, after one is complete."""
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            yield
+        finally:
+            self.args.save_total_limit = limit
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Override that trains no further if the checkpoint is the last of its run."""
+        self._restore_losses()
         if self._was_over or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
         else:
@@ -278,9 +298,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         """As in transformers; then the moving average, the stream's place, and, last, the list that makes it whole."""
         run = Path(self.args.output_dir)
         folder = run / f"checkpoint-{self.state.global_step}"
-        limit, self.args.save_total_limit = self.args.save_total_limit, None  # older ones go when this one is whole
         try:
-            super()._save_checkpoint(model, trial)
+            with self.unlimited_checkpoints():
+                super()._save_checkpoint(model, trial)
             if self.average_model is not None and self.args.should_save:
                 self.average_model.save_pretrained(folder / AVERAGED)
             if isinstance(self.train_dataset, TokenBatchStream):
@@ -310,8 +330,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                 f"{folder} could not be written ({error}); {free:,.0f} MiB are free there. The checkpoints before it "
                 f"are untouched: make room, and the same command goes on from the last one."
             ) from error
-        finally:
-            self.args.save_total_limit = limit
         if self.args.should_save:
             keep_only(run, [folder, *self.kept_checkpoints()])
 

@@ -119,7 +119,7 @@ def test_a_schedule_that_follows_the_scores_knows_which_are_better(read, keys):
     training = read(*plateau).training
     assert (training.metric_for_best_model, training.lr_scheduler_kwargs) == ("bleu", {"mode": "max"})
     training = read(*plateau, *(f"--{key}={value}" for key, value in keys.items())).training
-    assert training.lr_scheduler_kwargs == {"mode": "min"}
+    assert training.lr_scheduler_kwargs is None  # "min" is the default
     training = read(*plateau, '--lr_scheduler_kwargs={"mode": "min", "patience": 3}').training
     assert training.lr_scheduler_kwargs == {"mode": "min", "patience": 3}
 
@@ -207,7 +207,15 @@ def test_every_field_is_supported_and_tested_or_rejected(tmp_path):
         (["--lr_scheduler_type", "reduce_lr_on_plateau"], "requires an eval strategy"),
         (["--average_by=best", "--eval_strategy=steps", "--eval_steps=3", "--save_steps=2"], "a multiple of the other"),
         (["--average_by=best", "--eval_strategy=epoch", "--save_steps=2"], "needs the same eval_strategy"),
-        (["--average_by=best", "--eval_strategy=steps", "--eval_steps=0.3", "--save_steps=0.2"], "a multiple"),
+        (
+            ["--average_by=best", "--eval_strategy=steps", "--eval_steps=0.3", "--save_steps=0.2", "--max_steps=100"],
+            "a multiple",
+        ),
+        (
+            ["--average_by=best", "--eval_strategy=steps", "--eval_steps=0.1", "--max_steps=-1"],
+            "give numbers of updates",
+        ),
+        (["--bf16", "true", "--precision", "fp32"], "contradicts precision=fp32"),
     ],
 )
 def test_what_the_trainer_would_accept_without_an_effect_is_rejected(read, capsys, arguments, message):
@@ -222,4 +230,4 @@ def test_harmless_values_are_accepted(read, tmp_path):
     read("--load_best_model_at_end", "false", "--per_device_train_batch_size", "8", "--hub_strategy", "end")
     best = ("--average_by=best", "--eval_strategy=steps")
     for evaluations, saves in ((4, 2), (2, 4), (0.1, 0.2), (3, 3)):
-        read(*best, f"--eval_steps={evaluations}", f"--save_steps={saves}")
+        read(*best, f"--eval_steps={evaluations}", f"--save_steps={saves}", "--max_steps=100")
