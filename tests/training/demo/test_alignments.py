@@ -1,15 +1,22 @@
 """What translates what in the demo corpus; and a model that learned such a thing tells it."""
 
+import importlib.util
 import random
+from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from training.demo.alignments import Aligned, aligned_sentences, by_word, error_rate
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.alignment_vanilla_transformer import align, choose_alignment_heads, word_spans
+
+spec = importlib.util.spec_from_file_location("demo_alignments", Path(__file__).with_name("alignments.py"))
+demo_alignments = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(demo_alignments)
+Aligned, aligned_sentences = demo_alignments.Aligned, demo_alignments.aligned_sentences
+by_word, error_rate = demo_alignments.by_word, demo_alignments.error_rate
 
 
 def spelled(sentence: Aligned, links: set[tuple[int, int]]) -> set[str]:

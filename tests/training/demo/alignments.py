@@ -1,6 +1,6 @@
 """Which words of the demo corpus translate each other, as its grammar knows, and how well a checkpoint knows it.
 
-    python -m training.demo.alignments runs/demo          # alignment error rate, in percent
+    python -m tests.training.demo.alignments runs/demo          # alignment error rate, in percent
 
 Every word of the lexicon is drawn with a number inside, which both sentences of a pair then show at the word and at its
 translation. The words that the grammar adds (articles, auxiliaries, conjunctions, ...) are told by what they are.
@@ -152,7 +152,7 @@ def articles(words: list[str], units: list[int | None]) -> dict[int, int]:
 
 
 def main() -> None:
-    parser = CommandLine("training.demo.alignments", __doc__)
+    parser = CommandLine("tests.training.demo.alignments", __doc__)
     parser.add_argument("checkpoint", help="folder of a model that was trained on the demo corpus")
     parser.add_argument("--sentences", type=int, default=200, help="how many to draw (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="another seed draws others (default: %(default)s)")
