@@ -119,7 +119,7 @@ def tokenizers_for(arguments: argparse.Namespace, layout: Layout, told: dict[str
             raise ValueError(f"{option} {reason}: it is for {' and '.join(layouts)}.")
     if len(arguments.codes) > 2:
         raise ValueError(f"--codes takes one file, or one for each side, not {len(arguments.codes)}.")
-    if any(given) or layout.name not in toolkit["--codes"]:
+    if any(given) or layout.name not in toolkit["--codes"] or told.get("source_begins"):
         return read_tokenizers(arguments.source_tokenizer, arguments.target_tokenizer, told.get("source_begins"))
     return read_toolkit(layout.name, arguments.file, told, arguments.data, arguments.codes)
 

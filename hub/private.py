@@ -58,7 +58,14 @@ def find_path(text: str, places: tuple[str, ...] = ()) -> str | None:
 
 
 def find_place(text: str, places: tuple[str, ...]) -> str | None:
-    return next((place for place in places if place in text), None)
+    """Return the first of the exact paths that appears in a text, except within a longer name or an address."""
+    found = (place for place in places if place in text)
+    return next((place for place in found if re.search(rf"(?<![\w.]){re.escape(place)}(?![\w-])", text)), None)
+
+
+def find_place_in_binary(text: str, places: tuple[str, ...]) -> str | None:
+    """Return the first of the exact paths that appears in a binary file; short ones appear there by chance."""
+    return next((place for place in places if len(place) > 5 and place in text), None)
 
 
 def strings_in(value: Any) -> Iterator[tuple[str, str]]:
@@ -144,7 +151,7 @@ def find_private(name: str, content: bytes | Path, places: tuple[str, ...] = ())
             raise ValueError(
                 f"{name} cannot be read ({error or type(error).__name__}). Nothing was uploaded."
             ) from error
-    find = find_place if name.endswith(SENTENCES) or kind in BINARY else find_path
+    find = find_place_in_binary if kind in BINARY else find_place if name.endswith(SENTENCES) else find_path
     for key, each in [("", text), *strings_in(value)]:
         where = f"{name}{f', {key},' if key else ''}"
         if (token := find_token(each)) or (each.strip() and SECRET_KEYS.search(key)):

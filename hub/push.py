@@ -47,7 +47,8 @@ for names, what in ((drawn, "the weights lack"), (useless, "of no use is"), (bro
     if names:
         sys.exit(f"{what} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1))
 tokenizer = AutoTokenizer.from_pretrained(".", trust_remote_code=True)
-ids = model.generate(**tokenizer(sys.stdin.buffer.read().decode(), return_tensors="pt"), max_new_tokens=64)
+limit = min(64, model.config.max_position_embeddings - 1)
+ids = model.generate(**tokenizer(sys.stdin.buffer.read().decode(), return_tensors="pt"), max_new_tokens=limit)
 sys.stdout.buffer.write(tokenizer.decode(ids[0], skip_special_tokens=True).encode())
 """
 

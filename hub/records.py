@@ -115,7 +115,7 @@ def places_of(checkpoint: Path) -> tuple[str, ...]:
     recipe = read_record(checkpoint / "recipe.yaml").values
     named = {text for _, text in strings_in(recipe) if Path(text).is_absolute()}
     own = {str(path) for path in (Path.home(), Path.cwd(), checkpoint.resolve(), checkpoint.resolve().parent)}
-    return tuple(sorted(place for place in named | own if len(place) > 5))
+    return tuple(sorted(place for place in named | own if place != "/"))
 
 
 def shareable(recipe: Record, results: Record, places: tuple[str, ...]) -> tuple[str, list[str]]:

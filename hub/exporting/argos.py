@@ -109,7 +109,8 @@ def to_sentencepiece(tokenizer: PreTrainedTokenizerBase) -> Any:
 def refuse_beyond_sentencepiece(parts: dict[str, Any]) -> None:
     """Raises ValueError that names what of a tokenizer (its file's content) SentencePiece cannot do."""
     before = parts.get("pre_tokenizer") or {}
-    steps = [each["type"] for each in before.get("pretokenizers", [before]) if each]
+    first, *others = before.get("pretokenizers") or [before]
+    steps = [each["type"] for each in (first, *others) if each]
     normal = (parts.get("normalizer") or {"type": "NFC"})["type"]
     reasons = {
         f"its tokenizer is of the type {parts['model']['type']}, not BPE": parts["model"]["type"] != "BPE",
@@ -117,6 +118,8 @@ def refuse_beyond_sentencepiece(parts: dict[str, Any]) -> None:
         f"its tokenizer splits words by {', '.join(steps) or 'nothing'}": bool(
             steps[:1] != ["Metaspace"] or set(steps) - {"Metaspace", "Punctuation", "Digits"}
         ),
+        "its tokenizer does not write ▁ before each word": (first.get("replacement"), first.get("prepend_scheme"))
+        not in (("▁", "always"), ("▁", "first")),
     }
     if found := [reason for reason, holds in reasons.items() if holds]:
         raise ValueError(f"SentencePiece, which Argos Translate reads, cannot express this model: {found[0]}.")

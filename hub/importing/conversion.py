@@ -80,7 +80,7 @@ def convert(
     fields = layout.config | (layout.variant_config(facts, state) if layout.variant_config else {})
     heads = heads_of(layout, facts, state)
     ids = dict.fromkeys(SPECIAL_IDS) | layout.special_ids
-    ids |= {name: fields.pop(name) for name in SPECIAL_IDS if name in fields} | special_ids
+    ids |= {name: fields.pop(name) for name in (*SPECIAL_IDS, "decoder_start_token_id") if name in fields} | special_ids
     ids.setdefault("decoder_start_token_id", ids["bos_token_id"])
     shapes = architecture(placed, layout, heads, facts.d_model, fields)
     try:
@@ -242,8 +242,7 @@ def build(
                 f"{origin.get(name, name)} makes {name} of shape {tuple(tensors[name].shape)}, but {others} it should "
                 f"be {tuple(tensor.shape)}."
             )
-    extra = [name for name in tensors if name not in expected]
-    if extra:
+    if extra := [name for name in tensors if name not in expected]:
         raise ValueError(f"{origin[extra[0]]} has no place in a model of {config.encoder_layers} encoder layers.")
     model = VanillaTransformerForConditionalGeneration(config)
     model.load_state_dict(tensors)

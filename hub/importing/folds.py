@@ -16,11 +16,12 @@ def in_thirds(query: str, key: str, value: str) -> Use:
 
 
 def unbiased_norm(target: str, note: str, bound: str = "exact") -> Use:
-    """A norm's weight (d) or (1) whose code divides by the unbiased deviation: sqrt(n / (n - 1)) of ours."""
+    """A norm's weight (d) or (1) whose code divides by the unbiased deviation, unless a setting denies it."""
 
     def fold(tensor: torch.Tensor, facts: Facts) -> tuple[torch.Tensor, ...]:
         n = facts.d_model
-        return (tensor.expand(n) * ((n - 1) / n) ** 0.5,)
+        ratio = (n - 1) / n if facts.metadata.get("unbiased_norm", True) else 1.0
+        return (tensor.expand(n) * ratio**0.5,)
 
     return Use((target,), fold, note, bound)
 
@@ -39,17 +40,20 @@ def spread(target: str) -> Use:
 
 
 def shared_by_heads(target: str, scores_divided_by_width: bool = False) -> Use:
-    """One matrix (k, k) that every head uses on its part of the input: a block-diagonal (d, d).
+    """One matrix (k, k), or bias (k), that every head uses on its part of the input: a block-diagonal (d, d).
 
-    Where the scores are divided by sqrt(d) instead of sqrt(k), the queries take the difference: times sqrt(k / d).
+    If k is d, the matrix is that of all heads. Where the scores are divided by sqrt(d), and not by the root of a head's
+    width, the queries take the difference: divided by the root of the number of heads.
     """
 
     def fold(tensor: torch.Tensor, facts: Facts) -> tuple[torch.Tensor, ...]:
-        width = tensor.shape[0]
-        if tensor.ndim != 2 or tensor.shape[1] != width or facts.d_model % width:
+        width = len(tensor)
+        if tensor.shape not in ((width,), (width, width)) or not width or facts.d_model % width:
             raise ValueError(f"it should be square, and its width a divisor of {facts.d_model}.")
-        scale = (width / facts.d_model) ** 0.5 if scores_divided_by_width else 1.0
-        return (torch.block_diag(*[tensor * scale] * (facts.d_model // width)),)
+        copies = facts.d_model // width
+        scale = max(copies, facts.num_heads or 1) ** -0.5 if scores_divided_by_width else 1.0
+        parts = [tensor * scale] * copies
+        return (torch.cat(parts) if tensor.ndim == 1 else torch.block_diag(*parts),)
 
     note = "a matrix shared by the heads, as block diagonal"
     return Use((target,), fold, note + (", with the scale of its scores" if scores_divided_by_width else ""))

@@ -6,8 +6,6 @@ from typing import Any
 from hub.importing.layout import Kind, Layout
 from vanilla_transformer.shared.command_line import nearest
 
-OF_EVERY_LAYOUT: dict[str, Kind] = {"source_begins": bool}
-
 
 def settings(texts: list[str], metadata: dict[str, Any], layout: Layout) -> dict[str, Any]:
     """What `--set KEY=VALUE` and, for the layout's own settings, the file say; `--set` goes before.
@@ -15,7 +13,7 @@ def settings(texts: list[str], metadata: dict[str, Any], layout: Layout) -> dict
     Raises:
         ValueError: a key that the layout does not have, or has twice, or a value of another kind.
     """
-    kinds = layout.settings | OF_EVERY_LAYOUT
+    kinds: dict[str, Kind] = layout.settings | {"source_begins": bool}
     found: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")

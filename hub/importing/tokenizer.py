@@ -77,13 +77,10 @@ class Tokenizers:
         if suppressed := model.generation_config.suppress_tokens:  # rows of the target, which have just moved
             model.generation_config.suppress_tokens = [rows["target"].index(old) for old in suppressed]
         begins_with_end = model.config.decoder_start_token_id == model.config.eos_token_id is not None
-        start = "eos_token" if begins_with_end else "bos_token"
-        for name, value in self.target.ids().items():
-            if name != "unk_token":
-                setattr(model.config, f"{name}_id", value)
-                setattr(model.generation_config, f"{name}_id", value)
-        model.config.decoder_start_token_id = self.target.ids()[start]
-        model.generation_config.decoder_start_token_id = self.target.ids()[start]
+        ids = {f"{name}_id": value for name, value in self.target.ids().items() if name != "unk_token"}
+        ids["decoder_start_token_id"] = ids["eos_token_id" if begins_with_end else "bos_token_id"]
+        model.config.update(ids)
+        model.generation_config.update(**ids)
         return rows
 
 
@@ -182,7 +179,7 @@ def together(sides: list[Side], source_begins: bool = False, source_ends: bool =
 
 def read_side(path: Path) -> Side:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as text ({error}).") from error
     if text.lstrip().startswith("{"):
@@ -197,16 +194,15 @@ def read_side(path: Path) -> Side:
         if len(set(tokens)) < len(tokens):
             twice = next(token for i, token in enumerate(tokens) if token in tokens[:i])
             raise ValueError(f"{path} has the token {twice!r} twice: give one token a line, in the order of the ids.")
-        unk = next((token for token in KNOWN["unk_token"] if token in tokens), None)
+        unk = next((token for name in ("unk_token", "pad_token") for token in KNOWN[name] if token in tokens), "<unk>")
         vocabulary = {token: i for i, token in enumerate(tokens)}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unk) if unk else models.WordLevel(vocabulary))
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unk))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     found = {
         name: next((token for token in names if tokenizer.token_to_id(token) is not None), None)
         for name, names in KNOWN.items()
     }
-    missing = [name for name, token in found.items() if token is None and name != "unk_token"]
-    if missing:
+    if missing := [name for name, token in found.items() if token is None and name != "unk_token"]:
         names = ", ".join(KNOWN[missing[0]])
         raise ValueError(f"{path} has no {missing[0]}: none of {names} is in it.")
     special = {name: token for name, token in found.items() if token is not None}

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hub.import_checkpoint import main
+from hub.importing.tokenizer import read_tokenizers
 
 
 @pytest.fixture
@@ -286,3 +287,34 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(make_reference, save_as, com
     assert line.startswith("hub.import_checkpoint: ")
     assert line.endswith("out could not be written: File too large. Nothing of it is left.")
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["opennmt 3", "fairseq base"])
+def test_toolkits_without_tokenizers_of_their_own_have_no_source_begins(toolkits, command, tmp_path, capsys, name):
+    """Their sources begin as in the toolkit."""
+    theirs = toolkits.make(name)
+    for side, size in zip(("de", "en"), (31, 37), strict=True):
+        (tmp_path / f"dict.{side}.txt").write_text("".join(f"{side}{i} 1\n" for i in range(size - 4)))
+    path = toolkits.save(theirs.content(), tmp_path / "model.pt")
+    command(path, tmp_path / "out", "--set", "source_begins=true", status=2)
+    assert "source_begins=true needs a tokenizer of its own for each side" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("json_file", [False, True])
+def test_a_byte_order_mark_is_ignored(tmp_path, json_file):
+    path = tmp_path / "tokens"
+    path.write_text("<unk>\n<pad>\n<s>\n</s>\na\nb\n", encoding="utf-8-sig")
+    if json_file:
+        word_level([*SPECIAL, "a", "b"], path)
+        path.write_text(path.read_text(), encoding="utf-8-sig")
+    tokenizer = read_tokenizers(path, None).tokenizer
+    assert tokenizer("a zzz b")["input_ids"] == [4, 0, 5, 3]
+
+
+def test_in_a_list_without_an_unknown_token_other_words_are_padding(tmp_path):
+    """As for a character-level tutorial, whose list has the letters only."""
+    path = tmp_path / "tokens.txt"
+    path.write_text("<START>\na\nb\n<PAD>\n<END>\n")
+    tokenizer = read_tokenizers(path, None).tokenizer
+    assert tokenizer("a zzz b")["input_ids"] == [1, 3, 2, 4]

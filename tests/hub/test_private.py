@@ -81,6 +81,27 @@ def test_this_machine_is_known_by_its_own_places():
     assert find_private("samples.tsv", b"a\nin /home/you it is\tb\tc\n", there) is None  # a sentence
 
 
+@pytest.mark.parametrize("place", ["/models", "/root", "/a", "C:\\x"])
+def test_short_paths_are_found_but_not_within_other_names(place):
+    """Addresses and longer names are no local paths."""
+    for name in ("README.md", "samples.tsv", "tokenizer.json"):
+        for text in ("see {} there", "({})", "file://{}/x", "'{}/x'", "{}.", "{}"):
+            content = json.dumps({"x": text.format(place)}) if name.endswith("json") else text.format(place)
+            assert "holds a path" in (find_private(name, content.encode(), (place,)) or ""), (name, text)
+        for text in ("https://huggingface.co{}", "x{}/y", "{}2/y", "{}-old", "{}_x", "..{}"):
+            content = json.dumps({"x": text.format(place)}) if name.endswith("json") else text.format(place)
+            assert find_private(name, content.encode(), (place,)) is None, (name, text)
+    assert find_private("a.spm", f"x {place} y".encode(), ("/a", "/root")) is None  # any three bytes may be in it
+
+
+def test_the_root_is_no_local_path(tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("HOME", "/root")
+    places = places_of(tmp_path)
+    assert "/root" in places
+    assert "/" not in places
+
+
 def picture(path: Path, how: str = "", text: str = "") -> Path:
     """A PNG file as Pillow writes it, which says something."""
     told, exif = PngInfo(), Image.Exif()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hub.push import gather
+from hub.push import gather, translate_elsewhere
 
 pytestmark = pytest.mark.slow
 
@@ -397,6 +397,17 @@ def test_pictures_and_sentencepiece_models_go_up_without_local_paths(programs, h
     assert b"/lustre" not in files["source.spm"]
     assert str(folder).encode() not in files["source.spm"]
     assert ModelProto.FromString(files["source.spm"]).pieces == model.pieces
+
+
+def test_a_model_of_few_learned_positions_passes_the_check(tmp_path, make_model, make_tokenizer):
+    """Its source and translation have positions, although it never ends."""
+    tokenizer, sizes = make_tokenizer(True)
+    model = make_model(position_embedding_type="learned", max_position_embeddings=12, **sizes)
+    with torch.no_grad():
+        model.lm_head.weight[tokenizer.eos_token_id] = -model.lm_head.weight[3]
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "run")
+    assert translate_elsewhere(gather(tmp_path / "run"), "the dog") is not None
 
 
 def test_a_folder_that_is_named_like_a_picture_stays_at_home(checkpoint):

@@ -1,18 +1,32 @@
 """Aladdin Persson's Machine-Learning-Collection: the Transformer from scratch, and the one around nn.Transformer."""
 
+import torch
+
 from hub.importing.folds import shared_by_heads
-from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, Layout, Use, feed_forward
+from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, Facts, Layout, State, Use, feed_forward
 from hub.importing.layouts.torch_transformer import ASSUMED, BODY, SETTINGS, variant_config
 
 
 def attention(theirs: str, ours: str) -> dict[str, str | Use]:
-    """Matrices of one head's width that all heads share; scores are divided by the root of the whole width."""
+    """Matrices of one head's width that all heads share, or of d_model; scores are divided by the root of d_model."""
     return {
-        f"{theirs}.queries.weight": shared_by_heads(f"{ours}.q_proj.weight", scores_divided_by_width=True),
-        f"{theirs}.keys.weight": shared_by_heads(f"{ours}.k_proj.weight"),
-        f"{theirs}.values.weight": shared_by_heads(f"{ours}.v_proj.weight"),
+        f"{theirs}.queries.{{p}}": shared_by_heads(f"{ours}.q_proj.{{p}}", scores_divided_by_width=True),
+        f"{theirs}.keys.{{p}}": shared_by_heads(f"{ours}.k_proj.{{p}}"),
+        f"{theirs}.values.{{p}}": shared_by_heads(f"{ours}.v_proj.{{p}}"),
         f"{theirs}.fc_out.{{p}}": f"{ours}.out_proj.{{p}}",
     }
+
+
+def num_heads(facts: Facts, state: State) -> int | None:
+    """Return the number of heads that share a matrix; None if the matrix has the width of all heads."""
+    heads = facts.d_model // max(1, len(state["encoder.layers.0.attention.queries.weight"]))
+    return heads if heads > 1 else None
+
+
+def run(model, source, source_mask, target, target_mask):
+    """Run each sentence without padding: the cross-attention of this code attends to the padding of sources."""
+    rows = zip(source, source_mask[:, 0, 0], target, strict=True)
+    return torch.stack([model(ids[real][:, None], given[:, None])[:, 0] for ids, real, given in rows])
 
 
 ENC, DEC, BLOCK = "encoder.layers.{i}", "decoder.layers.{i}", "decoder.layers.{i}.transformer_block"
@@ -46,7 +60,7 @@ LAYOUT = Layout(
         "decoder.fc_out.{p}": "lm_head.{p}",
     },
     config=CONFIG,
-    num_heads=lambda facts, state: facts.d_model // max(1, len(state["encoder.layers.0.attention.queries.weight"])),
+    num_heads=num_heads,
     zero_biases=PROJECTIONS,
     check=(
         "Its code hides the target's padding from nothing; padding stands behind every sentence, so nothing sees it.",
@@ -68,6 +82,9 @@ AROUND_TORCH = Layout(
     settings=SETTINGS,
     assumed=ASSUMED,
     variant_config=variant_config,
-    run=lambda model, source, source_mask, target, target_mask: model(source.T, target.T).transpose(0, 1),
-    check=("It counts positions of padding as well; ours count real tokens, the same where padding stands behind.",),
+    run=run,
+    check=(
+        "It counts positions of padding as well; ours count real tokens, the same where padding stands behind.",
+        "Its cross-attention attends to the padding of sources: in batches of different lengths its results differ.",
+    ),
 )

@@ -1,13 +1,14 @@
 """hyunwoongko's transformer: post-norm with gamma and beta, positions that are not in the file, unscaled embeddings."""
 
-from hub.importing.layout import DECODER, ENCODER, Layout, attention, feed_forward
+from hub.importing.folds import unbiased_norm
+from hub.importing.layout import DECODER, ENCODER, Layout, Use, attention, feed_forward
 
 W = ("w_q", "w_k", "w_v", "w_concat")
 FFN = ("ffn.linear1", "ffn.linear2")
 
 
-def norm(theirs: str, ours: str) -> dict[str, str]:
-    return {f"{theirs}.gamma": f"{ours}.weight", f"{theirs}.beta": f"{ours}.bias"}
+def norm(theirs: str, ours: str) -> dict[str, str | Use]:
+    return {f"{theirs}.gamma": unbiased_norm(f"{ours}.weight", note=""), f"{theirs}.beta": f"{ours}.bias"}
 
 
 LAYOUT = Layout(
@@ -36,6 +37,8 @@ LAYOUT = Layout(
     },
     norm_eps=lambda d_model: 1e-12,
     special_ids={"pad_token_id": 1},
+    settings={"unbiased_norm": bool},
+    assumed={"unbiased_norm": False},  # true before December 2022
     check=(
         "Its positions are not in the file: they are taken as the sinusoids of its code.",
         "Its target mask blanks out rows of padding instead of hiding padding: the same for the real tokens.",

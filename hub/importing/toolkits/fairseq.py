@@ -158,12 +158,9 @@ def variant_config(facts: Facts, state: State) -> dict[str, Any]:
     is_pre = told["encoder_normalize_before"]
     folded = any(f"decoder.project_{way}_dim.weight" in state for way in ("in", "out"))
     output = state.get("decoder.output_projection.weight", state.get("decoder.embed_out"))
-    tied = output is None or told.get(
-        "share_decoder_input_output_embed", same(output, state["decoder.embed_tokens.weight"])
-    )
-    shared = told.get(
-        "share_all_embeddings", same(state["encoder.embed_tokens.weight"], state["decoder.embed_tokens.weight"])
-    )
+    source, target = (state[f"{side}.embed_tokens.weight"] for side in ("encoder", "decoder"))
+    tied = output is None or told.get("share_decoder_input_output_embed", torch.equal(output, target))
+    shared = told.get("share_all_embeddings", torch.equal(source, target))
     # before version 3 there was no norm after the last layer; a file says which version it is of
     version = state.get("decoder.version")
     normed = "decoder.layer_norm.weight" in state if version is None else bool((version > 2).all())
@@ -176,15 +173,8 @@ def variant_config(facts: Facts, state: State) -> dict[str, Any]:
         "tie_word_embeddings": bool(tied and not folded),
         "share_encoder_decoder_embeddings": bool(shared and not folded),
     }
-    if "decoder_attention_heads" in told:
-        fields["decoder_attention_heads"] = told["decoder_attention_heads"]
-    return fields | {
-        name: told[name] for name in ("dropout", "attention_dropout", "activation_dropout") if name in told
-    }
-
-
-def same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return torch.equal(first, second)
+    names = ("decoder_attention_heads", "dropout", "attention_dropout", "activation_dropout")
+    return fields | {name: told[name] for name in names if name in told}
 
 
 POSITIONS = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")

@@ -27,7 +27,7 @@ SPECIAL = {"unk_token_id": "<unk>", "pad_token_id": "<blank>", "bos_token_id": "
 SOURCE = "encoder.embeddings.make_embedding.emb_luts.0.weight"
 TARGET = "decoder.embeddings.make_embedding.emb_luts.0.weight"
 SETTINGS: dict[str, Kind] = {
-    **dict.fromkeys(("heads", "pad_token_id", "bos_token_id", "eos_token_id"), int),
+    **dict.fromkeys(("heads", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), int),
     **dict.fromkeys(("norm_eps", "dropout", "attention_dropout"), float),
     **dict.fromkeys(("share_embeddings", "share_decoder_embeddings"), bool),
     "position_encoding_type": ("SinusoidalInterleaved", "SinusoidalConcat"),
@@ -43,7 +43,7 @@ EXPECTED = {  # the only values of settings that are ours
     **{"position_encoding": True, "generator_function": "softmax", "copy_attn": False, "num_kv": 0},
     **{"max_relative_positions": 0, "relative_positions_buckets": 0, "parallel_residual": False},
     **{"shared_layer_norm": False, "num_experts": 0, "sliding_window": 0, "n_src_feats": 0, "lora_layers": []},
-    **{"lora_embedding": False, "quant_layers": [], "multiquery": False},
+    **{"lora_embedding": False, "quant_layers": [], "multiquery": False, "decoder_start_token": ("<s>", "</s>")},
     "pos_ffn_activation_fn": ("relu", "gelu"),
     "position_encoding_type": ("SinusoidalInterleaved", "SinusoidalConcat"),
 }
@@ -62,7 +62,8 @@ def opened(content: dict) -> tuple[dict, dict[str, Any]]:
     Raises:
         ValueError: no transformer, or one with an option that is none of ours; names it.
     """
-    options = vars(content["opt"])
+    vocab = content["vocab"] if isinstance(content["vocab"], dict) else {}
+    options = vars(content["opt"]) | {"decoder_start_token": vocab.get("decoder_start_token")}
     for name, expected in EXPECTED.items():
         value = options.get(name)
         ours = expected if isinstance(expected, tuple) else (expected, None)
@@ -88,6 +89,8 @@ def opened(content: dict) -> tuple[dict, dict[str, Any]]:
         if found["source"] != found["target"]:
             with_special_rows(state, found)
         told |= {name: found["target"].index(SPECIAL[name]) for name in ASSUMED if name in SPECIAL}
+    if options["decoder_start_token"] == "</s>":
+        told["decoder_start_token_id"] = told["eos_token_id"]
     return state, told | {"vocabularies": found}
 
 
@@ -108,8 +111,7 @@ def vocabularies(vocab: Any) -> dict[str, list[str]]:
         if len(set(tokens)) < len(tokens):
             raise ValueError(f"has a token twice in its vocabulary of the {side}.")
         found[side] = tokens
-    lacking = [token for token in SPECIAL.values() if token not in found["target"]]
-    if lacking:
+    if lacking := [token for token in SPECIAL.values() if token not in found["target"]]:
         raise ValueError(
             f"has no {lacking[0]} in its vocabulary of the target: a model without it cannot be used here."
         )
@@ -161,7 +163,8 @@ def variant_config(facts: Facts, state: State) -> dict[str, Any]:
         "share_encoder_decoder_embeddings": told.get("share_embeddings", torch.equal(state[SOURCE], state[TARGET])),
         **{name: told[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
     }
-    return fields | {name: told[name] for name in ("dropout", "attention_dropout") if name in told}
+    names = ("dropout", "attention_dropout", "decoder_start_token_id")
+    return fields | {name: told[name] for name in names if name in told}
 
 
 KVQO = ("linear_query", "linear_keys", "linear_values", "final_linear")

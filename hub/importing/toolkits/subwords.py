@@ -78,7 +78,7 @@ def dictionaries(folder: Path, metadata: dict[str, Any], asked: bool) -> dict[st
 def read_dictionary(path: Path) -> list[str]:
     """Tokens by id of fairseq's format: behind its four special ones, `token count` a line."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text in UTF-8: it is no dictionary of fairseq's.") from error
     ids = {token: i for i, token in enumerate(FAIRSEQ)}
@@ -105,11 +105,8 @@ def side_of(tokens: list[str], codes: Path | None) -> Side:
     Args:
         codes: None: words of the text, which stand between spaces, are the tokens.
     """
-    special = {}
-    for name, known in KNOWN.items():
-        special[name] = next((token for token in known if token in tokens), "")
-    lacking = [name for name, token in special.items() if not token]
-    if lacking:
+    special = {name: next((token for token in known if token in tokens), "") for name, known in KNOWN.items()}
+    if lacking := [name for name, token in special.items() if not token]:
         raise ValueError(f"the vocabulary has no {lacking[0]}: none of {', '.join(KNOWN[lacking[0]])} is in it.")
     unk = special["unk_token"]
     if codes is None:
@@ -199,38 +196,45 @@ def of_sentencepiece(tokens: list[str], path: Path, content: bytes, special: dic
     except DecodeError as error:
         raise ValueError(f"{path} is neither BPE codes nor a model of SentencePiece's.") from error
     unk = special["unk_token"]
-    kind, normal = proto.trainer_spec.model_type, proto.normalizer_spec
-    if kind not in (UNIGRAM, BPE) or not proto.pieces:
+    trainer, normal = proto.trainer_spec, proto.normalizer_spec
+    if trainer.model_type not in (UNIGRAM, BPE) or not proto.pieces:
         raise ValueError(f"{path} is no model of SentencePiece's of the type unigram or bpe.")
-    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (1, 4)}  # no control symbols
+    has_symbols = trainer.model_type == BPE and any(piece.type == 4 for piece in proto.pieces)
+    if has_symbols or trainer.treat_whitespace_as_suffix:
+        setting = "user_defined_symbols in BPE" if has_symbols else "treat_whitespace_as_suffix=true"
+        raise ValueError(f"{path} is a SentencePiece model with {setting}, which is not supported.")
+    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (1, 4, 6)}  # no control symbols
     letters = set("".join(scores)) | {" "}
     known = set(tokens)
     others = known - scores.keys() - set(special.values())  # its segmentation must not use them
-    foreign = {token for token in others if not letters & set(token)}
+    foreign = {token for token in others if not letters & set(token) and not trainer.byte_fallback}
     starts = {token: RUN[0] if token in foreign else RUN[1] for token in others}
     names = [starts.get(token, "") + token + RUN[1] * (token in foreign) for token in tokens]
     pieces = [*names, *(piece for piece in scores if piece not in known)]
-    if kind == UNIGRAM:
+    if trainer.model_type == UNIGRAM:
         lowest = min(scores.values(), default=0.0)
-        model: Any = models.Unigram([(piece, scores.get(piece, lowest)) for piece in pieces], tokens.index(unk), False)
+        scored = [(piece, scores.get(piece, lowest)) for piece in pieces]
+        model: Any = models.Unigram(scored, tokens.index(unk), trainer.byte_fallback)
     else:
         merges = generate_merges({piece: i for i, piece in enumerate(scores)}, scores)
         ids = {piece: i for i, piece in enumerate(pieces)}
-        model = models.BPE(ids, merges, unk_token=unk, fuse_unk=True, ignore_merges=bool(foreign))
+        options = {"ignore_merges": bool(foreign), "byte_fallback": trainer.byte_fallback}
+        model = models.BPE(ids, merges, unk_token=unk, fuse_unk=True, **options)
     tokenizer = Tokenizer(model)
     steps: list[Any] = [normalizers.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
     if normal.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    elif normal.add_dummy_prefix:  # Metaspace adds none before a space
+        steps.append(normalizers.Prepend(" "))
     scheme = "always" if normal.add_dummy_prefix else "never"
-    split: list[Any] = [pre_tokenizers.Metaspace(prepend_scheme=scheme)]
+    split: list[Any] = [pre_tokenizers.Metaspace(prepend_scheme=scheme, split=trainer.split_by_whitespace)]
     if foreign:
         steps += marks_of_runs(letters)
         split.append(pre_tokenizers.Split(Regex(f"{RUN[0]}[^{RUN[1]}]*{RUN[1]}"), "isolated"))
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
-    tokenizer.decoder = decoders.Sequence(
-        [*(decoders.Replace(mark, "") for mark in RUN), decoders.Metaspace(prepend_scheme=scheme)]
-    )
+    marks = [decoders.Replace(mark, "") for mark in RUN]
+    tokenizer.decoder = decoders.Sequence([*marks, decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme)])
     return tokenizer
 
 

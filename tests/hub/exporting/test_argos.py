@@ -11,6 +11,7 @@ from pathlib import Path
 import ctranslate2
 import pytest
 import sentencepiece
+from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
 from hub.export import main
@@ -69,6 +70,14 @@ def test_sentencepiece_makes_the_same_ids_of_multi30k():
 def test_what_sentencepiece_cannot_do_is_refused(keys, message):
     with pytest.raises(ValueError, match=message):
         to_sentencepiece(make_tokenizer(**keys))
+
+
+@pytest.mark.parametrize("options", [{"prepend_scheme": "never"}, {"replacement": "_"}])
+def test_words_that_begin_otherwise_are_an_error(options):
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**options)
+    with pytest.raises(ValueError, match="does not write ▁ before each word"):
+        to_sentencepiece(tokenizer)
 
 
 @pytest.fixture

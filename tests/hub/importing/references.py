@@ -414,22 +414,26 @@ class Gordic(nn.Module):
 
 
 class GammaNorm(nn.Module):
-    def __init__(self, d):
+    """`unbiased`: as its code was before December 2022."""
+
+    def __init__(self, d, unbiased=False):
         super().__init__()
         self.gamma, self.beta = nn.Parameter(torch.ones(d)), nn.Parameter(torch.zeros(d))
+        self.unbiased = unbiased
 
     def forward(self, x):
-        variance = x.var(-1, unbiased=False, keepdim=True)
-        return self.gamma * (x - x.mean(-1, keepdim=True)) / torch.sqrt(variance + 1e-12) + self.beta
+        variance = x.var(-1, unbiased=self.unbiased, keepdim=True)
+        deviation = variance.sqrt() + 1e-12 if self.unbiased else torch.sqrt(variance + 1e-12)
+        return self.gamma * (x - x.mean(-1, keepdim=True)) / deviation + self.beta
 
 
 class Hyunwoongko(nn.Module):
-    def __init__(self, sizes=(31, 37), d=16, heads=4, layers=2, ff=24, pad=1):
+    def __init__(self, sizes=(31, 37), d=16, heads=4, layers=2, ff=24, pad=1, unbiased=False):
         super().__init__()
         names = ("w_q", "w_k", "w_v", "w_concat")
 
         def layer(attentions):
-            norms = {f"norm{i + 1}": GammaNorm(d) for i in range(len(attentions) + 1)}
+            norms = {f"norm{i + 1}": GammaNorm(d, unbiased) for i in range(len(attentions) + 1)}
             ffn = Named(linear1=nn.Linear(d, ff), linear2=nn.Linear(ff, d))
             return Named(**{name: WAttention(d, heads, True, names) for name in attentions}, ffn=ffn, **norms)
 
@@ -515,12 +519,14 @@ class Bentrevett(nn.Module):
 
 
 class AladdinPersson(nn.Module):
-    def __init__(self, sizes=(31, 37), d=16, heads=4, layers=2, length=20, pad=0):
+    """`full`: the heads have different matrices, each of which is a part of a matrix of the full width."""
+
+    def __init__(self, sizes=(31, 37), d=16, heads=4, layers=2, length=20, pad=0, full=False, bias=False):
         super().__init__()
-        k = d // heads
+        k = d if full else d // heads
 
         def attention():
-            maps = {name: nn.Linear(k, k, bias=False) for name in ("values", "keys", "queries")}
+            maps = {name: nn.Linear(k, k, bias=bias) for name in ("values", "keys", "queries")}
             return Named(**maps, fc_out=nn.Linear(d, d))
 
         def block():
@@ -539,13 +545,13 @@ class AladdinPersson(nn.Module):
             sizes[1], lambda: Named(norm=nn.LayerNorm(d), attention=attention(), transformer_block=block())
         )
         self.decoder.fc_out = nn.Linear(d, sizes[1])
-        self.d, self.heads, self.pad = d, heads, pad
+        self.d, self.k, self.heads, self.pad = d, k, heads, pad
 
     def attention(self, part, value, key, query, mask):
-        """Each head's part of the input goes through the same small matrix."""
+        """Unless the matrices are full, each head's part of the input goes through the same small matrix."""
         parts = []
         for x, linear in ((query, part.queries), (key, part.keys), (value, part.values)):
-            parts.append(linear(x.view(*x.shape[:2], self.heads, -1)).flatten(2))
+            parts.append(linear(x.view(*x.shape[:2], -1, self.k)).flatten(2))
         return part.fc_out(attend(*parts, self.heads, mask, divisor=math.sqrt(self.d)))
 
     def block(self, part, value, key, query, mask):
@@ -581,10 +587,8 @@ class AroundTorch(nn.Module):
     def forward(self, source, target):
         x = self.src_word_embedding(source) + self.src_position_embedding(torch.arange(len(source)))[:, None]
         y = self.trg_word_embedding(target) + self.trg_position_embedding(torch.arange(len(target)))[:, None]
-        padding = (source == self.pad).T
-        later = ~causal(len(target))
-        out = self.transformer(x, y, src_key_padding_mask=padding, tgt_mask=later, memory_key_padding_mask=padding)
-        return self.fc_out(out)
+        padding, later = (source == self.pad).T, ~causal(len(target))
+        return self.fc_out(self.transformer(x, y, src_key_padding_mask=padding, tgt_mask=later))
 
 
 class TorchTutorial(nn.Module):
@@ -668,9 +672,13 @@ CASES = {  # name: (class of the reference, its arguments, layout, what the file
     "jadore, not shared": ("Jadore", {"shared": False, "dk": 6}, "jadore801120", {}),
     "gordicaleksa": ("Gordic", {}, "gordicaleksa", {}),
     "hyunwoongko": ("Hyunwoongko", {}, "hyunwoongko", {}),
+    "hyunwoongko, unbiased": ("Hyunwoongko", {"unbiased": True}, "hyunwoongko", {"unbiased_norm": True}),
     "bentrevett": ("Bentrevett", {}, "bentrevett", {}),
     "bentrevett, older": ("Bentrevett", {"separate": False}, "bentrevett_2019", {}),
     "aladdin": ("AladdinPersson", {}, "aladdin_persson", {}),
+    "aladdin, biases": ("AladdinPersson", {"bias": True}, "aladdin_persson", {}),
+    "aladdin, full": ("AladdinPersson", {"full": True}, "aladdin_persson", {}),
+    "aladdin, full, biases": ("AladdinPersson", {"full": True, "bias": True}, "aladdin_persson", {}),
     "aladdin, nn.Transformer": ("AroundTorch", {}, "aladdin_persson_seq2seq", {}),
     "torch tutorial": ("TorchTutorial", {}, "torch_tutorial", {}),
     "joeynmt, pre": ("JoeyNMT", {}, "joeynmt", {"scale_embedding": True}),

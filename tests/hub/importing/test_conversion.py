@@ -209,3 +209,30 @@ def test_separate_heads_whose_embeddings_are_not_scaled(make_reference):
     model.d = 1  # times sqrt(1)
     told = convert(state, layout, {"scale": False}, heads, ids_of(layout))
     assert parity(layout.run, model, told.model) <= 1e-4
+
+
+def test_the_unbiased_norm_of_an_earlier_hyunwoongko_is_a_setting(make_reference):
+    """Without it, the report states the assumption."""
+    model, state, layout, _, heads = make_reference("hyunwoongko, unbiased")
+    assumed = convert(state, layout, {}, heads, ids_of(layout))
+    assert any("does not tell unbiased_norm: taken as unbiased_norm=false" in check for check in assumed.check)
+    assert parity(layout.run, model, assumed.model) > 1e-3
+
+
+def test_full_width_matrices_need_the_number_of_heads(make_reference):
+    _, state, layout, _, _ = make_reference("aladdin, full")
+    with pytest.raises(ValueError, match="cannot be read off a file: give it with --num_heads"):
+        convert(state, layout, {}, None, ids_of(layout))
+
+
+def test_the_padding_of_sources_that_a_tutorial_attends_to_is_in_the_report(make_reference):
+    """Its batched outputs differ from those of one sentence, which an import computes."""
+    model, state, layout, _, heads = make_reference("aladdin, nn.Transformer")
+    imported = convert(state, layout, {}, heads, ids_of(layout))
+    assert any("attends to the padding of sources" in check for check in imported.check)
+    source, target = torch.tensor([[5, 6, 7, 0, 0]]), torch.tensor([[2, 8, 9]])
+    with torch.no_grad():
+        alone, padded = (model(each.T, target.T).transpose(0, 1) for each in (source[:, :3], source))
+        found = imported.model(source, attention_mask=(source != 0).long(), decoder_input_ids=target).logits
+    torch.testing.assert_close(found, alone, atol=1e-4, rtol=0)
+    assert (found - padded).abs().max() > 1e-3

@@ -165,6 +165,60 @@ def test_sentencepiece(lines, tmp_path, kind):
             assert found.tokenizer.decode(each[:-1]) == "".join(expected).replace("▁", " ").strip()
 
 
+def train_sentencepiece(lines: list[str], path: Path, kind: str, **options):
+    """Write a small model and a dictionary of its pieces next to it; return its processor."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    with path.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            **{"sentence_iterator": iter(lines), "model_writer": file, "vocab_size": 500, "model_type": kind},
+            **{"minloglevel": 2, "hard_vocab_limit": False, **options},
+        )
+    processor = sentencepiece.SentencePieceProcessor(str(path))
+    pieces = [processor.id_to_piece(i) for i in range(3, len(processor))]
+    write_dictionary(path.with_name("dict.txt"), collections.Counter(pieces))
+    return processor
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"byte_fallback": True}, {"split_by_whitespace": False}, {"remove_extra_whitespaces": False}],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_settings_of_sentencepiece_are_obeyed(lines, tmp_path, kind, options):
+    theirs = train_sentencepiece(lines[:1000], tmp_path / "x.model", kind, **options)
+    found = read_toolkit("fairseq", tmp_path / "model.pt", {}, None, [tmp_path / "x.model"])
+    for line in [*lines[1000:1200], " one  space ", "日本語 Ω", "a Ω"]:
+        expected = theirs.encode(line, out_type=str)
+        ids = found.tokenizer(line)["input_ids"][:-1]
+        pieces = found.tokenizer.convert_ids_to_tokens(ids)
+        assert [piece for piece in pieces if piece != "<unk>"] == [
+            piece for piece in expected if theirs.piece_to_id(piece) != theirs.unk_id()
+        ], line
+        if "byte_fallback" in options:
+            assert 3 not in ids
+            assert found.tokenizer.decode(ids) == theirs.decode(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("unigram", {"treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix=true, which is not supported"),
+        ("bpe", {"treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix=true, which is not supported"),
+        ("bpe", {"user_defined_symbols": ["dog"]}, "user_defined_symbols in BPE, which is not supported"),
+    ],
+)
+def test_other_settings_of_sentencepiece_are_errors(lines, tmp_path, kind, options, message):
+    train_sentencepiece(lines[:1000], tmp_path / "x.model", kind, **options)
+    with pytest.raises(ValueError, match=message):
+        read_toolkit("fairseq", tmp_path / "model.pt", {}, None, [tmp_path / "x.model"])
+
+
+def test_a_byte_order_mark_is_not_part_of_a_token(tmp_path):
+    (tmp_path / "dict.txt").write_text("a 1\nb 1\n", encoding="utf-8-sig")
+    assert read_dictionary(tmp_path / "dict.txt")[4:] == ["a", "b"]
+
+
 def test_without_codes_tokens_are_words(tmp_path):
     write_dictionary(tmp_path / "dict.de.txt", collections.Counter(["ein", "Hund", "läuft"]))
     write_dictionary(tmp_path / "dict.en.txt", collections.Counter(["a", "dog", "runs"]))

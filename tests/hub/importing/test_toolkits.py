@@ -12,6 +12,7 @@ from hub.importing.detection import find_layout
 from hub.importing.file import read
 from hub.importing.settings import settings
 from hub.importing.toolkits import opened
+from hub.importing.toolkits.subwords import read_toolkit
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 
 
@@ -313,3 +314,21 @@ def test_fairseqs_way_of_decoding_comes_along(toolkits, tmp_path):
         assert PAD not in row[: row.index(2, 1) if 2 in row[1:] else None]
     free = {"suppress_tokens": None, "min_new_tokens": None, "early_stopping": None}
     assert not torch.equal(imported.model.generate(source, **options, **free)[:, :4], found[:, :4])
+
+
+@pytest.mark.parametrize(("token", "start"), [("<s>", 2), ("</s>", 3), (None, 2)])
+def test_the_start_token_of_opennmts_vocabulary_comes_along(toolkits, tmp_path, token, start):
+    content = toolkits.make("opennmt 3").content()
+    content["vocab"]["decoder_start_token"] = token
+    imported, _, metadata = import_file(toolkits.save(content, tmp_path / "model.pt"))
+    tokenizers = read_toolkit("opennmt", tmp_path / "model.pt", metadata, None, [])
+    for _ in range(2):  # as imported, and after the tokenizers have set their ids
+        for settings_ in (imported.model.config, imported.model.generation_config):
+            assert (settings_.decoder_start_token_id, settings_.bos_token_id) == (start, 2)
+        tokenizers.apply_to(imported)
+
+
+def test_another_start_token_of_opennmts_is_an_error(toolkits):
+    content = toolkits.make("opennmt 3").content()
+    content["vocab"]["decoder_start_token"] = "<blank>"
+    assert "decoder_start_token=<blank>, which is not ours" in mistake(content)
