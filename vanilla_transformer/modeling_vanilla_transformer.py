@@ -743,8 +743,10 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Embedding:
         """Resizes the target's vocabulary, embedding and projection, of a model with two vocabularies."""
         embeddings = self.model.resize_decoder_token_embeddings(new_num_tokens)
-        is_trained = self.lm_head.weight.requires_grad
-        self.lm_head = self._get_resized_lm_head(self.lm_head, new_num_tokens).requires_grad_(is_trained)
+        is_trained = {name: parameter.requires_grad for name, parameter in self.lm_head.named_parameters()}
+        self.lm_head = self._get_resized_lm_head(self.lm_head, new_num_tokens)
+        for name, parameter in self.lm_head.named_parameters():
+            parameter.requires_grad_(is_trained[name])
         self.tie_weights()
         return embeddings
 

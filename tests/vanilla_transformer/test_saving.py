@@ -157,6 +157,9 @@ def test_a_frozen_vocabulary_stays_frozen_when_it_is_resized(make_model, tied):
     model.requires_grad_(True)
     model.resize_decoder_token_embeddings(80)
     assert all(parameter.requires_grad for parameter in model.parameters())
+    model.lm_head.weight.requires_grad_(False)
+    model.resize_decoder_token_embeddings(90)
+    assert model.lm_head.bias.requires_grad
 
 
 SUBCLASS = """

@@ -101,6 +101,9 @@ def put_together(text: str, parts: list[tuple[int, int, int]], results: Iterator
             document.remarks.append(f"left as it was, at character {start + 1}: {result['error']}")
             result |= {"alignments": [(span, span) for span in word_spans(source)]} if "alignments" in result else {}
         translation = source if "error" in result else result["translation_text"].strip()
+        if "error" not in result and (indent := result["translation_text"].find(translation)):
+            links = [(here, (a - indent, b - indent)) for here, (a, b) in result.get("alignments", [])]
+            result |= {"alignments": links} if links else {}
         if n > 1 and number >= told:
             document.remarks.append(f"translated in {n} parts, at character {start + 1}: the sentence is too long.")
             told = number + n

@@ -7,7 +7,12 @@ from vanilla_transformer import TranslationPipeline
 
 pytest.importorskip("sentencex")
 
-from vanilla_transformer.text.documents import sentence_spans, translate_document, translate_documents  # noqa: E402
+from vanilla_transformer.text.documents import (  # noqa: E402
+    put_together,
+    sentence_spans,
+    translate_document,
+    translate_documents,
+)
 
 SEPARATORS = ["\n", "\r\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
 
@@ -22,6 +27,14 @@ def test_sentences_are_translated_one_by_one_and_white_space_stays(reversing):
         start, end = sentence.target
         assert document.translation[start:end] == sentence.result["translation_text"]
     assert [text[slice(*sentence.source)] for sentence in document.sentences] == reversing.seen
+
+
+def test_alignments_follow_a_translation_without_its_first_space():
+    result = {"translation_text": " DER HUND", "alignments": [((0, 3), (1, 4)), ((4, 7), (5, 9))]}
+    document = put_together(" the dog", [(1, 8, 1)], iter([result]))
+    assert document.translation == " DER HUND"
+    words = [document.translation[start:end] for _, (start, end) in document.alignments]
+    assert words == ["DER", "HUND"]
 
 
 @pytest.mark.parametrize("separator", SEPARATORS)
