@@ -38,7 +38,7 @@ lint: $(VENV)/dev.installed  ## style, format, types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-bench: $(VENV)/dev.installed  ## speed beside stock models of equal size and weights: table, JSON, chart in runs/benchmark
+bench: $(VENV)/dev.installed  ## speed compared with stock models of equal size and weights: a table, and JSON in runs/benchmark
 	$(RUN) -m training.benchmark
 
 docs: $(VENV)/training.installed $(VENV)/docs.installed  ## the pages of docs/ and a reference of the code, in build/site

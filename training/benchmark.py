@@ -1,4 +1,4 @@
-"""Speed beside stock models of equal size and weights, as a table, `benchmark.json` and `benchmark.png`.
+"""Measure the speed compared with stock models of equal size and weights, as a table and `benchmark.json`.
 
     python -m training.benchmark                                                # three sizes, one thread, random text
     python -m training.benchmark --lines step --precision bf16 --sizes base     # one measurement
@@ -20,9 +20,6 @@ On a CPU with one thread times are those of the processor, else of the wall.
 import argparse
 import json
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -33,30 +30,19 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
-from transformers import AutoModelForSeq2SeqLM, set_seed
+from transformers import set_seed
 
-from training.benchmarks.chart import plot_benchmark
 from training.benchmarks.decoding import Task
 from training.benchmarks.recipe import compare
 from training.benchmarks.sizes import LENGTH, SIZES, WMT
-from training.benchmarks.step import (
-    DTYPES,
-    check_same_loss,
-    make_batch,
-    matrix_speed,
-    peak_memory,
-    regularized,
-    step,
-    step_models,
-)
+from training.benchmarks.step import DTYPES, check_same_loss, make_batch, matrix_speed, step, step_models
 from training.benchmarks.update import compare_updates
 from training.run.hardware import describe, keep_memory, usable_device
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 from vanilla_transformer.shared.lines import read_lines
-from vanilla_transformer.shared.stock import to_marian
 
-LINES = ("step", "loss", "greedy", "beam", "sample", "memory", "load", "serving", "update", "recipe")
+LINES = ("step", "greedy", "beam", "serving", "update", "recipe")
 UPDATES = 20  # of each in a round of the line `update`
 BEAMS = 5
 SAME = 0.995  # share of translations that have to be equal; the others are ties
@@ -72,9 +58,6 @@ def run(arguments: argparse.Namespace) -> None:
     if not arguments.default_malloc:
         keep_memory()
     torch.set_num_threads(arguments.threads)
-    if arguments.measure_memory:
-        print(peak_memory(arguments.measure_memory, torch.device(arguments.device)))
-        return
     set_seed(0)
     benchmark = Benchmark(arguments)
     for line in arguments.lines:
@@ -102,8 +85,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--also", nargs="+", type=Path, default=[], help="the same model exported by hub.export")
     parser.add_argument("--recipe", type=Path, help="for the line `recipe`: a recipe with text files")
     parser.add_argument("--data_dir", type=Path, help="with --recipe: folder of its files")
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/benchmark"), help="for the table and the chart")
-    parser.add_argument("--measure_memory", help=argparse.SUPPRESS)  # one model's, in a process of its own
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/benchmark"), help="directory of benchmark.json")
     arguments = parser.parse_args()
     if arguments.source and not arguments.model:
         parser.error("--source needs --model, which translates it")
@@ -120,7 +102,7 @@ def parse() -> argparse.Namespace:
         lines = [len(read_lines(path)) for path in (arguments.source, arguments.reference)]
         if lines[0] != lines[1]:
             parser.error(f"{arguments.source} has {lines[0]} lines, {arguments.reference} {lines[1]}: give a pair")
-    if (arguments.output_dir / "benchmark.json").exists() and not arguments.measure_memory:
+    if (arguments.output_dir / "benchmark.json").exists():
         parser.error(f"{arguments.output_dir} holds an earlier benchmark: remove it, or give another --output_dir")
     decodes = {"greedy", "beam"} & set(arguments.lines)
     if decodes and torch.device(arguments.device).type == "cpu" and find_spec("torchao") is None:
@@ -148,23 +130,11 @@ class Benchmark:
         if line == "recipe":
             rates = compare(arguments.recipe, arguments.data_dir)
             self.add("", "whole recipe beside the stock Trainer", rates, "Seq2SeqTrainer", "target tokens/s")
-        elif line == "step":
+        elif line in ("step", "update"):
+            measure = self.step if line == "step" else self.update
             for size in arguments.sizes:
                 for tokens in arguments.target_tokens:
-                    self.step(size, tokens)
-        elif line == "update":
-            for size in arguments.sizes:
-                for tokens in arguments.target_tokens:
-                    self.update(size, tokens)
-        elif line == "loss":
-            for size in arguments.sizes:
-                for tokens in arguments.target_tokens:
-                    self.loss(size, tokens)
-        elif line == "memory":
-            self.memory()
-        elif line == "load":
-            for size in arguments.sizes:
-                self.load(size)
+                    measure(size, tokens)
         else:
             for size in [arguments.model] if arguments.model else arguments.sizes:
                 self.decode(size, line)
@@ -197,41 +167,10 @@ class Benchmark:
             title = f"update of {tokens} tokens, vocabulary of {config.vocab_size}, {precision}"
             self.add(size, title, rates, "Marian", "target tokens/s", limit, peaks or None)
 
-    def loss(self, size: str, tokens: int) -> None:
-        """What a regulariser costs: the same step with the loss that training takes with it."""
-        batch = make_batch(tokens // LENGTH, SIZES[size].vocab_size, self.device)
-        count = int((batch["labels"] != -100).sum())
-        for precision in self.arguments.precision:
-            turns = regularized(SIZES[size], batch, precision)
-            rates, _ = self.take_turns(turns, lambda _: count)
-            title = f"training step of {tokens} tokens by its loss, {precision}"
-            self.add(size, title, rates, "plain", "target tokens/s")
-
-    def memory(self) -> None:
-        """Peak of a step at a vocabulary of 37,000 and 8,192 target tokens, each model in a process of its own."""
-        peaks = {}
-        for name in ("ours", "Marian"):
-            command = [sys.executable, "-m", "training.benchmark", "--measure_memory", name]
-            command += ["--device", str(self.device), "--threads", str(self.arguments.threads)]
-            command += ["--default_malloc"] if self.arguments.default_malloc else []
-            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            peaks[name] = [float(output.split()[-1])]
-        self.add("base", "peak memory of a step, 8,192 tokens, vocabulary 37,000", peaks, "Marian", "MiB")
-
-    def load(self, size: str) -> None:
-        model = VanillaTransformerForConditionalGeneration(SIZES[size])
-        with tempfile.TemporaryDirectory() as folder:
-            paths = {"ours": Path(folder, "ours"), "Marian": Path(folder, "marian")}
-            model.save_pretrained(paths["ours"])
-            to_marian(model).save_pretrained(paths["Marian"])
-            turns = {name: partial(AutoModelForSeq2SeqLM.from_pretrained, path) for name, path in paths.items()}
-            rates, _ = self.take_turns(turns, lambda _: 1)
-        self.add(size, "from_pretrained", rates, "Marian", "loads/s")
-
     def decode(self, size: str, line: str) -> None:
-        """Greedy decoding, beam search or sampling: translations of ours and of the others are compared."""
+        """Measure greedy decoding or beam search, and compare our translations with those of the other models."""
         task = Task(self.arguments, size, self.device)
-        options: dict[str, Any] = {"num_beams": BEAMS if line == "beam" else 1, "do_sample": line == "sample"}
+        options = {"num_beams": BEAMS if line == "beam" else 1, "do_sample": False}
         decoders = task.engines(options) if line == "serving" else task.decoders(options)
         rates, first = self.take_turns(decoders, lambda translations: sum(map(len, translations)))
         reference = first["Marian sdpa"]
@@ -241,15 +180,15 @@ class Benchmark:
             for name, share in same.items()
             if share < SAME and name.endswith(("eager", "sdpa", "static", "beam_search"))
         ]
-        if wrong and line != "sample":
+        if wrong:
             raise AssertionError(f"not the same translations as Marian's, of the share of {SAME}: {same}")
         with FlopCounterMode(display=False) as counter:
-            # steps that a GPU repeats as a recording are not counted
-            decoders["ours beam_search" if line != "sample" and self.device.type == "cpu" else "ours sdpa"]()
+            # steps that a GPU replays as a CUDA graph are not counted
+            decoders["ours beam_search" if self.device.type == "cpu" else "Marian sdpa"]()
         told = {name: f"{100 * share:.1f} % the same" for name, share in same.items()}
         if self.arguments.reference:
             told = {name: f"{text}, BLEU {task.bleu(first[name]):.1f}" for name, text in told.items()}
-        titles = {"greedy": "greedy", "beam": f"{BEAMS} beams", "sample": "sampling", "serving": "serving, greedy"}
+        titles = {"greedy": "greedy", "beam": f"{BEAMS} beams", "serving": "serving, greedy"}
         title = titles[line]
         limit = sum(map(len, reference)) * self.speeds["fp32"] / counter.get_total_flops()
         self.add(size, f"{title}, {len(reference)} sentences", rates, "Marian", "tokens/s", limit, told)
@@ -297,8 +236,7 @@ class Benchmark:
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"machine": self.machine, "rows": self.rows}, indent=2)
         (folder / "benchmark.json").write_text(text, encoding="utf-8")
-        plot_benchmark(self.rows, folder / "benchmark.png")
-        print(f"\n{folder}/benchmark.json and benchmark.png hold all of this")
+        print(f"\n{folder}/benchmark.json holds all of this")
 
 
 if __name__ == "__main__":

@@ -16,27 +16,15 @@ from training.benchmarks.decoding import Task, in_int8
 @pytest.mark.slow
 def test_the_command(tmp_path):
     """Real measurements of the smallest size; no figure is asserted, but that they agree with each other."""
-    command = [
-        sys.executable,
-        "-m",
-        "training.benchmark",
-        "--sizes",
-        "t128",
-        "--lines",
-        "step",
-        "greedy",
-        "beam",
-        "load",
-    ]
+    command = [sys.executable, "-m", "training.benchmark", "--sizes", "t128", "--lines", "step", "greedy", "beam"]
     command += ["--target_tokens", "64", "--rounds", "2", "--sentences", "4", "--output_dir", str(tmp_path)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     kept = json.loads((tmp_path / "benchmark.json").read_text())
-    assert (tmp_path / "benchmark.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["benchmark.json"]
     assert kept["machine"]["threads"] == 1
     assert kept["machine"]["GFLOP/s"]["fp32"] > 0
-    assert [row["line"].split(",")[0].split(" of")[0] for row in kept["rows"]] == [
-        *["training step"] * 2, "greedy", "5 beams", "from_pretrained"
-    ]  # fmt: skip
+    titles = [row["line"].split(",")[0].split(" of")[0] for row in kept["rows"]]
+    assert titles == ["training step", "training step", "greedy", "5 beams"]
     for row in kept["rows"]:
         assert f"{row['size']}  {row['line']}" in output
         best = max(rate["median"] for name, rate in row["rates"].items() if name.startswith("Marian"))

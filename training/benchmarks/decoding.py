@@ -10,7 +10,7 @@ from typing import Any
 import sacrebleu
 import torch
 from torch import nn
-from transformers import PreTrainedModel, set_seed
+from transformers import PreTrainedModel
 
 from training.benchmarks.graphs import Graphs
 from training.benchmarks.sizes import LENGTH, SIZES
@@ -73,13 +73,12 @@ class Task:
                 own = copy.deepcopy(model).to(self.device).eval()
                 own.set_attn_implementation(attention)
                 models[f"{name} {attention}"] = own, {}
-        if not options["do_sample"]:
-            own, search = models["ours sdpa"][0], {"custom_generate": beam_search}
-            models["ours beam_search"] = own, search
-            models["ours beam_search, bf16"] = copy.deepcopy(own).to(torch.bfloat16), search
-            if self.device.type == "cpu":
-                models["ours beam_search, int8"] = in_int8(own), search
-        if self.device.type != "cpu":  # where generate() compiles it
+        own, search = models["ours sdpa"][0], {"custom_generate": beam_search}
+        models["ours beam_search"] = own, search
+        models["ours beam_search, bf16"] = copy.deepcopy(own).to(torch.bfloat16), search
+        if self.device.type == "cpu":
+            models["ours beam_search, int8"] = in_int8(own), search
+        else:  # generate() compiles a static cache
             for name in ("ours sdpa", "Marian sdpa"):
                 models[f"{name} static"] = models[name][0], {"cache_implementation": "static"}
         runs: dict[str, Decoder] = {
@@ -104,7 +103,7 @@ class Task:
                 for compute_type in ("float32", "int8"):
                     runs[f"CTranslate2 {compute_type}"] = self.ctranslate2(folder, compute_type, options["num_beams"])
             elif (folder / "onnx").is_dir():
-                if options["num_beams"] > 1 or options["do_sample"]:
+                if options["num_beams"] > 1:
                     raise ValueError(f"--also {folder}: ONNX graphs are measured in greedy decoding alone.")
                 runs[f"onnxruntime {folder.name}"] = self.onnxruntime(folder)
             else:
@@ -114,7 +113,6 @@ class Task:
 
     @torch.no_grad()
     def generate(self, model: PreTrainedModel, options: dict[str, Any]) -> list[list[int]]:
-        set_seed(0)
         rows = []
         for batch in self.batches:
             rows += model.generate(**batch, **self.limits, **options).tolist()

@@ -1,18 +1,15 @@
-"""The training step: forward and backward pass, beside stock models that do the same work; its time and its memory."""
+"""The training step: forward and backward pass, compared with stock models that do the same work."""
 
 import copy
-import resource
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
+from transformers import BartConfig, BartForConditionalGeneration
 
-from training.benchmarks.peers import TorchPeer, TutorialPeer, bart
-from training.benchmarks.sizes import LENGTH, PADDED, WMT
-from training.run.losses import training_loss
+from training.benchmarks.sizes import LENGTH, PADDED
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.shared.stock import to_marian
+from vanilla_transformer.shared.stock import SAME_FIELDS, to_marian
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -38,12 +35,17 @@ def step_models(config: VanillaTransformerConfig, device: torch.device) -> dict[
             own = copy.deepcopy(model).to(device).train()
             own.set_attn_implementation(attention)
             models[f"{name} {attention}"] = own
-    models |= {"torch.nn.Transformer": TorchPeer(ours), "tutorial": TutorialPeer(ours)}
     if device.type == "cuda":
         models |= {
             f"{name} compiled": torch.compile(copy.deepcopy(models[name])) for name in ("ours sdpa", "Marian sdpa")
         }
-    return {name: model.to(device).train() for name, model in models.items()}
+    return models
+
+
+def bart(config: VanillaTransformerConfig) -> BartForConditionalGeneration:
+    """Build a Bart of the same size with new weights. It also has learned positions and a norm on its embeddings."""
+    fields = {name: getattr(config, name) for name in SAME_FIELDS}
+    return BartForConditionalGeneration(BartConfig(forced_eos_token_id=None, **fields))
 
 
 def loss_of(name: str, model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -56,25 +58,6 @@ def step(name: str, model: Any, batch: dict[str, torch.Tensor], precision: str) 
         loss = loss_of(name, model, batch)
     loss.backward()
     model.zero_grad()
-
-
-def regularized(
-    config: VanillaTransformerConfig, batch: dict[str, torch.Tensor], precision: str
-) -> dict[str, Callable[[], None]]:
-    """Training steps of one model, with label smoothing and with R-Drop or SimCut beside it, by name."""
-    device = batch["labels"].device
-    model = VanillaTransformerForConditionalGeneration(copy.deepcopy(config)).to(device).train()
-    model.set_attn_implementation("sdpa")
-    batch = batch | {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(batch["labels"])}
-
-    def turn(rdrop_alpha: float, simcut_alpha: float) -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            loss, _ = training_loss(model, batch, 0.1, rdrop_alpha, True, simcut_alpha)
-        loss.backward()
-        model.zero_grad()
-
-    weights = {"plain": (0.0, 0.0), "R-Drop": (2.0, 0.0), "SimCut": (0.0, 3.0)}
-    return {name: partial(turn, *each) for name, each in weights.items()}
 
 
 def make_batch(sentences: int, vocab_size: int, device: torch.device) -> dict[str, torch.Tensor]:
@@ -100,23 +83,5 @@ def check_same_loss(models: dict[str, Any], batch: dict[str, torch.Tensor]) -> N
     spread = max(losses.values()) - min(losses.values())
     if spread > 1e-4 * max(losses.values()):
         raise AssertionError(f"not the same work: losses {losses}")
-    sizes = {name: size for name, size in sizes.items() if name.split()[0] in ("ours", "Marian", "Bart")}
     if max(sizes.values()) > 1.01 * min(sizes.values()):
         raise AssertionError(f"not the same work: weights {sizes}")
-
-
-def peak_memory(name: str, device: torch.device) -> float:
-    """MiB that a step of "ours" or "Marian" needs beyond the model and what was there before."""
-    config = WMT["base"]
-    ours = VanillaTransformerForConditionalGeneration(config)
-    model = (ours if name == "ours" else to_marian(ours)).to(device).train()
-    batch = make_batch(8192 // LENGTH, config.vocab_size, device)
-    step(name, model, {key: each[:4] for key, each in batch.items()}, "bf16")  # what is needed once
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step(name, model, batch, "bf16")
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step(name, model, batch, "bf16")
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
