@@ -9,10 +9,10 @@ import argparse
 from pathlib import Path
 
 from training.loading import read_settings
-from training.outputs import whole
 from training.run.checkpoints import all_checkpoints, average, choose, why_not_whole
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 from vanilla_transformer.shared.loading import load_tokenizer
+from vanilla_transformer.shared.outputs import whole
 
 
 def main() -> None:

@@ -21,11 +21,11 @@ from training.data.files import read_lines, read_table
 from training.data.pairs import ParallelText, clean
 from training.loading import CHECKPOINTS, OF_BEAMS, load_translator, read_settings
 from training.metrics import SequenceMetric, TranslationMetric, by_reference, likelihood
-from training.outputs import whole
 from training.run.hardware import keep_memory, usable_device
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.pipeline_vanilla_transformer import SENTENCES
 from vanilla_transformer.shared.command_line import CommandLine, exponent, one_line_errors
+from vanilla_transformer.shared.outputs import whole
 
 
 def main() -> None:

@@ -20,7 +20,6 @@ from training.data.corpora import read_corpus
 from training.data.encoding import refuse_endless
 from training.data.tokenizer import vocabulary_sizes
 from training.metrics import make_metric
-from training.outputs import whole, writing
 from training.recipe import Recipe, read_recipe
 from training.run.build import make_model, make_tokenizer, make_train_set, settle_precision
 from training.run.checkpoints import LIST, all_checkpoints, keep_only
@@ -31,6 +30,7 @@ from training.run.processes import die_with_parent, launch, leave_together, let_
 from training.run.results import facts, keep_alignment_heads, last_losses, push, score_test_set, show
 from training.run.trainer import TokenBatchTrainer
 from vanilla_transformer.shared.command_line import one_line_errors
+from vanilla_transformer.shared.outputs import whole, writing
 
 
 def main() -> None:

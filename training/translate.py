@@ -26,12 +26,12 @@ from typing import Any, BinaryIO, TextIO
 
 from training.data.pairs import ParallelText
 from training.loading import CHECKPOINTS, OF_BEAMS, load_translator, n_best_options, read_settings
-from training.outputs import whole
 from training.run.hardware import keep_memory, usable_device
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.pipeline_vanilla_transformer import SENTENCES
 from vanilla_transformer.shared.command_line import CommandLine, exponent, one_line_errors
 from vanilla_transformer.shared.lines import as_cell, read_lines
+from vanilla_transformer.shared.outputs import whole
 from vanilla_transformer.text.documents import translate_document
 
 RERANK_WEIGHT = 0.5  # of the other direction

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from training.demo import lexicon
 from training.demo.grammar import DETERMINERS, PRONOUNS, Clause, NounPhrase, Pronoun, Row, finish, join
-from training.outputs import whole
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
+from vanilla_transformer.shared.outputs import whole
 
 NOUNS = lexicon.rows(lexicon.NOUNS)
 VERBS = lexicon.rows(lexicon.VERBS)

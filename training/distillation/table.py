@@ -11,7 +11,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from itertools import islice
@@ -26,14 +25,9 @@ from training.data.files import read_lines, read_rows
 from training.data.pairs import why_bad
 from training.distillation.candidates import Piece, make_pairs
 from training.loading import load_translator
-from training.outputs import remove, whole, writing
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.shared.lines import as_cell
-
-try:
-    import fcntl
-except ImportError:  # Windows: there a table is not put together by two processes at once by luck alone
-    fcntl = None  # type: ignore[assignment]
+from vanilla_transformer.shared.outputs import lock, remove, whole, writing
 
 PART = re.compile(r"[0-9]+-[0-9]+\.json")  # of the pieces' numbers and those of their blocks
 BATCHES = 16  # of a block: what a kill loses at most
@@ -167,8 +161,13 @@ class Table:
         """The table, where all parts are there and no other process does it."""
         if not all(path.exists() for path in self.all_parts()):
             return
-        with locked(self.parts / "job.json") as is_there:
-            if not is_there or self.output.exists():
+        try:
+            job = (self.parts / "job.json").open("rb")
+        except FileNotFoundError:  # another process has just removed it with the parts
+            return
+        with job:
+            lock(job)
+            if self.output.exists():
                 return
             pairs, left_out = 0, Counter[str]()
             with whole(self.output) as path, path.open("w", encoding="utf-8") as file:
@@ -248,18 +247,6 @@ def difference(one: dict[str, Any], other: dict[str, Any]) -> str:
         (b[found[0]], n[found[0]]) for b, n in zip(one["pieces"], other["pieces"], strict=False) if b != n
     )
     return f"{found[0]} is {before}, here it is {now}"
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[bool]:
-    """Whether the file is there; within it no other process has the lock."""
-    try:
-        with path.open("rb") as file:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield True
-    except FileNotFoundError:
-        yield False
 
 
 def in_words(left_out: Counter) -> str:

@@ -17,13 +17,13 @@ from training.data.streaming import TokenBatchStream, stream_pairs
 from training.data.tokenizer import load_tokenizer, train_tokenizer, vocabulary_sizes
 from training.keys import TrainingArguments
 from training.loading import OF_BEAMS, read_settings
-from training.outputs import remove, writing
 from training.recipe import Recipe
 from training.run.hardware import choose_precision_and_attention
 from training.run.losses import smooths_labels, training_loss
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.loading import load_model
 from vanilla_transformer.shared.loading import load_tokenizer as read_tokenizer
+from vanilla_transformer.shared.outputs import remove, writing
 
 TRIED = 12  # batches, where precision and attention are chosen by measurement
 

@@ -10,9 +10,9 @@ import yaml
 from training.data.pairs import ParallelText
 from training.keys import UNSUPPORTED
 from training.loading import read_settings
-from training.outputs import whole
 from training.recipe import Recipe
 from training.run.checkpoints import last_whole
+from vanilla_transformer.shared.outputs import whole
 
 FREE = {"output_dir", "data_dir", "processes", "report_to", "logging_steps", "attention_lines", "disable_tqdm"}
 # keys that may differ between the command that began a run and the one that goes on with it

@@ -37,6 +37,7 @@ from training.run.callbacks import SourceGainWarning, StopOnSignal, TellEpoch, T
 from training.run.checkpoints import AVERAGED, TEMPORARY, average, choose, keep_only, seal
 from training.run.compiled import COMPILER_ERRORS, choose_step, compile_loss, sign_of_life
 from training.run.losses import smooths_labels, training_loss
+from vanilla_transformer.shared.outputs import FREE, disk_error
 
 ADAPTER = "adapter"  # in a run's folder: what LoRA trained, alone
 PROGRESS = "progress.json"  # in a checkpoint: what was done for it
@@ -325,11 +326,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                 seal(folder)
         except (OSError, RuntimeError, SafetensorError) as error:  # torch.save and safetensors have their own types
             shutil.rmtree(folder, ignore_errors=True)
-            free = shutil.disk_usage(run).free / 2**20
-            raise OSError(
-                f"{folder} could not be written ({error}); {free:,.0f} MiB are free there. The checkpoints before it "
-                f"are untouched: make room, and the same command goes on from the last one."
-            ) from error
+            untouched = "The checkpoints before it are untouched: make room, and run the same command to go on."
+            raise disk_error(folder, error, f"{FREE}. {untouched}") from error
         if self.args.should_save:
             keep_only(run, [folder, *self.kept_checkpoints()])
 

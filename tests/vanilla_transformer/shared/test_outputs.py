@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.outputs import whole
+from vanilla_transformer.shared.outputs import whole
 
 
 def test_a_file_is_whole_or_not_there(tmp_path):
