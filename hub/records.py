@@ -6,6 +6,7 @@ A value that is missing is None; one of another kind than it must be is a mistak
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,38 +38,40 @@ class Record:
     def __contains__(self, key: str) -> bool:
         return self.values.get(key) is not None
 
-    def number(self, key: str) -> Any:
+    def value(self, key: str, kind: str, is_valid: Callable[[Any], bool]) -> Any:
+        """Returns the value of a key, or None. Raises ValueError if it is not valid."""
         value = self.values.get(key)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if value is None or (is_number and abs(value) < LARGEST):  # neither infinite, nor nan
+        if value is None or is_valid(value):
             return value
-        raise ValueError(f"{self.name}: {key} is {shown(value)}, which is no number.")
+        raise ValueError(f"{self.name}: {key} is {shown(value)}, which is no {kind}.")
+
+    def number(self, key: str) -> Any:
+        return self.value(key, "number", is_number)
 
     def count(self, key: str) -> int | None:
-        value = self.number(key)
-        if value is None or (isinstance(value, int) and value >= 0):
-            return value
-        raise ValueError(f"{self.name}: {key} is {shown(value)}, which is no count.")
+        self.number(key)
+        return self.value(key, "count", lambda value: isinstance(value, int) and value >= 0)
 
     def text(self, key: str) -> str | None:
         """On one line."""
-        value = self.values.get(key)
-        if value is None or isinstance(value, str):
-            return value and " ".join(value.split())
-        raise ValueError(f"{self.name}: {key} is {shown(value)}, which is no text.")
+        text = self.value(key, "text", lambda value: isinstance(value, str))
+        return text and " ".join(text.split())
 
     def texts(self, key: str) -> list[str]:
-        value = self.values.get(key)
-        if value is None:
-            return []
-        if isinstance(value, list) and all(isinstance(each, str) for each in value):
-            return [" ".join(each.split()) for each in value]
-        raise ValueError(f"{self.name}: {key} is {shown(value)}, which is no list of texts.")
+        found = self.value(
+            key, "list of texts", lambda value: isinstance(value, list) and set(map(type, value)) <= {str}
+        )
+        return [" ".join(each.split()) for each in found or []]
 
     def record(self, key: str) -> "Record":
         """Empty where it is missing."""
         value = self.values.get(key)
         return Record({} if value is None else value, f"{self.name}: {key}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number that is neither infinite nor nan."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def shown(value: Any) -> str:

@@ -132,16 +132,8 @@ ModelArguments = dataclasses.make_dataclass("ModelArguments", _model_fields())
 
 
 SUPPORTED = {  # fields of Seq2SeqTrainingArguments that are keys, besides those below
-    *(
-        "output_dir",
-        "max_steps",
-        "num_train_epochs",
-        "seed",
-        "data_seed",
-        "use_cpu",
-        "bf16",
-        "activation_checkpointing",
-    ),
+    *("output_dir", "max_steps", "num_train_epochs", "seed", "data_seed", "use_cpu", "bf16"),
+    "activation_checkpointing",
     *("weight_decay", "adam_beta1", "max_grad_norm", "lr_scheduler_kwargs"),
     *("eval_strategy", "eval_steps", "eval_delay", "greater_is_better", "save_strategy", "save_steps"),
     *("logging_strategy", "logging_steps", "logging_first_step", "log_level", "report_to", "run_name", "disable_tqdm"),

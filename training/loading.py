@@ -1,6 +1,7 @@
 """Checkpoints for use: their translators, and their settings."""
 
 import json
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,13 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ValueError(f"{path} holds no settings: copy it anew, or remove it.")
     return settings
+
+
+def decoding_options(arguments: Namespace) -> dict[str, Any]:
+    """Returns the options of `generate()` that a command line gives."""
+    names = ("num_beams", "length_penalty", "max_new_tokens")
+    given = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
+    return OF_BEAMS | given if given.get("num_beams") == 1 else given
 
 
 def n_best_options(translator: TranslationPipeline, num_return: int) -> dict[str, int]:

@@ -30,6 +30,7 @@ from training.keys import (
 from training.run.rehearsal import WRONG, check_attention, check_metric, check_model, check_values, rehearse
 from vanilla_transformer.shared.command_line import LARGEST_EXPONENT, CommandLine, nearest
 
+LOWER_IS_BETTER = ("loss", "per", "wer", "ter")
 DEEPEST = 8  # collections within each other, in the options of a schedule
 
 
@@ -184,12 +185,7 @@ def check(recipe: Recipe) -> None:
         name = {"translation": "bleu", "sequence": "exact_match"}[decoding.metric]
         training.metric_for_best_model = name if training.predict_with_generate else "loss"
     if training.metric_for_best_model is not None and "greater_is_better" not in recipe.given:
-        training.greater_is_better = training.metric_for_best_model.removeprefix("eval_") not in (
-            "loss",
-            "per",
-            "wer",
-            "ter",
-        )
+        training.greater_is_better = training.metric_for_best_model.removeprefix("eval_") not in LOWER_IS_BETTER
     plateau = training.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
     if plateau and training.greater_is_better and isinstance(training.lr_scheduler_kwargs, dict | None):
         training.lr_scheduler_kwargs = {"mode": "max"} | (training.lr_scheduler_kwargs or {})

@@ -17,9 +17,9 @@ from typing import Any
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
-from training.data.files import read_lines, read_table
+from training.data.files import read_lines, read_table, validate_lines
 from training.data.pairs import ParallelText, clean
-from training.loading import CHECKPOINTS, OF_BEAMS, load_translator, read_settings
+from training.loading import CHECKPOINTS, decoding_options, load_translator, read_settings
 from training.metrics import SequenceMetric, TranslationMetric, by_reference, likelihood
 from training.run.hardware import keep_memory, usable_device
 from vanilla_transformer import TranslationPipeline
@@ -85,13 +85,9 @@ def read_test_set(source: Path, references: list[Path]) -> ParallelText:
         if source.suffix != ".tsv":
             raise ValueError("give --reference, or a --source that is a .tsv with references in its further columns.")
         return clean(read_table(source, ("", "")), str(source), None)
-    columns = [list(read_lines(path)) for path in (source, *references)]
-    for path, column in zip(references, columns[1:], strict=True):
-        if len(column) != len(columns[0]):
-            raise ValueError(
-                f"{source} has {len(columns[0])} lines and {path} has {len(column)}: line i of one must translate line "
-                f"i of the other."
-            )
+    for path in references:
+        validate_lines(source, path)
+    columns = map(read_lines, (source, *references))
     return clean(zip(*columns, strict=True), ", ".join(map(str, (source, *references))), None)
 
 
@@ -134,14 +130,8 @@ def significance(systems: list, metrics: dict[str, Any], columns: list, samples:
 
 
 def translate(translator: TranslationPipeline, sources: list[str], arguments: argparse.Namespace) -> list[str]:
-    options = {
-        name: getattr(arguments, name)
-        for name in ("num_beams", "length_penalty")
-        if getattr(arguments, name) is not None
-    }
-    if options.get("num_beams") == 1:
-        options |= OF_BEAMS
-    outputs = translator(sources, batch_size=arguments.batch_size, progress=sys.stderr.isatty(), **options)
+    options = {"batch_size": arguments.batch_size, "progress": sys.stderr.isatty(), **decoding_options(arguments)}
+    outputs = translator(sources, **options)
     return [output["translation_text"] for output in outputs]
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from training.data.pairs import ParallelText
-from training.loading import CHECKPOINTS, OF_BEAMS, load_translator, n_best_options, read_settings
+from training.loading import CHECKPOINTS, decoding_options, load_translator, n_best_options, read_settings
 from training.run.hardware import keep_memory, usable_device
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.pipeline_vanilla_transformer import SENTENCES
@@ -85,15 +85,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.document and (arguments.rerank or arguments.nbest > 1 or arguments.scores):
         raise ValueError("--document gives one text: leave --nbest, --scores and --rerank out.")
     translator = load_translator(arguments.checkpoint, arguments.device)
-    options: dict[str, Any] = {
-        name: getattr(arguments, name)
-        for name in ("num_beams", "length_penalty", "max_new_tokens")
-        if getattr(arguments, name) is not None
-    }
+    options = decoding_options(arguments)
     if arguments.nbest > 1:
         options = n_best_options(translator, arguments.nbest) | options
-    if options.get("num_beams") == 1:
-        options = OF_BEAMS | options
     if arguments.glossary:
         options["glossary"] = read_glossary(arguments.glossary)
     with ExitStack() as files:

@@ -14,9 +14,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration, Vani
 ONLY_JSON = ("onnx",)  # targets whose readers need tokenizer.json
 SIDES = ("source", "target")
 SPACE = "\u2581"  # of SentencePiece
-MAX_DIFFERING = (
-    0.01  # of lines: SentencePiece adds scores in float32, which decides between segmentations of equal score
-)
+MAX_DIFFERING = 0.01  # of lines: scores in float32, as of SentencePiece, decide between segmentations of equal score
 
 
 def prepare(

@@ -9,9 +9,7 @@ from hub.importing.tokenizer import with_rows
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.stock import StockClass, to_stock
 
-NEVER = (
-    1e9  # subtracted from logits of added rows: probability 0; infinity would become NaN if a search multiplies by 0
-)
+NEVER = 1e9  # subtracted from logits of added rows: probability 0; a search would multiply infinity by 0: NaN
 DEFAULT_LIMIT = 20  # tokens that generate() of transformers 5 gives where nothing sets a limit; that of 4.40 gives 19
 USAGE = """{out} is a model of transformers' own. To load it, with transformers alone:
     model = AutoModelForSeq2SeqLM.from_pretrained("{out}")
