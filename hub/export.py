@@ -55,12 +55,12 @@ def run(
     known = QUANTIZATIONS.get(to)
     if quantization and known and quantization not in known:
         raise ValueError(f"--to {to} has no --quantization {quantization}: choose one of {', '.join(known)}.")
+    if any(languages) and to != "argos":
+        raise ValueError(f"--source_lang and --target_lang are for --to argos, not for --to {to}. Leave them out.")
     target = import_target(to)
     model, tokenizer = load(checkpoint, to)
-    if to == "argos":
-        save_model = target.convert(model, tokenizer, quantization, told_languages(checkpoint, languages))
-    else:
-        save_model = target.convert(model, tokenizer, quantization)
+    more = (told_languages(checkpoint, languages),) if to == "argos" else ()
+    save_model = target.convert(model, tokenizer, quantization, *more)
 
     def write(folder: Path) -> None:
         save_model(folder)

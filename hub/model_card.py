@@ -338,7 +338,7 @@ def table_of_samples(samples: list[list[str]]) -> str:
 
 def plain(text: str) -> str:
     """A sentence that Markdown shows as it is, on one line."""
-    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]<>|#~&$])", r"\\\1", " ".join(text.split()))
 
 
 def limits(recipe: Record, results: Record, data: Record, base: str | None) -> list[str]:

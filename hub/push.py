@@ -29,7 +29,7 @@ from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 LARGE = "*.safetensors"  # sent from where they lie, never copied
 SMALL = (  # with these all that a reader needs; optimizer states, pickles and logs stay at home
     *("config.json", "generation_config.json", "*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
-    *("vocab.json", "merges.txt", "*.spm", "*.model"),  # of tokenizers that came with an imported model
+    *("vocab.json", "target_vocab.json", "merges.txt", "*.spm", "*.model"),  # tokenizers of imported models
     *("special_tokens_map.json", "source_tokenizer.json", "target_tokenizer.json", "*_vanilla_transformer.py"),
     *("all_results.json", "samples.tsv", "import_report.json", "training_curve.png", "attention_*.png"),
 )
@@ -125,10 +125,10 @@ def choose_card(arguments: argparse.Namespace, repo_id: str) -> ModelCard:
     own = arguments.checkpoint / CARD
     if arguments.card is None and own.is_file():
         raise ValueError(f"{own} would not be uploaded: --card folder takes it as the card, --card made another.")
+    if arguments.card in ("folder", "keep") and any(metadata(arguments).values()):
+        raise ValueError("--license, --dataset and --base_model go into a made card: write them into your README.md.")
     if arguments.card != "folder":
         return make_card(arguments.checkpoint, repo_id, **metadata(arguments))
-    if any(metadata(arguments).values()):
-        raise ValueError("--license, --dataset and --base_model go into a made card: write them into your README.md.")
     try:
         return ModelCard(own.read_text(encoding="utf-8"), ignore_metadata_errors=True)
     except UnicodeDecodeError as error:

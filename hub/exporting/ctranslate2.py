@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from hub.exporting.tokenizer import tokens_by_id, vocabularies
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -24,6 +24,10 @@ USAGE = """{out} is a model for CTranslate2. To translate, with ctranslate2 and 
     best = ctranslate2.Translator("{out}").translate_batch([tokens], beam_size=5)[0].hypotheses[0]
     print(target.decode(target.convert_tokens_to_ids(best)))"""
 NEVER = -1e9  # a bias of the softmax that leaves a token no probability
+UNSTORED = {  # fields of a generation config that a CTranslate2 model cannot store, with the value without effect
+    **{"forced_bos_token_id": None, "begin_suppress_tokens": None, "repetition_penalty": 1.0},
+    **{"no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0},
+}
 ACTIVATIONS = {
     "relu": common_spec.Activation.RELU,
     "gelu": common_spec.Activation.GELU,
@@ -58,10 +62,10 @@ def to_spec(
             float32.
 
     Raises:
-        ValueError: an architecture that CTranslate2 cannot express; names what.
+        ValueError: an architecture or a generation config that CTranslate2 cannot express; names what.
     """
     config: Any = model.config  # its special ids are numbers, or it is refused
-    refuse_beyond_ctranslate2(config)
+    refuse_beyond_ctranslate2(config, model.generation_config)
     encoder, decoder = model.get_encoder(), model.get_decoder()
     spec = transformer_spec.TransformerSpec(
         stack_spec(transformer_spec.TransformerEncoderSpec, config.encoder_attention_heads, encoder),
@@ -161,14 +165,15 @@ def array(tensor: torch.Tensor):
     return tensor.detach().float().contiguous().numpy()
 
 
-def refuse_beyond_ctranslate2(config: VanillaTransformerConfig) -> None:
+def refuse_beyond_ctranslate2(config: VanillaTransformerConfig, settings: GenerationConfig) -> None:
+    unstored = [name for name, neutral in UNSTORED.items() if getattr(settings, name) not in (None, neutral)]
+    unstored += ["bad_words_ids of several tokens"] * any(len(word) > 1 for word in settings.bad_words_ids or [])
     reasons = {
-        "its heads have a width of their own (key_head_dim, value_head_dim)": bool(
-            config.key_head_dim or config.value_head_dim
-        ),
+        "its heads have a width of their own (*_head_dim)": bool(config.key_head_dim or config.value_head_dim),
         f"its activation_function is {config.activation_function}": config.activation_function not in ACTIVATIONS,
         "it has several eos_token_id": isinstance(config.eos_token_id, list),
         "its special ids are not all set": None in (config.eos_token_id, config.decoder_start_token_id),
+        f"remove {', '.join(unstored)} from its generation_config.json": bool(unstored),
     }
     found = [reason for reason, holds in reasons.items() if holds]
     if found:

@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from torch import nn
 from transformers import MarianConfig, PreTrainedTokenizerBase
 
 from hub.exporting.graphs import SOURCES, merge, quiet, trace
@@ -25,6 +26,7 @@ USAGE = """{out} holds ONNX graphs. To translate, with @huggingface/transformers
     const ids = await model.generate({{ ...source("a sentence"), num_beams: 1 }});
     console.log(target.batch_decode(ids, {{ skip_special_tokens: true }}));
 With onnxruntime alone, in Python: see docs/exporting.md."""  # noqa: E501
+MAX_BYTES = 2_000_000_000  # of float32 weights per graph: protobuf ends at 2 GiB, which the rest of a graph shares
 FORMATS = {None: ("", "fp32"), "int8": ("_quantized", "q8"), "fp16": ("_fp16", "fp16")}  # transformers.js' names
 
 
@@ -37,9 +39,13 @@ def convert(
 
     Args:
         quantization: `int8`: weights of matrices and embeddings in 8 bits, by onnxruntime; `fp16`: weights and
-            computation in 16 bits; None: float32.
+            computation in 16 bits; None: float32. Raises ValueError if a graph does not fit into a file.
     """
     suffix, dtype = FORMATS[quantization]
+    stacks = ([model.get_encoder()], [model.get_decoder(), model.lm_head])
+    size = 4 * max(sum(each.numel() for each in nn.ModuleList(parts).parameters()) for parts in stacks)
+    if size > MAX_BYTES:
+        raise ValueError(f"a graph has {size:,} bytes of weights, and a file at most {MAX_BYTES:,}: use ctranslate2.")
 
     def write(folder: Path) -> None:
         graphs = trace(model, half=quantization == "fp16")

@@ -21,7 +21,7 @@ SMALL = ("*.json", "*.txt", "*.model", "*.spm", "*.bpe", "*.codes")  # settings,
 SAFETENSORS, PICKLES = "model*.safetensors", "pytorch_model*.bin"
 TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "*.spm", "*.model", "vocab.txt", "spiece.model")
 POSITIONS = "positions are computed, by the same formula"
-OF_NO_USE = ("version", "embed_positions.weights", "embed_positions._float_tensor")  # ends of names in older files
+OF_NO_USE = ("version", "embed_positions.weights", "embed_positions._float_tensor", "model.shared.weight")  # endings
 
 
 @dataclass
@@ -82,7 +82,7 @@ def read_stock(place: Path) -> Stock:
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
     names = tensor_names(folder)
-    theirs = load_model(folder, str(place)).float()
+    theirs = load_model(folder, str(place), dtype="float32")  # their positions are computed in the dtype of loading
     return Stock(folder, theirs, stock, names, read_tokenizer(folder, str(place)))
 
 

@@ -71,6 +71,8 @@ class Translator:
             trust_remote_code=True,
             attn_implementation="eager",  # the one that computes attention weights
         ).eval()
+        table, unknown = self.model.get_input_embeddings().weight, self.tokenizer.unk_token_id
+        self.unknown_ids = set() if unknown is None else {*(table == table[unknown]).all(-1).nonzero()[:, 0].tolist()}
         self.target = self.tokenizer.stock("target") if hasattr(self.tokenizer, "stock") else self.tokenizer
 
     def encode(self, text: str) -> dict[str, torch.Tensor]:
@@ -89,9 +91,8 @@ class Translator:
         return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
     def unknown(self, text: str) -> list[str]:
-        """The words of which something is unknown to the vocabulary."""
-        unknown = self.tokenizer.unk_token_id
-        return [word for word in text.split() if unknown in self.tokenizer(word)["input_ids"]]
+        """The words of which something is unknown to the vocabulary, or has its embedding, as after an import."""
+        return [word for word in text.split() if not self.unknown_ids.isdisjoint(self.tokenizer(word)["input_ids"])]
 
     def decode(self, ids: torch.Tensor) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -118,10 +119,14 @@ class Translator:
     def candidates(self, batch: dict[str, torch.Tensor], beams: int) -> list[tuple[torch.Tensor, float]]:
         """The best translations by beam search: ids (T), and the mean log-probability of their tokens."""
         outputs = self.model.generate(
-            **batch, num_beams=max(beams, 2), num_return_sequences=beams, length_penalty=1.0, do_sample=False,
-            max_new_tokens=self.longest_output(batch), output_scores=True, return_dict_in_generate=True,
+            **batch, num_beams=beams, num_return_sequences=beams, length_penalty=1.0, do_sample=False,
+            max_new_tokens=self.longest_output(batch), output_scores=True, output_logits=True,
+            return_dict_in_generate=True,
         )  # fmt: skip
-        return list(zip(outputs.sequences, outputs.sequences_scores.tolist(), strict=True))
+        if beams > 1:
+            return list(zip(outputs.sequences, outputs.sequences_scores.tolist(), strict=True))
+        logits = torch.stack(outputs.logits, dim=1).log_softmax(-1)  # (1, T, V)
+        return [(outputs.sequences[0], logits.gather(-1, outputs.sequences[:, 1:, None]).mean().item())]
 
     @torch.no_grad()
     def attention(self, batch: dict[str, torch.Tensor], ids: torch.Tensor) -> dict[str, Any]:

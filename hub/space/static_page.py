@@ -33,7 +33,7 @@ def make(checkpoint: str, out: Path) -> None:
     generation = model.generation_config
     own = generation.max_new_tokens or (generation.max_length and generation.max_length - 1)
     most = own or LONGEST + EXTRA_TOKENS
-    name = Path(checkpoint).name if Path(checkpoint).exists() else checkpoint
+    name = Path(checkpoint).resolve().name if Path(checkpoint).exists() else checkpoint
     here = Path(__file__).parent / "static"
 
     def write(folder: Path) -> None:
@@ -47,6 +47,7 @@ def make(checkpoint: str, out: Path) -> None:
             if path.name not in NEEDED:
                 path.unlink()
         source, target = tokenizer_folders(tokenizer, Path("model"))
+        table, unknown = model.get_input_embeddings().weight, tokenizer.unk_token_id
         page = {
             "name": name,
             "source": source.as_posix(),
@@ -54,7 +55,7 @@ def make(checkpoint: str, out: Path) -> None:
             "longest": min(LONGEST, limit or LONGEST),
             "extra": own or EXTRA_TOKENS,
             "most": min(most, limit - 1) if limit else most,
-            "unknown": tokenizer.unk_token_id,
+            "unknown": [] if unknown is None else (table == table[unknown]).all(-1).nonzero()[:, 0].tolist(),
             "bytes": {f"onnx/{file}": (place / "onnx" / file).stat().st_size for file in NEEDED},
         }
         (folder / "page.json").write_text(json.dumps(page, indent=1, ensure_ascii=False), encoding="utf-8")

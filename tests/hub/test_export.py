@@ -154,3 +154,10 @@ def test_a_kill_leaves_nothing_that_looks_whole(save_checkpoint, command, start_
     assert list(tmp_path.glob("out.unfinished-*"))
     command(folder, out, "--to", "marian")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "out"]
+
+
+def test_languages_are_only_for_argos(save_checkpoint, command, tmp_path, capsys):
+    _, _, folder = save_checkpoint()
+    command(folder, tmp_path / "out", "--to", "transformers", "--source_lang", "en", status=2)
+    assert "--source_lang and --target_lang are for --to argos" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

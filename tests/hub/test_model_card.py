@@ -7,7 +7,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from hub.model_card import main, make_card
+from hub.model_card import main, make_card, plain
 from hub.records import count_parameters
 
 HASH = "ab" * 32
@@ -437,3 +437,7 @@ def test_the_command(folder, run_main, capsys):
     assert "license: mit" in capsys.readouterr().out
     run_main(main, folder / "nothing", "user/name", status=2)
     assert "has no config.json" in capsys.readouterr().err
+
+
+def test_entities_and_formulas_of_a_sample_are_shown_as_they_are():
+    assert plain("AT&amp;T asks for $5$") == r"AT\&amp;T asks for \$5\$"

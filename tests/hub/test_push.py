@@ -294,6 +294,7 @@ def test_a_bare_name_is_that_of_the_user(programs, hub, checkpoint):
         (("user/empty", "--license", "not a thing!"), "is no license"),
         (("user/empty", "--card", "folder"), "README.md"),
         (("user/empty", "--card", "folder", "--license", "mit"), "go into a made card"),
+        (("user/empty", "--card", "keep", "--license", "mit"), "go into a made card"),
     ],
 )
 def test_a_mistake_on_the_command_line_makes_no_repository(programs, hub, checkpoint, arguments, message):
@@ -408,6 +409,13 @@ def test_a_model_of_few_learned_positions_passes_the_check(tmp_path, make_model,
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "run")
     assert translate_elsewhere(gather(tmp_path / "run"), "the dog") is not None
+
+
+def test_both_vocabularies_of_a_marian_tokenizer_are_uploaded(checkpoint):
+    folder = checkpoint()
+    for name in ("vocab.json", "target_vocab.json"):
+        (folder / name).write_text("{}")
+    assert {"vocab.json", "target_vocab.json"} <= gather(folder).keys()
 
 
 def test_a_folder_that_is_named_like_a_picture_stays_at_home(checkpoint):

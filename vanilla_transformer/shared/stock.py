@@ -8,6 +8,7 @@ cosines there, and they alternate here. The residual stream is then permuted thr
 there and back bit for bit.
 """
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,7 @@ SAME_FIELDS = (  # of both configurations, by these names
 )
 TWO_VOCABULARIES = ("decoder_vocab_size", "share_encoder_decoder_embeddings")
 SIDES = ("encoder", "decoder")
+OTHER_POSITIONS = "its positions are other ones, or its decoder starts with the pad token"
 NAMES = (  # ours, theirs
     ("feed_forward_layer_norm", "final_layer_norm"),
     ("embedding_layer_norm", "layernorm_embedding"),
@@ -83,7 +85,7 @@ class StockClass:
             "it has a final norm": has_final_norm and self.norm_position == "post",
             "it has no final norm": not has_final_norm and self.norm_position == "pre",
             "its positions are learned": is_learned and self.positions == "computed",
-            "its positions are other ones": self.positions == "other sinusoids" and not self.has_their_sinusoids(model),
+            OTHER_POSITIONS: self.positions == "other sinusoids" and not self.has_their_sinusoids(model),
             "its width is odd": config.d_model % 2 == 1 and self.positions != "learned",
             "it has a norm on its embeddings": config.embedding_norm and not self.embedding_norm,
             "it has no norm on its embeddings": self.embedding_norm and not config.embedding_norm,
@@ -111,9 +113,10 @@ class StockClass:
         return M2M100SinusoidalPositionalEmbedding.get_embedding(rows, config.d_model, config.pad_token_id)[first:]
 
     def has_their_sinusoids(self, model: VanillaTransformerForConditionalGeneration) -> bool:
-        if model.config.position_embedding_type != "learned" or model.config.pad_token_id is None:
+        config = model.config  # the class gives a pad token no position, also if the decoder starts with it
+        if config.position_embedding_type != "learned" or config.pad_token_id in (None, config.decoder_start_token_id):
             return False
-        table = self.their_sinusoids(model.config)
+        table = self.their_sinusoids(config)
         stacks = (model.get_encoder(), model.get_decoder())
         weights = [stack.embed_positions.weight for stack in stacks]
         return all(torch.equal(weight, table.to(weight.dtype)) for weight in weights)
@@ -167,9 +170,9 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
 
 
 def settings_of(model: Any) -> GenerationConfig:
-    """A copy of a model's settings of generation. They are no longer marked as made from its configuration: those
-    transformers 4 would make anew from the other model's."""
-    settings = GenerationConfig.from_dict(model.generation_config.to_dict())
+    """Return a copy of a model's generation config, not marked as derived from its configuration: transformers 4 would
+    derive it again. Unlike a new object, a copy counts as unmodified, so that it is saved without strict validation."""
+    settings = copy.deepcopy(model.generation_config)
     settings._from_model_config = False
     return settings
 
@@ -205,7 +208,7 @@ def from_stock(theirs: PreTrainedModel) -> VanillaTransformerForConditionalGener
     """A model of ours that is equal to one of a class of `STOCK_CLASSES`, in evaluation mode, in its numbers' type.
 
     Raises:
-        ValueError: a model of another class; or its configuration contradicts its weights.
+        ValueError: a model of another class; or its configuration contradicts its weights or is not supported.
     """
     stock, state = stock_class(theirs.config), theirs.state_dict()
     config = our_config(stock, theirs.config, state)
@@ -221,6 +224,8 @@ def from_stock(theirs: PreTrainedModel) -> VanillaTransformerForConditionalGener
         else:
             ours[name] = permuted(name, state[their_name(name)], back)
     model.load_state_dict(ours)
+    if reasons := stock.reasons(model):
+        raise ValueError(f"a model of ours cannot be equal to it: {'; '.join(reasons)}.")
     model.generation_config = settings_of(theirs)
     return model.eval()
 

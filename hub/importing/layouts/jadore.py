@@ -71,5 +71,6 @@ LAYOUT = Layout(
     },
     assumed={"proj_share_weight": False, "scale_emb_or_prj": "prj"},
     variant_config=variant_config,
+    check=("A file from before 7 June 2020 computes something else under the same names: give --compare_with.",),
     run=lambda model, source, source_mask, target, target_mask: model(source, target).view(*target.shape, -1),
 )

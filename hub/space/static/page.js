@@ -58,7 +58,7 @@ function encode(text) {
 
 // The words of which something is unknown to the vocabulary.
 function unknown(words) {
-  return words.filter((word) => source(word).input_ids.tolist()[0].some((id) => Number(id) === page.unknown));
+  return words.filter((word) => source(word).input_ids.tolist()[0].some((id) => page.unknown.includes(Number(id))));
 }
 
 async function translate(text) {

@@ -3,9 +3,10 @@ from functools import partial
 import ctranslate2
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 from hub.export import main
+from hub.exporting.ctranslate2 import to_spec
 
 
 @pytest.fixture
@@ -80,3 +81,27 @@ def test_what_ctranslate2_cannot_express_is_refused(save_checkpoint, command, tm
     command(folder, tmp_path / "out", "--to", "ctranslate2", status=2)
     assert reason in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"forced_bos_token_id": 5},
+        {"no_repeat_ngram_size": 2},
+        {"encoder_no_repeat_ngram_size": 3},
+        {"repetition_penalty": 3.0},
+        {"begin_suppress_tokens": [5]},
+        {"bad_words_ids": [[4], [5, 6]]},
+    ],
+)
+def test_generation_settings_that_change_the_result_are_rejected(make_model, make_tokenizer, settings):
+    """CTranslate2 stores none of them. Those without effect, and tokens that are forbidden singly, are accepted."""
+    tokenizer, sizes = make_tokenizer(True)
+    model = make_model(**sizes)
+    without_effect = {"no_repeat_ngram_size": 0, "repetition_penalty": 1.0, "bad_words_ids": [[4]], "num_beams": 5}
+    model.generation_config = GenerationConfig(**without_effect)
+    to_spec(model, tokenizer)
+    model.generation_config = GenerationConfig(**(without_effect | settings))
+    (name,) = settings
+    with pytest.raises(ValueError, match=f"cannot express this model: remove {name}"):
+        to_spec(model, tokenizer)

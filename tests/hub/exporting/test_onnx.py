@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hub.export import main
+from hub.exporting import onnx as onnx_export
 from hub.exporting.graphs import EncoderGraph, FirstStepGraph, NextStepGraph
 from training.benchmarks.graphs import Graphs
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
@@ -101,6 +102,20 @@ def check_greedy(translator, folder, model, tokenizer, texts) -> None:
     real = expected != model.config.pad_token_id
     np.testing.assert_array_equal(measured[real], expected[real])
     assert translate(texts, 12) == tokenizer.batch_decode(expected, skip_special_tokens=True)
+
+
+def test_a_graph_beyond_the_limit_of_a_file_is_one_line(save_checkpoint, command, tmp_path, capsys, monkeypatch):
+    """The matrix of a tied model counts once; the check runs before tracing."""
+    model, _, folder = save_checkpoint()
+    decoder = [model.get_decoder(), model.lm_head]
+    size = 4 * sum(each.numel() for each in {each for part in decoder for each in part.parameters()})
+    monkeypatch.setattr(onnx_export, "MAX_BYTES", size)
+    onnx_export.convert(model)
+    monkeypatch.setattr(onnx_export, "MAX_BYTES", size - 1)
+    command(folder, tmp_path / "out", "--to", "onnx", status=2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"a graph has {size:,} bytes of weights" in line
+    assert not (tmp_path / "out").exists()
 
 
 def test_onnxruntime_computes_the_same(save_checkpoint, command, translator, tmp_path, sentences, batch, capsys):

@@ -236,3 +236,10 @@ def test_the_padding_of_sources_that_a_tutorial_attends_to_is_in_the_report(make
         found = imported.model(source, attention_mask=(source != 0).long(), decoder_input_ids=target).logits
     torch.testing.assert_close(found, alone, atol=1e-4, rtol=0)
     assert (found - padded).abs().max() > 1e-3
+
+
+def test_files_of_an_older_jadore_are_a_line_of_the_report(make_reference):
+    """No tensor shows that such a file was trained with another arithmetic."""
+    _, state, layout, metadata, heads = make_reference("jadore, not shared")
+    imported = convert(state, layout, metadata, heads, {"pad_token_id": 1})
+    assert any("before 7 June 2020" in line for line in imported.check)

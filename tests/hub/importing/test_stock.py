@@ -134,6 +134,45 @@ def test_other_classes_come_with_their_fast_tokenizer(command, tmp_path, train_b
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_models_in_half_precision_are_imported(opus_folder, command, tmp_path, dtype):
+    """The computed positions of the original are not rounded, as ours are not."""
+    folder = opus_folder()
+    AutoModelForSeq2SeqLM.from_pretrained(folder).to(dtype).save_pretrained(folder)
+    command(folder, tmp_path / "ours")
+    report = json.loads((tmp_path / "ours" / "import_report.json").read_text())
+    assert report["parity"]["largest_difference_of_log_probabilities"] < 1e-5
+    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").dtype == torch.float32
+
+
+@pytest.mark.parametrize("more", [{"early_stopping": True}, {"temperature": 0.9, "do_sample": False}])
+def test_a_generation_config_with_unused_fields_is_kept(opus_folder, command, tmp_path, more):
+    """transformers only warns about such fields of a published model."""
+    folder = opus_folder()
+    path = folder / "generation_config.json"
+    settings = json.loads(path.read_text()) | {"num_beams": 1} | more
+    path.write_text(json.dumps(settings))
+    command(folder, tmp_path / "ours")
+    after = json.loads((tmp_path / "ours" / "generation_config.json").read_text())
+    assert more.items() <= after.items()
+
+
+def test_an_untied_model_has_an_unused_table(opus_folder, command, tmp_path):
+    folder = opus_folder(tie_word_embeddings=False)
+    assert "model.shared.weight" in load_file(folder / "model.safetensors")
+    command(folder, tmp_path / "ours")
+    report = json.loads((tmp_path / "ours" / "import_report.json").read_text())
+    assert "model.shared.weight" in report["left_out"]
+
+
+def test_m2m100_that_starts_with_the_pad_token_is_rejected(command, tmp_path, capsys):
+    """Its class gives the pad token no position."""
+    M2M100ForConditionalGeneration(M2M100Config(**SIZE, decoder_start_token_id=0)).save_pretrained(tmp_path / "m2m")
+    command(tmp_path / "m2m", tmp_path / "ours", status=2)
+    assert "or its decoder starts with the pad token" in capsys.readouterr().err
+    assert not (tmp_path / "ours").exists()
+
+
 def test_what_is_wrong_is_one_line(opus_folder, save_checkpoint, command, tmp_path, capsys):
     def refused(place, *options, because: str) -> None:
         command(place, tmp_path / "out", *options, status=2)

@@ -121,6 +121,34 @@ def test_unknown_words_are_named(make_translator):
     assert make_translator().unknown("the собака runs") == ["собака"]
 
 
+def test_tokens_with_the_embedding_of_the_unknown_token_are_unknown(make_translator, app, tmp_path):
+    """An import gives the tokens outside a toolkit's dictionary copies of that row."""
+    translator = make_translator()
+    ids, unknown = translator.tokenizer("dog")["input_ids"], translator.tokenizer.unk_token_id
+    table = translator.model.get_input_embeddings().weight
+    table.data[ids[0]] = table[unknown]
+    translator.model.save_pretrained(tmp_path / "model")
+    translator = app.Translator(str(tmp_path / "model"))
+    assert translator.unknown("dog") == ["dog"]
+    with pytest.raises(ValueError, match="never seen any of these words"):
+        translator.encode("dog")
+
+
+def test_one_beam_keeps_the_greedy_translation(make_translator):
+    """With the mean log-probability of its tokens."""
+    for seed in range(6):
+        torch.manual_seed(seed)
+        translator = make_translator()
+        torch.nn.init.normal_(translator.model.lm_head.weight)
+        batch = translator.encode("the dog runs in the house")
+        *_, greedy = translator.stream(batch)
+        ((ids, score),) = translator.candidates(batch, 1)
+        assert translator.decode(ids) == greedy
+        with torch.no_grad():
+            loss = translator.model(**batch, labels=ids[None, 1:]).loss
+        assert score == pytest.approx(-loss.item(), abs=1e-4)
+
+
 # --- The whole ---
 
 

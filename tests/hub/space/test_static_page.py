@@ -38,7 +38,7 @@ def test_the_folder_holds_all_that_a_visitor_needs(save_checkpoint, command, no_
     sides = ["model"] * 2 if shared else ["model/source_tokenizer", "model/target_tokenizer"]
     assert [page["source"], page["target"]] == sides
     assert all((out / side / "tokenizer.json").is_file() for side in sides)
-    assert (page["longest"], page["most"], page["unknown"]) == (30, 12, tokenizer.unk_token_id)  # of its own config
+    assert (page["longest"], page["most"], page["unknown"]) == (30, 12, [tokenizer.unk_token_id])  # of its own config
     assert page["name"] == "ours"  # and not the folder's place on this machine
     data = RepoCard.load(out / "README.md").data
     assert (data.sdk, data.app_file, data.title, data.get("models")) == ("static", "index.html", "ours", None)
@@ -46,6 +46,19 @@ def test_the_folder_holds_all_that_a_visitor_needs(save_checkpoint, command, no_
 
     command(folder, "--static", out, status=2)
     assert "exists already" in capsys.readouterr().err
+
+
+def test_a_page_has_the_name_of_the_folder(save_checkpoint, command, no_graphs, tmp_path):
+    """Also if the path of the checkpoint ends in dots; tokens with the embedding of the unknown one are listed."""
+    model, tokenizer, folder = save_checkpoint()
+    table, unknown = model.get_input_embeddings().weight, tokenizer.unk_token_id
+    table.data[7] = table[unknown]
+    model.save_pretrained(folder)
+    (folder / "inside").mkdir()
+    command(folder / "inside" / "..", "--static", tmp_path / "page")
+    page = json.loads((tmp_path / "page" / "page.json").read_text())
+    assert page["name"] == RepoCard.load(tmp_path / "page" / "README.md").data.title == "ours"
+    assert page["unknown"] == sorted([unknown, 7])
 
 
 @pytest.mark.parametrize(("own", "expected"), [({"max_new_tokens": 9}, (9, 9)), ({}, (EXTRA_TOKENS, 29))])
