@@ -175,6 +175,5 @@ def refuse_beyond_ctranslate2(config: VanillaTransformerConfig, settings: Genera
         "its special ids are not all set": None in (config.eos_token_id, config.decoder_start_token_id),
         f"remove {', '.join(unstored)} from its generation_config.json": bool(unstored),
     }
-    found = [reason for reason, holds in reasons.items() if holds]
-    if found:
+    if found := [reason for reason, holds in reasons.items() if holds]:
         raise ValueError(f"CTranslate2 cannot express this model: {'; '.join(found)}.")

@@ -60,8 +60,7 @@ def import_stock(place: Path) -> tuple[Imported, PreTrainedTokenizerBase | None,
     print(f"is a {type(read.model).__name__}: {evidence}")
     imported = convert_stock(read)
     report = {"file": place.name, "layout": read.stock.model_type, "evidence": evidence, "settings": {}}
-    report |= imported.report()
-    return imported, read.tokenizer, report | {"parity": compare_with_stock(read, imported)}
+    return imported, read.tokenizer, report | imported.report() | {"parity": compare_with_stock(read, imported)}
 
 
 def read_stock(place: Path) -> Stock:

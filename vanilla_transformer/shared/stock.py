@@ -117,8 +117,7 @@ class StockClass:
         if config.position_embedding_type != "learned" or config.pad_token_id in (None, config.decoder_start_token_id):
             return False
         table = self.their_sinusoids(config)
-        stacks = (model.get_encoder(), model.get_decoder())
-        weights = [stack.embed_positions.weight for stack in stacks]
+        weights = [stack.embed_positions.weight for stack in (model.get_encoder(), model.get_decoder())]
         return all(torch.equal(weight, table.to(weight.dtype)) for weight in weights)
 
 
