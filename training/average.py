@@ -62,7 +62,8 @@ def of_run(run_folder: Path, count: int, by: str) -> list[Path]:
         better = settings.get("greater_is_better") is not False
     folders = choose(run_folder, count, by, metric, better)
     if len(folders) < count:
-        raise ValueError(f"{run_folder} has {len(folders)} whole checkpoints that could be taken, not {count}.")
+        scored = f" by their {metric}" if by == "best" else ""
+        raise ValueError(f"{run_folder} has {len(folders)} whole checkpoints that could be taken{scored}, not {count}.")
     return folders
 
 

@@ -56,7 +56,8 @@ class DataArguments:
     max_length: int = option(
         256,
         "Longest training sentence in tokens. A pair with a longer source or target is left out. Of validation and "
-        "test data none is; a sentence of more than four times this (and more than 1,024) tokens is refused.",
+        "test data none is; a sentence of more than four times this (and more than 1,024) tokens is refused. A limited "
+        "number of positions in the model applies to all of them.",
     )
     max_length_ratio: float | None = option(
         None, "A training pair is left out if one side has more than this many times the tokens of the other."

@@ -21,7 +21,7 @@ from training.data.encoding import refuse_endless
 from training.data.tokenizer import vocabulary_sizes
 from training.metrics import make_metric
 from training.recipe import Recipe, read_recipe
-from training.run.build import make_model, make_tokenizer, make_train_set, settle_precision
+from training.run.build import count_positions, make_model, make_tokenizer, make_train_set, settle_precision
 from training.run.checkpoints import LIST, all_checkpoints, keep_only
 from training.run.folder import claim, refuse_other_run, validate_state, write_recipe, write_state
 from training.run.hardware import keep_memory
@@ -66,10 +66,11 @@ def run(recipe: Recipe) -> None:
         write_state(corpus, args.world_size, folder)
     with args.main_process_first(local=False):  # the others read what the first has written
         tokenizer = make_tokenizer(recipe, corpus, folder, checkpoint)
-        refuse_endless(corpus, tokenizer, recipe.data)
-        train_set = make_train_set(recipe, corpus, tokenizer)
-
     model = make_model(recipe, tokenizer)
+    positions = count_positions(model)
+    with args.main_process_first(local=False):
+        refuse_endless(corpus, tokenizer, recipe.data, positions)
+        train_set = make_train_set(recipe, corpus, tokenizer, positions)
     print(f"{model.num_parameters():,} parameters, vocabulary {vocabulary_sizes(tokenizer)[1]:,}")
     collator = DataCollatorForSeq2Seq(tokenizer, model=model)
     settle_precision(recipe, model, train_set, collator, folder)

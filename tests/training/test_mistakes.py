@@ -22,6 +22,17 @@ DATA = {
     "JSON of another language": (["--train_file", "t.jsonl"], {"t.jsonl": '{"en": "a", "fr": "b"}\n'}, "no text named"),
     "no parquet": (["--train_file", "t.parquet"], {"t.parquet": "x"}, "is not a parquet file"),
     "too large a validation set": (["--validation_file", "None", "--validation_size", "500"], {}, "only 120"),
+    "test line beyond the positions": (
+        ["--position_embedding_type", "learned", "--max_position_embeddings", "60"],
+        {"test.en": "a\n" * 4 + "a " * 181 + "\n" + "a\n" * 5, "test.de": "a\n" * 10},
+        "the test set has sentences of more than 60 tokens, at line 5: shorten them, or use a model with more "
+        "positions than max_position_embeddings=60",
+    ),
+    "validation line beyond the positions": (
+        ["--position_embedding_type", "learned", "--max_position_embeddings", "60"],
+        {"val.en": "a\n" * 10, "val.de": "a " * 181 + "\n" + "a\n" * 9},
+        "the validation set has sentences of more than 60 tokens, at line 1",
+    ),
     "references of no table": (["--test_references", "test.de"], {}, "give a .tsv file"),
     "references of another length": (["--test_references", "r.tsv"], {"r.tsv": "a\tb\n"}, "the test data 10: line i"),
     "stream of blank lines": (["--streaming", "true"], {"train.en": "\n" * 120}, "blank"),

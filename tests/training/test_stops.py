@@ -244,6 +244,23 @@ def test_a_run_of_an_earlier_version_is_resumed(train):
     assert train({}, "stopped")[0] == 0
 
 
+@pytest.mark.parametrize("split", ["test", "val"])
+def test_a_run_may_be_finished_with_another_test_set(train, data, tmp_path, split):
+    """Training does not depend on it, but it may have a line that has to be corrected."""
+    mine = tmp_path / "mine"
+    shutil.copytree(data, mine)
+    settings = {"data_dir": mine, "test_file": "test"}
+    train(settings, "stopped", terminate, 39)
+    (mine / f"{split}.de").write_text("Ein Hund.\n" * (1 if split == "test" else 4))
+    if split == "test":
+        status, folder = train(settings, "stopped")
+        assert status == 0
+        assert "test_bleu" in json.loads((folder / "all_results.json").read_text())
+    else:
+        with pytest.raises(ValueError, match="holds a run on other data: the validation data"):
+            train(settings, "stopped")
+
+
 def test_a_start_without_a_checkpoint_leaves_no_tokenizer_for_other_data(train, data, tmp_path):
     mine = tmp_path / "mine"
     shutil.copytree(data, mine)

@@ -99,18 +99,24 @@ def backends(tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, Tokenize
 
 
 def refuse_endless(
-    corpus: dict[str, ParallelText], tokenizer: PreTrainedTokenizerFast, arguments: DataArguments
+    corpus: dict[str, ParallelText],
+    tokenizer: PreTrainedTokenizerFast,
+    arguments: DataArguments,
+    positions: int = sys.maxsize,
 ) -> None:
-    """Raises ValueError where validation or test data, of which nothing is left out, have sentences that are so long
-    that attention would need more memory than there is."""
-    limit = max(ROOM * arguments.max_length, UNLIMITED)
+    """Raise ValueError if validation or test data, of which nothing is dropped, have sentences with more tokens than
+    the model has positions, or so many that attention would need too much memory."""
+    limit = min(max(ROOM * arguments.max_length, UNLIMITED), positions)
+    remedy = f"raise max_length={arguments.max_length}, of which {ROOM} times as many are allowed there"
+    if limit == positions:
+        remedy = f"use a model with more positions than max_position_embeddings={positions}"
     for split, text in corpus.items():
         if split != "train":
             longest = sequence_lengths(encode(text, tokenizer)).max(1)
             if found := [text.numbers[i] for i in np.nonzero(longest > limit)[0]]:
                 raise ValueError(
                     f"the {split} set has sentences of more than {limit} tokens, at {some_lines(found)}: shorten them, "
-                    f"or raise max_length={arguments.max_length}, of which {ROOM} times as many are allowed there."
+                    f"or {remedy}."
                 )
 
 

@@ -1,9 +1,12 @@
 """What a training begins with: tokenizer, training set, model, and the precision that it trains in."""
 
+import sys
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import gather_object
 from datasets import IterableDataset
 from datasets.distributed import split_dataset_by_node
@@ -60,16 +63,17 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
         unfinished.rmdir()
 
 
-def make_train_set(recipe: Recipe, corpus: dict[str, ParallelText], tokenizer: Any) -> Any:
-    """The training pairs as token ids: a `Dataset` of all, or, streaming, a `TokenBatchStream` of this process's."""
-    args = recipe.training
-    if recipe.data.both_directions and getattr(tokenizer, "target_tokenizer", None) is not None:
+def make_train_set(recipe: Recipe, corpus: dict[str, ParallelText], tokenizer: Any, limit: int = sys.maxsize) -> Any:
+    """The training pairs as token ids: a `Dataset` of all, or, streaming, a `TokenBatchStream` of this process's.
+    Pairs with a side of more than `limit` tokens, the positions of the model, are dropped."""
+    args, data = recipe.training, replace(recipe.data, max_length=min(recipe.data.max_length, limit))
+    if data.both_directions and getattr(tokenizer, "target_tokenizer", None) is not None:
         raise ValueError("both_directions needs one vocabulary for both languages, and this tokenizer has two.")
-    if not recipe.data.streaming:
-        return encode(corpus["train"], tokenizer, recipe.data, recipe.tokenizer.bpe_dropout)
+    if not data.streaming:
+        return encode(corpus["train"], tokenizer, data, recipe.tokenizer.bpe_dropout)
     seed = args.seed if args.data_seed is None else args.data_seed
     pairs = split_dataset_by_node(stream_training_pairs(recipe, corpus), args.process_index, args.world_size)
-    return TokenBatchStream(pairs, tokenizer, recipe.data, args.max_tokens, seed)
+    return TokenBatchStream(pairs, tokenizer, data, args.max_tokens, seed)
 
 
 def stream_training_pairs(recipe: Recipe, corpus: dict[str, ParallelText]) -> IterableDataset:
@@ -90,6 +94,13 @@ def validate_shares(train_set: Any, args: TrainingArguments) -> None:
 def make_model(recipe: Recipe, tokenizer: Any) -> Any:
     """The recipe's `base_model`, or a fresh one."""
     return fresh_model(recipe, tokenizer) if recipe.training.base_model is None else load_base(recipe)
+
+
+def count_positions(model: Any) -> int:
+    """Return the length of the model's table of positions, or `sys.maxsize` if the positions have no limit."""
+    table = getattr(model.get_encoder(), "embed_positions", None)
+    has_limit = isinstance(table, torch.nn.Embedding) and not hasattr(table, "make_weight")  # FSMT extends its table
+    return getattr(model.config, "max_position_embeddings", sys.maxsize) if has_limit else sys.maxsize
 
 
 def fresh_model(recipe: Recipe, tokenizer: Any) -> VanillaTransformerForConditionalGeneration:
@@ -127,7 +138,7 @@ def load_base(recipe: Recipe) -> Any:
     """The recipe's `base_model`, of whatever class, with its dropouts and way of decoding; for LoRA inside peft's."""
     args = recipe.training
     dropouts = {name: value for name, value in vars(recipe.model).items() if name in recipe.given}
-    model = load_model(str(args.base_model), f"base_model={args.base_model}:", **dropouts)
+    model = load_model(str(args.base_model), f"base_model={args.base_model}:", dtype=torch.float32, **dropouts)
     unset: dict[str, Any] = {"max_length": None}  # those of the checkpoint's own
     if recipe.decoding.num_beams == 1:
         unset |= OF_BEAMS

@@ -89,6 +89,8 @@ class StopOnSignal(TrainerCallback):
         self._at_epoch_end = False
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if args.ignore_data_skip:  # a stream, of which transformers counts only the updates since the checkpoint
+            state.epoch = state.global_step / state.max_steps
         if control.should_training_stop or float(state.epoch or 0).is_integer():  # the end of the epoch follows
             self._is_due, control.should_save = control.should_save, False
         else:

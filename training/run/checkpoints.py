@@ -78,18 +78,12 @@ def last_whole(run: Path) -> Path | None:
 
 def choose(run: Path, count: int, by: str, metric: str | None = None, greater_is_better: bool = True) -> list[Path]:
     """The last `count` checkpoints, or those with the best `metric`; whole ones, as far as there are so many. Those
-    of a stop are left out.
-
-    Raises:
-        ValueError: by is "best", and no checkpoint was evaluated.
-    """
+    of a stop are left out."""
     whole = [f for f in all_checkpoints(run) if (f / LIST).exists() and not (f / TEMPORARY).exists()]
     if by == "last":
         return whole[-count:]
     scores = {folder: score(folder, metric) for folder in whole}
     scored = {folder: value for folder, value in scores.items() if value is not None}
-    if not scored:
-        raise ValueError(f"{run} has no checkpoint with the metric {metric}: choose the last ones instead.")
     return sorted(scored, key=lambda folder: scored[folder], reverse=greater_is_better)[:count]
 
 

@@ -340,15 +340,15 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
     def kept_checkpoints(self) -> list[Path]:
         """The newest checkpoints, and those that the final model is to be averaged from."""
+        last = choose(Path(self.args.output_dir), self.args.save_total_limit or sys.maxsize, "last")
+        return last + self.averaged_checkpoints()
+
+    def averaged_checkpoints(self) -> list[Path]:
+        """Return the checkpoints whose mean is the final model: the last ones if none has the score."""
         args, run = self.args, Path(self.args.output_dir)
-        kept = choose(run, args.save_total_limit or sys.maxsize, "last")
-        if args.average_by == "last":
-            return kept + choose(run, args.average_checkpoints, "last")
-        try:
-            better = args.metric_for_best_model, bool(args.greater_is_better)
-            return kept + choose(run, args.average_checkpoints, "best", *better)
-        except ValueError:  # none was evaluated yet
-            return kept
+        better = args.metric_for_best_model, bool(args.greater_is_better)
+        best = choose(run, args.average_checkpoints, args.average_by, *better)
+        return best or choose(run, args.average_checkpoints, "last")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
@@ -374,8 +374,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if args.average_checkpoints == 1 and args.average_by == "last":
             model = self.plain_model()  # in all processes, from which FSDP gathers the weights
         elif args.should_save:
-            better = bool(args.greater_is_better)
-            chosen = choose(run, args.average_checkpoints, args.average_by, args.metric_for_best_model, better)
+            chosen = self.averaged_checkpoints()
             print(f"the final model is the mean of {', '.join(folder.name for folder in chosen)}")
             model = average(chosen)
         if args.should_save:

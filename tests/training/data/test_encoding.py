@@ -65,6 +65,8 @@ def test_endless_sentences_of_validation_and_test_are_refused_before_training(to
     ):
         refuse_endless(corpus, tokenizer, DataArguments())
     refuse_endless(corpus, tokenizer, DataArguments(max_length=300))
+    with pytest.raises(ValueError, match="more than 500 tokens, at line 2: .* than max_position_embeddings=500"):
+        refuse_endless(corpus, tokenizer, DataArguments(max_length=300), positions=500)
 
 
 def test_tokens_without_rows_of_earlier_imports_are_encoded_as_unknown():

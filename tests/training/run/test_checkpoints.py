@@ -1,13 +1,16 @@
 """Which checkpoints are the best, and what is done with those that are not whole."""
 
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from training.average import of_run
 from training.recipe import read_recipe
 from training.run.checkpoints import LIST, choose, seal, why_not_whole
+from training.run.trainer import TokenBatchTrainer
 
 
 @pytest.fixture
@@ -49,6 +52,20 @@ def test_a_given_direction_is_kept(tmp_path, lines, expected):
 def test_the_best_are_chosen_in_the_runs_direction(make_run, settings, best):
     run = make_run(settings)
     assert of_run(run, 1, "best") == [run / f"checkpoint-{best}"]
+
+
+def test_without_scores_the_final_model_is_the_mean_of_the_last_checkpoints(make_run):
+    run = make_run()
+    args = SimpleNamespace(output_dir=str(run), average_by="best", average_checkpoints=2, save_total_limit=1)
+    trainer = SimpleNamespace(args=args)
+    trainer.averaged_checkpoints = partial(TokenBatchTrainer.averaged_checkpoints, trainer)
+    for metric, chosen in (("chrf", [2, 3]), ("loss", [3, 2])):
+        vars(args).update(metric_for_best_model=metric, greater_is_better=False)
+        assert trainer.averaged_checkpoints() == [run / f"checkpoint-{number}" for number in chosen]
+        assert set(TokenBatchTrainer.kept_checkpoints(trainer)) == {run / "checkpoint-2", run / "checkpoint-3"}
+    (run / "recipe.yaml").write_text("metric_for_best_model: bleu\n")
+    with pytest.raises(ValueError, match="0 whole checkpoints that could be taken by their bleu, not 2"):
+        of_run(run, 2, "best")
 
 
 @pytest.mark.parametrize(

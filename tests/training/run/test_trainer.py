@@ -201,10 +201,12 @@ def words(n):
 
 @pytest.mark.slow
 def test_a_stream_resumed_at_each_update_is_the_stream_that_was_not_stopped(make_trainer, tokenizer, tmp_path):
-    """The batches, the counts of pairs, and the weights."""
+    """The batches, the counts of pairs, the weights, and the epochs."""
 
     def train(resumed=None):
-        own = make_trainer(max_steps=7, gradient_accumulation_steps=2, save_strategy="steps", save_steps=1, seed=3)
+        own = make_trainer(
+            max_steps=7, gradient_accumulation_steps=2, logging_steps=1, save_strategy="steps", save_steps=1, seed=3
+        )
         own.args.save_total_limit = 20
         pairs = IterableDataset.from_generator(words, gen_kwargs={"n": 60})
         stream = TokenBatchStream(pairs, tokenizer, DataArguments(buffer_size=25, max_length=12), 64, seed=1)
@@ -219,14 +221,16 @@ def test_a_stream_resumed_at_each_update_is_the_stream_that_was_not_stopped(make
         trainer.training_step = note
         trainer.train(resume_from_checkpoint=resumed)
         weights = {name: tensor.clone() for name, tensor in own.model.state_dict().items()}
-        return seen, (stream.pairs_read, stream.pairs_dropped), weights
+        epochs = [entry["epoch"] for entry in trainer.state.log_history]
+        return seen, (stream.pairs_read, stream.pairs_dropped), weights, [*epochs, trainer.state.epoch]
 
-    batches, counts, weights = train()
+    batches, counts, weights, epochs = train()
     assert len(batches) == 14
     assert counts[1] > 0
     for update in range(1, 7):
         again = train(str(tmp_path / "out" / f"checkpoint-{update}"))
         assert again[0] == batches[2 * update :]
         assert again[1] == counts
+        assert again[3] == epochs
         for name, tensor in weights.items():
             torch.testing.assert_close(again[2][name], tensor, rtol=0, atol=0)
