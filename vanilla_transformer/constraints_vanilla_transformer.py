@@ -274,7 +274,14 @@ class Glossary:
         following = variants.gather(-1, progress.clamp(max=size - 1)[..., None])[..., 0]  # (B, K, R)
         useful = (following != NOWHERE) & (progress < self.lengths[active][:, None])
         useful &= (of_term & (counts < needed)[..., None]).any(-2) & (suffixes[..., 0] | (progress > 0))
-        useful &= ~(following[..., None] == ids[:, :, None]).any(-1)  # (B, K, R) they are among the best anyway
+        if self.continuing is not None:  # behind a complete term also the best token that ends its word
+            excluded = nn.functional.pad(self.continuing, (0, log_probs.shape[-1] - len(self.continuing)), value=True)
+            is_end = torch.isin(torch.arange(len(excluded), device=ids.device), eos_ids)
+            excluded = torch.where(is_end, (counts + pending < needed).any(-1, keepdim=True), excluded)  # (B, K, V)
+            bounds = log_probs.masked_fill(excluded, -math.inf).argmax(-1, keepdim=True)
+            following = torch.cat([following, bounds], -1)
+            useful = torch.cat([useful, (pending & (counts < needed)).any(-1, keepdim=True)], -1)
+        useful &= ~(following[..., None] == ids[:, :, None]).any(-1)  # (B, K, R + 1) they are among the best anyway
         equal = following[..., None] == following[..., None, :]  # of two variants with the same next token the first
         useful &= ~(equal.tril(-1) & useful[..., None, :]).any(-1)
         forced = log_probs.gather(-1, following.clamp(min=0)) + scores[..., None]
@@ -285,11 +292,11 @@ class Glossary:
         candidates = ids[..., None, None]  # (B, K, M, 1, 1)
         grown = suffixes[:, :, None, :, :-1] & (candidates == variants[:, :, None])  # (B, K, M, R, L)
         new = (grown * torch.arange(1, size + 1, device=ids.device)).amax(-1)  # (B, K, M, R)
-        goes_on = torch.zeros_like(ids, dtype=torch.bool) if self.continuing is None else self.continuing[ids]
-        met = counts[:, :, None] + (pending[:, :, None] & ~goes_on[..., None])  # (B, K, M, C)
         ends = torch.isin(ids, eos_ids)
+        goes_on = torch.zeros_like(ends) if self.continuing is None else self.continuing[ids] & ~ends
+        met = counts[:, :, None] + (pending[:, :, None] & ~goes_on[..., None])  # (B, K, M, C)
         lacks = self.lacking(met, new, active)  # (B, K, M)
-        values = values.masked_fill(ends & (lacks > 0), -math.inf)
+        values = values.masked_fill(ends & (lacks > 0) & (room > 0)[:, None, None], -math.inf)
         late = lacks + 1 > room[:, None, None]  # no time for all of it and the end, as far as anything else is there
         values, ids, lacks = values.flatten(1), ids.flatten(1), lacks.flatten(1)
         keys = values + NEVER * (late.flatten(1) & (lacks > 0)) * (1 + lacks)
@@ -305,10 +312,10 @@ class Glossary:
         firsts = (places * is_first).cummax(1).values
         turn = torch.empty_like(groups).scatter_(1, groups, places - firsts)
         turn[:, 0].fill_(-1)  # the best of all always goes on
-        turn = turn + (keys < NEVER / 2) * FAR
+        turn = turn + ((keys < NEVER / 2) + (values < NEVER / 2).int()) * FAR
         picks = (turn * FAR + lacks.clamp(max=FAR - 1)).argsort(stable=True)[:, :width]
-        met_all = lacks.gather(1, picks) == 0
-        return values.gather(1, picks), ids.gather(1, picks), parents.gather(1, picks), met_all
+        values, lacks = values.gather(1, picks), lacks.gather(1, picks)
+        return values, ids.gather(1, picks), parents.gather(1, picks), (lacks == 0) & (values > NEVER / 2)
 
 
 class Terminology:
@@ -382,7 +389,8 @@ class Terminology:
 
 
 def word_bounds(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each token (V) whether it goes on with the word before it, and whether it ends in a word."""
+    """Of each token (V) whether it continues the word before it, as special tokens do: a text lacks them; and whether
+    it ends in a word."""
     start = tokenizer.convert_ids_to_tokens(tokenizer("a", add_special_tokens=False)["input_ids"])
     shortest = len(tokenizer.convert_tokens_to_string(start))
     special = set(tokenizer.all_special_ids)
@@ -390,7 +398,8 @@ def word_bounds(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
         "" if id in special else tokenizer.convert_tokens_to_string([*start, token])[shortest:]
         for id, token in enumerate(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
     ]
-    return torch.tensor([tail[:1].isalnum() for tail in tails]), torch.tensor([tail[-1:].isalnum() for tail in tails])
+    continuing = [id in special or tail[:1].isalnum() for id, tail in enumerate(tails)]
+    return torch.tensor(continuing), torch.tensor([tail[-1:].isalnum() for tail in tails])
 
 
 __all__ = ["Glossary", "Terminology", "prepare"]

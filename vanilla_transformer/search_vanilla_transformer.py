@@ -13,6 +13,7 @@ vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -180,7 +181,7 @@ def search(
     scores[:, 0] = 0.0  # one hypothesis to begin with, not K equal ones
     finished = torch.full((len(prompt), num_beams, longest), pad_id, device=device)
     finished_scores = torch.full((len(prompt), num_beams), EMPTY, device=device)
-    is_there = torch.zeros((len(prompt), num_beams), dtype=torch.bool, device=device)  # of the finished
+    is_there = torch.zeros((len(prompt), num_beams), dtype=torch.bool, device=device)  # of the finished; with all terms
     # the rows that each token continued, where they are kept; else nothing
     steps = longest - start if task.keeps_parents else 0
     history = torch.empty((len(prompt), num_beams, 0), dtype=torch.int32, device=device)
@@ -209,20 +210,22 @@ def search(
             grown_history = torch.cat([take(history, parents), rows[..., None]], -1)
 
         among_first = ended & (torch.arange(width, device=device) < num_beams)
-        if task.glossary is not None:  # a result that lacks a term is worse than any other
-            values = torch.where(ended & ~is_whole, values + NEVER / 4, values)
         if task.in_place or among_first.any():
             is_new = among_first & is_open[:, None]
             used = torch.where(is_new.any(), length + 1, used) if task.in_place else length + 1
             padded = nn.functional.pad(grown, (0, longest - length - 1), value=pad_id)
             candidates = torch.add(values / penalty(new), ~is_new, alpha=2 * NEVER)
             candidates = torch.cat([finished_scores, candidates], 1)
-            finished_scores, order = candidates.topk(num_beams)
+            is_there = torch.cat([is_there, among_first if task.glossary is None else among_first & is_whole], 1)
+            order = candidates.topk(num_beams).indices
+            if task.glossary is not None:  # a result that lacks a term is worse than any other
+                order = candidates.argsort(descending=True, stable=True)
+                lacks = is_there.logical_not().int().gather(1, order)
+                order = order.gather(1, lacks.argsort(stable=True)[:, :num_beams])
             if task.in_place:  # what is done stays as it is
                 order = torch.where(is_open[:, None], order, torch.arange(num_beams, device=device))
-                finished_scores = candidates.gather(1, order)
+            finished_scores, is_there = candidates.gather(1, order), is_there.gather(1, order)
             finished = take(torch.cat([finished, padded], 1), order)
-            is_there = torch.cat([is_there, among_first], 1).gather(1, order)
             if task.keeps_parents:
                 padded = nn.functional.pad(grown_history, (0, longest - length - 1), value=-1)
                 finished_history = take(torch.cat([finished_history, padded], 1), order)
@@ -235,7 +238,8 @@ def search(
             order = turns.topk(num_beams).indices
             scores, best_first = values.gather(1, order).sort(descending=True)
             order = order.gather(1, best_first)
-            hopes = scores.masked_fill(~is_whole.gather(1, order), NEVER / 4).amax(1, keepdim=True)
+            enough = is_there[:, num_return - 1 if early_stopping == "exact" else -1, None]
+            hopes = scores.masked_fill(enough & ~is_whole.gather(1, order), -math.inf).amax(1, keepdim=True)
         running, parents = take(grown, order), parents.gather(1, order)
 
         ends = limits[active] if task.horizon is None else torch.full_like(active, task.horizon)
@@ -372,7 +376,7 @@ def may_improve(
     """
     if early_stopping == "exact":
         bound = scores[:, 0] / penalty(limits)
-        return (bound > finished[:, num_return - 1]) & (scores[:, 0] > NEVER / 2)
+        return (bound > finished.masked_fill(~is_there, EMPTY)[:, num_return - 1]) & (scores[:, 0] > NEVER / 2)
     full = is_there.all(-1)
     if early_stopping is True:
         return ~full

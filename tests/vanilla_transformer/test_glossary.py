@@ -92,6 +92,49 @@ def test_a_limit_without_room_gives_what_there_is(make_model, source):
     assert all(places(row, [7, 8, 9, 10]) for row in whole.tolist())
 
 
+def test_scores_of_translations_that_lack_a_term_are_theirs(make_model, source):
+    """They are the log-probabilities of their tokens, in order, and all results with each term come before them."""
+    variant = [7, 8, 9]
+    for seed, num_beams, limit, options in (
+        (0, 4, 1, {}), (1, 4, 2, {"length_penalty": -1.0}), (2, 3, 3, {"early_stopping": "never"}),
+        (3, 4, 4, {"early_stopping": True}), (0, 3, 2, {"forced_eos_token_id": 2}),
+    ):  # fmt: skip
+        model = make_model(seed, vocab_size=30)
+        found = model.generate(
+            **source, num_beams=num_beams, num_return_sequences=3, max_new_tokens=limit, custom_generate=beam_search,
+            glossary=Glossary([[[variant]]] * 5, CONTINUING), return_dict_in_generate=True, **options,
+        )  # fmt: skip
+        rows = found.sequences
+        inputs = {name: value.repeat_interleave(3, 0) for name, value in source.items()}
+        with torch.no_grad():
+            log_probs = model(**inputs, decoder_input_ids=rows[:, :-1]).logits.log_softmax(-1)
+        values = log_probs.gather(-1, rows[:, 1:, None])[..., 0]
+        if "forced_eos_token_id" in options:
+            values[:, limit - 1] = 0.0  # a forced token has the probability 1
+        lacks = []
+        for row, own, score in zip(rows.tolist(), values, found.sequences_scores.tolist(), strict=True):
+            length = row.index(2) if 2 in row else limit
+            expected = own[:length].sum() / length ** options.get("length_penalty", 1.0)
+            assert score == pytest.approx(float(expected), abs=1e-4)
+            lacks.append(not places(row[: length + 1], variant))
+        assert any(lacks) or limit > len(variant)
+        order = [list(zip(lacks[i : i + 3], -found.sequences_scores[i : i + 3], strict=True)) for i in range(0, 15, 3)]
+        assert all(each == sorted(each) for each in order)
+
+
+def test_a_complete_term_is_kept_where_the_likeliest_tokens_continue_its_word(make_model, source):
+    model = make_model(vocab_size=30, lm_head_bias=True)
+    with torch.no_grad():
+        model.lm_head.bias[25:] = 20.0  # these tokens continue a word
+    for terms in ([[[7, 8]]], [[[7, 8]], [[9]]]):
+        for num_beams in (2, 4):
+            found = model.generate(
+                **source, num_beams=num_beams, max_new_tokens=8, custom_generate=beam_search,
+                glossary=Glossary([terms] * 5, CONTINUING),
+            )  # fmt: skip
+            assert all(places(row, ids) for row in found.tolist() for [ids] in terms)
+
+
 @pytest.mark.parametrize(("options", "what"), [({"num_beams": 1}, "single beam"), ({"do_sample": True}, "do_sample")])
 def test_what_does_not_go_with_a_glossary_is_refused(make_model, source, options, what):
     options = {"num_beams": 2, "max_new_tokens": 4, "glossary": Glossary([[]] * 5)} | options
@@ -169,7 +212,7 @@ def test_tokens_that_go_on_with_a_word(tokenizer):
     texts = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     continuing = Terminology({}, tokenizer).continuing
     assert {text for text, goes_on in zip(texts, continuing, strict=True) if not goes_on} == {
-        text for text in texts if text.startswith("▁") or text in tokenizer.all_special_tokens
+        text for text in texts if text.startswith("▁")
     }
 
 
