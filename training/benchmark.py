@@ -2,10 +2,7 @@
 
     python -m training.benchmark                                                # three sizes, one thread, random text
     python -m training.benchmark --lines step --precision bf16 --sizes base     # one measurement
-    python -m training.benchmark --lines greedy beam --model CHECKPOINT --source test.en --reference test.de \\
-        --also exported_marian exported_ctranslate2                             # a trained model on real text
-    python -m training.benchmark --lines serving --model CHECKPOINT --source test.en --batch_size 1 \\
-        --also exported_ctranslate2 exported_onnx                               # greedily, by what serves a model
+    python -m training.benchmark --lines greedy beam --model CHECKPOINT --source test.en --reference test.de
     python -m training.benchmark --lines recipe --recipe RECIPE.yaml --data_dir FOLDER
 
 All that is compared takes turns in one run, since machines are noisy: each line tells the median of tokens a second,
@@ -42,7 +39,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 from vanilla_transformer.shared.lines import read_lines
 
-LINES = ("step", "greedy", "beam", "serving", "update", "recipe")
+LINES = ("step", "greedy", "beam", "update", "recipe")
 UPDATES = 20  # of each in a round of the line `update`
 BEAMS = 5
 SAME = 0.995  # share of translations that have to be equal; the others are ties
@@ -67,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def parse() -> argparse.Namespace:
     parser = CommandLine("training.benchmark", __doc__)
-    parser.add_argument("--lines", nargs="+", choices=LINES, default=LINES[:-3], help="what is measured")
+    parser.add_argument("--lines", nargs="+", choices=LINES, default=LINES[:3], help="what is measured")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["t128", "d256", "base"], help="of random models")
     parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"], help="of a step")
     parser.add_argument("--target_tokens", nargs="+", type=int, default=[1536], help="target tokens in a step's batch")
@@ -82,20 +79,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--reference", type=Path, help="with --source: its translations, for BLEU")
     parser.add_argument("--sentences", type=int, default=128, help="so many are decoded, in batches")
     parser.add_argument("--batch_size", type=int, default=32, help="sentences in a batch of decoding")
-    parser.add_argument("--also", nargs="+", type=Path, default=[], help="the same model exported by hub.export")
     parser.add_argument("--recipe", type=Path, help="for the line `recipe`: a recipe with text files")
     parser.add_argument("--data_dir", type=Path, help="with --recipe: folder of its files")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/benchmark"), help="directory of benchmark.json")
     arguments = parser.parse_args()
     if arguments.source and not arguments.model:
         parser.error("--source needs --model, which translates it")
-    if arguments.also and not arguments.model:
-        parser.error("--also needs --model, the checkpoint that was exported")
     if arguments.reference and not arguments.source:
         parser.error("--reference needs --source, which it translates")
-    if "serving" in arguments.lines and not arguments.also:
-        parser.error("the line `serving` needs --also, the folders that hub.export made")
-    for path in (arguments.source, arguments.reference, arguments.recipe, arguments.data_dir, *arguments.also):
+    for path in (arguments.source, arguments.reference, arguments.recipe, arguments.data_dir):
         if path and not path.exists():
             parser.error(f"{path} does not exist")
     if arguments.reference:
@@ -171,7 +163,7 @@ class Benchmark:
         """Measure greedy decoding or beam search, and compare our translations with those of the other models."""
         task = Task(self.arguments, size, self.device)
         options = {"num_beams": BEAMS if line == "beam" else 1, "do_sample": False}
-        decoders = task.engines(options) if line == "serving" else task.decoders(options)
+        decoders = task.decoders(options)
         rates, first = self.take_turns(decoders, lambda translations: sum(map(len, translations)))
         reference = first["Marian sdpa"]
         same = {name: sum(map(list.__eq__, ids, reference)) / len(ids) for name, ids in first.items()}
@@ -188,8 +180,7 @@ class Benchmark:
         told = {name: f"{100 * share:.1f} % the same" for name, share in same.items()}
         if self.arguments.reference:
             told = {name: f"{text}, BLEU {task.bleu(first[name]):.1f}" for name, text in told.items()}
-        titles = {"greedy": "greedy", "beam": f"{BEAMS} beams", "serving": "serving, greedy"}
-        title = titles[line]
+        title = f"{BEAMS} beams" if line == "beam" else "greedy"
         limit = sum(map(len, reference)) * self.speeds["fp32"] / counter.get_total_flops()
         self.add(size, f"{title}, {len(reference)} sentences", rates, "Marian", "tokens/s", limit, told)
 

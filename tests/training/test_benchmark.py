@@ -38,11 +38,10 @@ def test_the_command(tmp_path):
     ("arguments", "told"),
     [
         (["--source", "x"], "--source needs --model"),
-        (["--also", "x"], "--also needs --model"),
         (["--reference", "x"], "--reference needs --source"),
         (["--model", "x", "--source", "missing.txt"], "missing.txt does not exist"),
         (["--lines", "recipe"], "needs --recipe and --data_dir"),
-        (["--lines", "serving", "--model", "x"], "`serving` needs --also"),
+        (["--lines", "serving"], "invalid choice: 'serving'"),
         (["--sizes", "huge"], "invalid choice: 'huge'"),
     ],
 )
@@ -98,7 +97,7 @@ def test_int8_decodes_with_nothing_that_is_deprecated(make_model):
 @pytest.mark.parametrize("num_beams", [1, 5])
 def test_what_is_compared_on_a_gpu(num_beams):
     """Shown by a device that computes nothing: both with a static cache, and our search in both precisions."""
-    arguments = argparse.Namespace(model=None, source=None, reference=None, also=[], sentences=4, batch_size=2)
+    arguments = argparse.Namespace(model=None, source=None, reference=None, sentences=4, batch_size=2)
     decoders = Task(arguments, "t128", torch.device("meta")).decoders({"num_beams": num_beams, "do_sample": False})
     names = {"ours sdpa", "Marian sdpa", "ours sdpa static", "Marian sdpa static"}
     assert names | {"ours beam_search", "ours beam_search, bf16"} <= decoders.keys()

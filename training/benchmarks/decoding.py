@@ -1,10 +1,9 @@
-"""Decoding: the same sources by our model, by MarianMT with its weights, and by what was exported from it."""
+"""Decoding: the same sources by our model, and by MarianMT with its weights."""
 
 import argparse
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import sacrebleu
@@ -12,7 +11,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from training.benchmarks.graphs import Graphs
 from training.benchmarks.sizes import LENGTH, SIZES
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.generation_vanilla_transformer import beam_search
@@ -38,7 +36,7 @@ class Task:
     the ids of every translation, without special tokens."""
 
     def __init__(self, arguments: argparse.Namespace, size: str, device: torch.device):
-        self.device, self.also = device, arguments.also
+        self.device = device
         self.tokenizer: Any = None
         if arguments.model:
             self.ours, self.tokenizer = load_model(arguments.model), load_tokenizer(arguments.model)
@@ -81,35 +79,7 @@ class Task:
         else:  # generate() compiles a static cache
             for name in ("ours sdpa", "Marian sdpa"):
                 models[f"{name} static"] = models[name][0], {"cache_implementation": "static"}
-        runs: dict[str, Decoder] = {
-            name: partial(self.generate, model, options | own) for name, (model, own) in models.items()
-        }
-        return runs | self.exported(options)
-
-    def engines(self, options: dict[str, Any]) -> dict[str, Decoder]:
-        """What one would serve a model with: ours and Marian in their fastest way in float32, and what was exported."""
-        own, marian = self.ours.to(self.device).eval(), to_marian(self.ours).to(self.device).eval()
-        runs: dict[str, Decoder] = {
-            "ours beam_search": partial(self.generate, own, options | {"custom_generate": beam_search}),
-            "Marian sdpa": partial(self.generate, marian, options),
-        }
-        return runs | self.exported(options)
-
-    def exported(self, options: dict[str, Any]) -> dict[str, Decoder]:
-        """The folders of `--also`. Raises ValueError for beams by graphs, whose search is the caller's."""
-        runs: dict[str, Decoder] = {}
-        for folder in self.also:
-            if (folder / "model.bin").exists():
-                for compute_type in ("float32", "int8"):
-                    runs[f"CTranslate2 {compute_type}"] = self.ctranslate2(folder, compute_type, options["num_beams"])
-            elif (folder / "onnx").is_dir():
-                if options["num_beams"] > 1:
-                    raise ValueError(f"--also {folder}: ONNX graphs are measured in greedy decoding alone.")
-                runs[f"onnxruntime {folder.name}"] = self.onnxruntime(folder)
-            else:
-                model = load_model(folder).to(self.device)
-                runs[f"Marian from {folder.name}"] = partial(self.generate, model, options)
-        return runs
+        return {name: partial(self.generate, model, options | own) for name, (model, own) in models.items()}
 
     @torch.no_grad()
     def generate(self, model: PreTrainedModel, options: dict[str, Any]) -> list[list[int]]:
@@ -118,47 +88,9 @@ class Task:
             rows += model.generate(**batch, **self.limits, **options).tolist()
         return [self.plain(row) for row in rows]
 
-    def ctranslate2(self, folder: Path, compute_type: str, num_beams: int) -> Decoder:
-        import ctranslate2  # an extra of hub
-
-        threads = torch.get_num_threads()
-        translator = ctranslate2.Translator(
-            str(folder), compute_type=compute_type, intra_threads=threads, inter_threads=1
-        )
-        names = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
-        to_id = {name: i for i, name in enumerate(names)}
-        batches = [
-            [[names[i] for i in row[mask.bool()].tolist()] for row, mask in zip(*batch.values(), strict=True)]
-            for batch in self.batches
-        ]
-
-        def run() -> list[list[int]]:
-            rows = []
-            for batch in batches:
-                found = translator.translate_batch(
-                    batch, beam_size=num_beams, max_decoding_length=self.limits["max_new_tokens"], length_penalty=1.0
-                )
-                rows += [[to_id[token] for token in each.hypotheses[0]] for each in found]
-            return [self.plain(row) for row in rows]
-
-        return run
-
-    def onnxruntime(self, folder: Path) -> Decoder:
-        graphs = Graphs(folder, torch.get_num_threads())
-        start, ends = self.ours.config.decoder_start_token_id, self.ours.generation_config.eos_token_id
-
-        def run() -> list[list[int]]:
-            rows = []
-            for batch in self.batches:
-                ids, mask = (each.cpu().numpy() for each in batch.values())
-                rows += graphs.generate(ids, mask, start, ends, self.limits["max_new_tokens"]).tolist()
-            return [self.plain(row) for row in rows]
-
-        return run
-
-    def plain(self, row: Sequence[int]) -> list[int]:
+    def plain(self, row: list[int]) -> list[int]:
         """Without the start, and up to the end."""
-        row = list(row[1:] if row[0] == self.ours.config.decoder_start_token_id else row)
+        row = row[1:]
         eos_id = self.ours.generation_config.eos_token_id
         return row[: row.index(eos_id)] if eos_id in row else row
 

@@ -12,7 +12,6 @@ import torch
 from hub.export import main
 from hub.exporting import onnx as onnx_export
 from hub.exporting.graphs import EncoderGraph, FirstStepGraph, NextStepGraph
-from training.benchmarks.graphs import Graphs
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 
 ARCHITECTURES = {
@@ -41,6 +40,11 @@ def command(run_main):
 @pytest.fixture
 def translator(onnx_translator):
     return onnx_translator
+
+
+@pytest.fixture
+def load_graphs(load_tests_module):
+    return load_tests_module("exporting/onnx_references.py").Graphs
 
 
 @pytest.mark.parametrize("overrides", ARCHITECTURES.values(), ids=ARCHITECTURES)
@@ -90,15 +94,16 @@ def check_merged(folder, model, batch) -> None:
     assert after["cross_attentions.0"].shape == (3, model.config.decoder_attention_heads, 4, 7)
 
 
-def check_greedy(translator, folder, model, tokenizer, texts) -> None:
+def check_greedy(translator, load_graphs, folder, model, tokenizer, texts) -> None:
     """The loop of the docs, a padded batch: the ids of `generate()`, and its texts."""
     batch = tokenizer(texts, return_tensors="pt", padding=True)
+    inputs = (batch["input_ids"].numpy(), batch["attention_mask"].numpy())
     expected = model.generate(**batch, num_beams=1, max_new_tokens=12).numpy()
     translate = translator(str(folder))
-    ids = translate.generate(batch["input_ids"].numpy(), batch["attention_mask"].numpy(), 12)
+    ids = translate.generate(*inputs, 12)
     np.testing.assert_array_equal(ids, expected)
     special = [getattr(model.config, f"{name}_token_id") for name in ("decoder_start", "eos")]
-    measured = Graphs(folder, 1).generate(batch["input_ids"].numpy(), batch["attention_mask"].numpy(), *special, 12)
+    measured = load_graphs(folder, 1).generate(*inputs, *special, 12)
     real = expected != model.config.pad_token_id
     np.testing.assert_array_equal(measured[real], expected[real])
     assert translate(texts, 12) == tokenizer.batch_decode(expected, skip_special_tokens=True)
@@ -118,13 +123,15 @@ def test_a_graph_beyond_the_limit_of_a_file_is_one_line(save_checkpoint, command
     assert not (tmp_path / "out").exists()
 
 
-def test_onnxruntime_computes_the_same(save_checkpoint, command, translator, tmp_path, sentences, batch, capsys):
+def test_onnxruntime_computes_the_same(
+    save_checkpoint, command, translator, load_graphs, tmp_path, sentences, batch, capsys
+):
     """Two vocabularies, and much else that is not the default; the names and the folder are those that readers know."""
     model, tokenizer, folder = save_checkpoint(shared=False, **ODD)
     out = tmp_path / "out"
     command(folder, out, "--to", "onnx")
     assert f'from_pretrained("{out / "source_tokenizer"}")' in capsys.readouterr().out
-    check_greedy(translator, out, model, tokenizer, sentences["en"])
+    check_greedy(translator, load_graphs, out, model, tokenizer, sentences["en"])
     batch["decoder_input_ids"] = batch["decoder_input_ids"].clamp(max=model.config.decoder_vocab_size - 1)
     batch["input_ids"] = batch["input_ids"].clamp(max=model.config.vocab_size - 1)
     check_merged(out, model, batch)
@@ -162,12 +169,12 @@ def test_onnx_refuses_other_formats(save_checkpoint, command, tmp_path, capsys):
                                    ("post-norm with a last norm", "a norm on the embeddings, no scale",
                                     "several ends")])  # fmt: skip
 def test_onnxruntime_computes_the_same_for_other_architectures(
-    save_checkpoint, command, translator, tmp_path, sentences, batch, names
+    save_checkpoint, command, translator, load_graphs, tmp_path, sentences, batch, names
 ):
     overrides = {key: value for name in names for key, value in ARCHITECTURES[name].items()}
     model, tokenizer, folder = save_checkpoint(**(overrides | SMALL))
     command(folder, tmp_path / "out", "--to", "onnx")
-    check_greedy(translator, tmp_path / "out", model, tokenizer, sentences["en"])
+    check_greedy(translator, load_graphs, tmp_path / "out", model, tokenizer, sentences["en"])
     batch["decoder_input_ids"] = batch["decoder_input_ids"].clamp(max=model.config.vocab_size - 1)
     batch["input_ids"] = batch["input_ids"].clamp(max=model.config.vocab_size - 1)
     check_merged(tmp_path / "out", model, batch)

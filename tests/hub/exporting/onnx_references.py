@@ -1,33 +1,21 @@
-"""Greedy decoding of ONNX graphs by onnxruntime, as docs/exporting.md shows it to a user."""
+"""Greedy decoding with the ONNX graphs of an export: a second loop to compare with the one in docs/exporting.md."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 
 NAMES = ("encoder_model", "decoder_model", "decoder_with_past_model")
 
 
 class Graphs:
-    """The graphs of a folder that `hub.export --to onnx` made, in whichever format they are.
-
-    Raises:
-        ValueError: onnxruntime is missing, or graphs are.
-    """
+    """The graphs of a folder that `hub.export --to onnx` made, in float32."""
 
     def __init__(self, folder: Path, threads: int):
-        try:
-            import onnxruntime  # an extra of hub
-        except ModuleNotFoundError as error:
-            raise ValueError(f"{folder} needs {error.name}: pip install '.[hub]'") from error
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = threads
-        suffix = next(iter(path.stem[len(NAMES[0]) :] for path in (folder / "onnx").glob(f"{NAMES[0]}*.onnx")), "")
-        paths = [folder / "onnx" / f"{name}{suffix}.onnx" for name in NAMES]
-        for path in paths:
-            if not path.is_file():
-                raise ValueError(f"{path} is missing: give a folder that hub.export made.")
-        sessions = [onnxruntime.InferenceSession(path, options) for path in paths]
+        sessions = [onnxruntime.InferenceSession(folder / "onnx" / f"{name}.onnx", options) for name in NAMES]
         self.encoder, self.first_step, self.next_step = sessions
 
     def generate(
