@@ -167,7 +167,7 @@ def base_model(recipe_path: Path, base: Path) -> Callable[[], None]:
     def main() -> None:
         with one_line_errors("training.train"):
             recipe = read_recipe([str(recipe_path), "--base_model", str(base)])
-            make_tokenizer(recipe, {}, recipe_path.parent / "run")
+            make_tokenizer(recipe, {}, recipe_path.parent / "run", None)
             load_base(recipe)
 
     return main
