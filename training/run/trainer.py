@@ -371,10 +371,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def save_final(self) -> None:
         """Saves what the run is for: the last weights, their moving average, or the mean of the chosen checkpoints."""
         args, run = self.args, Path(self.args.output_dir)
-        if args.average_checkpoints == 1 and args.average_by == "last":
+        averages = args.should_save and (args.average_checkpoints > 1 or args.average_by == "best")
+        chosen = gather_object([self.averaged_checkpoints() if averages else []])[0]
+        if not chosen:  # also if early stopping ends a run before its first checkpoint
             model = self.plain_model()  # in all processes, from which FSDP gathers the weights
         elif args.should_save:
-            chosen = self.averaged_checkpoints()
             print(f"the final model is the mean of {', '.join(folder.name for folder in chosen)}")
             model = average(chosen)
         if args.should_save:
