@@ -1,6 +1,8 @@
 """The trainer's own arithmetic: losses, moving average, what an evaluation tells."""
 
 import math
+import os
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from training.data.streaming import TokenBatchStream
 from training.keys import DataArguments
 from training.metrics import SequenceMetric
 from training.run.build import settle_precision
+from training.run.callbacks import StopOnSignal
 from training.run.losses import CUTOFF, cross_entropy, cut_off, divergence, training_loss
 from training.run.trainer import TokenBatchTrainer
 
@@ -234,3 +237,26 @@ def test_a_stream_resumed_at_each_update_is_the_stream_that_was_not_stopped(make
         assert again[3] == epochs
         for name, tensor in weights.items():
             torch.testing.assert_close(again[2][name], tensor, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("average_by", ["last", "best"])
+def test_a_run_that_early_stopping_ends_before_its_first_checkpoint_saves_its_last_weights(
+    make_trainer, tmp_path, average_by
+):
+    trainer = make_trainer(average_checkpoints=2, average_by=average_by, save_strategy="steps", save_steps=100)
+    trainer.save_final()
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    for name, parameter in trainer.model.named_parameters():
+        torch.testing.assert_close(saved[name], parameter.detach(), rtol=0, atol=0)
+
+
+def test_a_signal_does_not_end_the_update_if_nobody_reads_the_output_any_more(monkeypatch):
+    """Ctrl-C also ends the other program of a pipe."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    stop = StopOnSignal()
+    with os.fdopen(writing, "w") as output:
+        monkeypatch.setattr("sys.stdout", output)
+        stop._note(signal.SIGINT, None)
+        print("the next line goes nowhere", flush=True)
+    assert stop.received == signal.SIGINT
