@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from training.data.corpora import record
 from training.data.pairs import ParallelText
 from training.metrics import make_metric, translate_and_score
 from training.recipe import Recipe
+from training.run.build import count_positions
 from training.run.hardware import describe
 from training.run.pictures import plot_cross_attention
 from training.run.trainer import TokenBatchTrainer
@@ -47,16 +49,25 @@ def score_test_set(recipe: Recipe, folder: Path, test: ParallelText, trainer: To
         for number in recipe.decoding.attention_lines:
             if 1 <= number <= len(rows):
                 source, _, translation = rows[number - 1]
-                plot_cross_attention(model, tokenizer, source, translation, folder / f"attention_{number}.png")
+                if has_positions(model, tokenizer, source, translation):
+                    plot_cross_attention(model, tokenizer, source, translation, folder / f"attention_{number}.png")
     return {f"test_{name}": value for name, value in scores.items()}
+
+
+def has_positions(model: Any, tokenizer: Any, source: str, target: str) -> bool:
+    """Return whether the model has a position for each token of a pair."""
+    batch = tokenizer(source, text_target=target)
+    return max(map(len, (batch["input_ids"], batch["labels"]))) <= count_positions(model)
 
 
 def keep_alignment_heads(folder: Path, validation: ParallelText, device: Any) -> None:
     """Which attention tells the words that translate each other, into the checkpoint's `generation_config.json`."""
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(device)
-    pairs = [pair for pair in zip(validation.sources, validation.targets, strict=True) if len(pair[0]) < LONG_SOURCE]
-    sources, targets = map(list, zip(*pairs[:ALIGNED], strict=True)) if pairs else ([], [])
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    every = zip(validation.sources, validation.targets, strict=True)
+    fitting = (pair for pair in every if len(pair[0]) < LONG_SOURCE and has_positions(model, tokenizer, *pair))
+    pairs = list(islice(fitting, ALIGNED))
+    sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
     if tokenizer.is_fast and (heads := choose_alignment_heads(model, tokenizer, sources, targets)):
         model.generation_config.alignment_heads = heads
         model.generation_config.save_pretrained(folder)

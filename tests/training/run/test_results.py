@@ -1,9 +1,12 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from training.data.pairs import ParallelText
+from training.keys import DataArguments, DecodingArguments
 from training.loading import read_settings
-from training.run.results import show
+from training.run.results import keep_alignment_heads, score_test_set, show
 from vanilla_transformer.shared.lines import as_cell
 
 
@@ -22,3 +25,31 @@ def test_a_damaged_recipe_is_told_with_its_name(tmp_path, content):
     (tmp_path / "recipe.yaml").write_bytes(content)
     with pytest.raises(ValueError, match=r"recipe\.yaml (cannot be read|holds no settings)"):
         read_settings(tmp_path)
+
+
+@pytest.fixture
+def short_run(make_model, make_tokenizer, tmp_path):
+    """The folder of a model with eight positions."""
+    tokenizer, sizes = make_tokenizer(shared=True)
+    make_model(position_embedding_type="learned", max_position_embeddings=8, **sizes).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_alignment_heads_are_chosen_by_pairs_that_have_positions(short_run):
+    """Without validation data the pairs are those of the training data, of which longer ones were left out."""
+    text = ParallelText(["the dog runs " * 5, "the dog", "a"], ["der Hund", "der Hund", "eine " * 20])
+    keep_alignment_heads(short_run, text, "cpu")
+    assert json.loads((short_run / "generation_config.json").read_text())["alignment_heads"]
+
+
+def test_no_picture_of_a_translation_that_has_no_positions(short_run, monkeypatch):
+    """A translation may have more tokens if it is tokenized again."""
+    text = ParallelText(["the dog", "the dog"], ["der Hund", "der Hund"])
+    outputs = {"exact_match": 0.0}, ["der Hund " * 5, "der Hund"]
+    monkeypatch.setattr("training.run.results.translate_and_score", lambda *args: outputs)
+    decoding = DecodingArguments(metric="sequence", attention_lines=[1, 2])
+    recipe = SimpleNamespace(decoding=decoding, data=DataArguments())
+    trainer = SimpleNamespace(args=SimpleNamespace(device="cpu", process_index=0))
+    score_test_set(recipe, short_run, text, trainer)
+    assert [path.name for path in short_run.glob("*.png")] == ["attention_2.png"]
