@@ -38,6 +38,7 @@ def encode(
         arguments: its `max_length` and `max_length_ratio` say which pairs are left out, which is printed and counted in
             `text.dropped`; None: none are.
         dropout: BPE-dropout: the rows are then split anew each time they are read (and lengths are those without it).
+            A sentence that would have more than `max_length` tokens is split without it.
     """
     if tokenizer.is_fast:
         states = [backend.to_str() for _, backend in backends(tokenizer)]
@@ -69,9 +70,17 @@ def encode(
     noisy = with_dropout(tokenizer, dropout)
     chosen = text.select(kept.tolist())
     columns: dict[str, Any] = {"source": chosen.sources, "target": chosen.targets, "lengths": lengths.tolist()}
-    return Dataset.from_dict(columns).with_transform(
-        lambda rows: encode_rows(noisy, rows["source"], rows["target"]), columns=["source", "target"]
-    )
+    limit = sys.maxsize if arguments is None else arguments.max_length
+
+    def split(rows: dict[str, list[str]]) -> dict[str, list]:
+        found = encode_rows(noisy, rows["source"], rows["target"])
+        if any(len(ids) > limit for side in found.values() for ids in side):
+            plain = encode_rows(tokenizer, rows["source"], rows["target"])
+            for name, side in found.items():
+                side[:] = [ids if len(ids) <= limit else plain[name][i] for i, ids in enumerate(side)]
+        return found
+
+    return Dataset.from_dict(columns).with_transform(split, columns=["source", "target"])
 
 
 def encode_rows(tokenizer: PreTrainedTokenizerFast, sources: list[str], targets: list[str]) -> dict[str, list]:

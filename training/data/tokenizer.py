@@ -108,10 +108,14 @@ def load_tokenizer(path: str, key: str) -> PreTrainedTokenizerFast:
 def with_dropout(tokenizer: PreTrainedTokenizerFast, probability: float) -> PreTrainedTokenizerFast:
     """A copy that leaves out merges at random, so that a sentence is split in another way each time."""
     tokenizer = copy.deepcopy(tokenizer)
-    target = getattr(tokenizer, "target_tokenizer", None)
-    for one in (tokenizer.backend_tokenizer, target):
-        if one is not None:
-            one.model.dropout = probability
+    sides = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]
+    found = [side.model for side in sides if side is not None]
+    if not found or not all(isinstance(model, models.BPE) for model in found):
+        raise ValueError(
+            f"bpe_dropout={probability} needs a fast tokenizer with BPE, and this is another: leave it out."
+        )
+    for model in found:
+        model.dropout = probability
     return tokenizer
 
 

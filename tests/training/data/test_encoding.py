@@ -57,6 +57,17 @@ def test_bpe_dropout_encodes_anew_each_time():
     assert set(data[0]) == {"input_ids", "labels"}
 
 
+def test_bpe_dropout_makes_no_sentence_longer_than_max_length():
+    """A model with learned positions has no more of them."""
+    sentences = ["the quick brown fox", "jumps over the lazy dog", "fox"]
+    tokenizer = train_tokenizer(sentences, sentences, TokenizerArguments(tokenizer_size=100))
+    limit = int(sequence_lengths(encode(ParallelText(sentences, sentences), tokenizer)).max())
+    data = encode(ParallelText(sentences, sentences), tokenizer, DataArguments(max_length=limit), dropout=0.5)
+    seen = [row for _ in range(20) for row in data[[0, 1, 2]]["labels"]]
+    assert max(map(len, seen)) <= limit
+    assert len({str(row) for row in seen}) > 3
+
+
 def test_endless_sentences_of_validation_and_test_are_refused_before_training(tokenizer):
     """Nothing of these is left out, and attention over a million tokens would need terabytes."""
     corpus = {name: ParallelText(["w1", "w1 " * 1100], ["w2", "w2"]) for name in ("train", "test")}

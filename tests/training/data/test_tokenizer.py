@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -42,6 +44,14 @@ def test_dropout_splits_anew_and_leaves_the_tokenizer_alone(shared):
     assert tokenizer(SOURCES, text_target=TARGETS) == before
     ids = noisy(text_target=TARGETS)["input_ids"]
     assert tokenizer.batch_decode(ids, skip_special_tokens=True) == TARGETS
+
+
+@pytest.mark.parametrize("kind", ["unigram", "word", None])
+def test_dropout_needs_bpe(kind):
+    arguments = TokenizerArguments(tokenizer_type=kind, tokenizer_size=120, shared_vocabulary=False)
+    tokenizer = train_tokenizer(SOURCES, TARGETS, arguments) if kind else SimpleNamespace()  # a slow one has no model
+    with pytest.raises(ValueError, match=r"bpe_dropout=0\.1 needs a fast tokenizer with BPE"):
+        with_dropout(tokenizer, 0.1)
 
 
 def test_a_given_tokenizer(tmp_path):
