@@ -82,8 +82,8 @@ def speed(results: dict[str, Any]) -> float:
 def ours(recipe: Path, data_dir: Path, updates: int, run: Path) -> dict[str, Any]:
     """The recipe, without evaluation, checkpoints and test set."""
     keys = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    keys |= {"data_dir": str(data_dir), "output_dir": str(run), "max_steps": updates}
-    keys |= {"test_file": None, "eval_strategy": "no", "save_strategy": "no", "disable_tqdm": True}
+    keys |= {"data_dir": str(data_dir), "output_dir": str(run), "max_steps": updates, "disable_tqdm": True}
+    keys |= {"test_file": None, "test_references": None, "eval_strategy": "no", "save_strategy": "no"}
     path = run.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(keys), encoding="utf-8")
     subprocess.run([sys.executable, "-m", "training.train", str(path)], check=True, stdout=subprocess.DEVNULL)

@@ -39,7 +39,9 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
         if not len(text):
             raise ValueError(f"the {split} set has no pairs.")
         text.origin = origin(arguments, split)
-    if arguments.test_references is not None and "test" in corpus:
+    if arguments.test_references is not None:
+        if "test" not in corpus:
+            raise ValueError(f"test_references={arguments.test_references} needs test data: set test_file.")
         add_references(corpus["test"], Path(arguments.data_dir) / arguments.test_references)
     if "train" not in corpus:
         if corpus and arguments.overlap == "keep":

@@ -161,3 +161,10 @@ def test_references_belong_to_the_lines_of_the_test_file(tmp_path):
     test = read_corpus(arguments)["test"]
     assert test.sources == ["a b", "c"]
     assert test.references == [["A", "AA"], ["C", "CC", "CCC"]]
+
+
+def test_references_need_test_data(tmp_path):
+    for name, text in {"train.en": "x\n", "train.de": "y\n", "refs.tsv": "x\ty\n"}.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=r"test_references=refs\.tsv needs test data: set test_file"):
+        read_corpus(DataArguments(data_dir=str(tmp_path), validation_file=None, test_references="refs.tsv"))
