@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 
 from training.loading import read_settings
+from training.recipe import LOWER_IS_BETTER, default_metric
 from training.run.checkpoints import all_checkpoints, average, choose, why_not_whole
 from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
 from vanilla_transformer.shared.loading import load_tokenizer
@@ -58,8 +59,9 @@ def of_run(run_folder: Path, count: int, by: str) -> list[Path]:
     metric, better = None, True
     if by == "best":
         settings = read_settings(run_folder)
-        metric = settings.get("metric_for_best_model") or "bleu"
-        better = settings.get("greater_is_better") is not False
+        usual = default_metric(settings.get("metric", "translation"), settings.get("predict_with_generate", True))
+        metric = settings.get("metric_for_best_model") or usual
+        better = settings.get("greater_is_better", metric not in LOWER_IS_BETTER)
     folders = choose(run_folder, count, by, metric, better)
     if len(folders) < count:
         scored = f" by their {metric}" if by == "best" else ""

@@ -27,7 +27,7 @@ from training.keys import (
     TokenizerArguments,
     TrainingArguments,
 )
-from training.run.rehearsal import WRONG, check_attention, check_metric, check_model, check_values, rehearse
+from training.run.rehearsal import METRICS, WRONG, check_attention, check_metric, check_model, check_values, rehearse
 from vanilla_transformer.shared.command_line import LARGEST_EXPONENT, CommandLine, nearest
 
 LOWER_IS_BETTER = ("loss", "per", "wer", "ter")
@@ -182,8 +182,7 @@ def check(recipe: Recipe) -> None:
     if training.average_checkpoints > 1 and training.save_strategy == "no":
         raise ValueError("average_checkpoints needs save_strategy: steps or epoch.")
     if by_metric and training.metric_for_best_model is None:
-        name = {"translation": "bleu", "sequence": "exact_match"}[decoding.metric]
-        training.metric_for_best_model = name if training.predict_with_generate else "loss"
+        training.metric_for_best_model = default_metric(decoding.metric, training.predict_with_generate)
     if training.metric_for_best_model is not None and "greater_is_better" not in recipe.given:
         training.greater_is_better = training.metric_for_best_model.removeprefix("eval_") not in LOWER_IS_BETTER
     plateau = training.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
@@ -201,6 +200,11 @@ def check(recipe: Recipe) -> None:
     if training.bf16:
         training.precision = "bf16"
     rehearse(training)
+
+
+def default_metric(metric: str, predicts: bool) -> str:
+    """Return what checkpoints are compared by if no `metric_for_best_model` is given."""
+    return METRICS[metric][1] if predicts else "loss"
 
 
 def check_saves(training: TrainingArguments) -> None:

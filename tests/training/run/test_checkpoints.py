@@ -54,6 +54,23 @@ def test_the_best_are_chosen_in_the_runs_direction(make_run, settings, best):
     assert of_run(run, 1, "best") == [run / f"checkpoint-{best}"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "name", "best"),
+    [
+        ("metric: sequence", "exact_match", 1),
+        ("metric: translation", "bleu", 1),
+        ("metric: translation\npredict_with_generate: false", "loss", 3),
+    ],
+)
+def test_the_best_are_chosen_by_the_usual_score_of_a_run_that_names_none(make_run, settings, name, best):
+    run = make_run()
+    for path in run.glob("*/trainer_state.json"):
+        path.write_text(path.read_text().replace("eval_loss", f"eval_{name}"))
+        seal(path.parent)
+    (run / "recipe.yaml").write_text(settings)
+    assert of_run(run, 1, "best") == [run / f"checkpoint-{best}"]
+
+
 def test_without_scores_the_final_model_is_the_mean_of_the_last_checkpoints(make_run):
     run = make_run()
     args = SimpleNamespace(output_dir=str(run), average_by="best", average_checkpoints=2, save_total_limit=1)
