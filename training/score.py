@@ -66,6 +66,9 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError("--samples and --batch_size: give at least 2 and 1.")
     if arguments.compare == arguments.checkpoint:
         raise ValueError("--compare names the same checkpoint: give another one.")
+    for name in ("compare", "metric", "num_beams", "length_penalty") if arguments.likelihood else ():
+        if getattr(arguments, name) is not None:
+            raise ValueError(f"--{name} is for translations, and --likelihood makes none: leave one of them out.")
     if arguments.per_line and not arguments.likelihood:
         raise ValueError("--per_line is for --likelihood: give that, too.")
     text = read_test_set(arguments.source, arguments.reference)

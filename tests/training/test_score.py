@@ -88,6 +88,16 @@ def test_a_test_set_without_sentences_is_refused(tmp_path, monkeypatch, capsys, 
     assert re.match(r"training\.score: .*(holds no sentences|blank)", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("option", [["--compare", "other"], ["--metric", "sequence"], ["--num_beams", "2"]])
+def test_what_likelihood_has_no_use_for_is_refused(monkeypatch, capsys, option):
+    arguments = ["--source", "test.en", "--reference", "test.de", "--likelihood", *option]
+    monkeypatch.setattr("sys.argv", ["score", "checkpoint", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert f"{option[0]} is for translations" in capsys.readouterr().err
+
+
 def test_an_ensemble_is_translated_and_scored(programs, finished, test_files, tmp_path):
     """As one system; a checkpoint twice is that checkpoint."""
     source, reference = test_files
