@@ -221,9 +221,11 @@ def of_sentencepiece(tokens: list[str], path: Path, content: bytes, special: dic
         options = {"ignore_merges": bool(foreign), "byte_fallback": trainer.byte_fallback}
         model = models.BPE(ids, merges, unk_token=unk, fuse_unk=True, **options)
     tokenizer = Tokenizer(model)
-    steps: list[Any] = [normalizers.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
+    # Precompiled reads a letter and its combining marks as the letter
+    steps: list[Any] = [normalizers.NFC()] if "nfkc" in normal.name else []
+    steps += [normalizers.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
     if normal.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps += [normalizers.Replace(Regex(pattern), left) for pattern, left in (("^ +| +$", ""), (" {2,}", " "))]
     elif normal.add_dummy_prefix:  # Metaspace adds none before a space
         steps.append(normalizers.Prepend(" "))
     scheme = "always" if normal.add_dummy_prefix else "never"

@@ -3,6 +3,7 @@
 import collections
 import os
 import random
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,18 @@ def test_settings_of_sentencepiece_are_obeyed(lines, tmp_path, kind, options):
         if "byte_fallback" in options:
             assert 3 not in ids
             assert found.tokenizer.decode(ids) == theirs.decode(expected)
+
+
+@pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "identity"])
+def test_texts_are_normalized_as_sentencepiece_does(lines, tmp_path, rule):
+    """Letters with separate combining marks, and white space other than the space at both ends."""
+    words = ["École", "Zürich", "Ånd", "Việt", "각", "が", "Čechy", "ño", "\t", "\u3000", "_"]
+    texts = [" ".join(words[i:] + words[:i]) for i in range(len(words))]
+    theirs = train_sentencepiece([*lines[:300], *texts], tmp_path / "x.model", "unigram", normalization_rule_name=rule)
+    tokenizer = read_toolkit("fairseq", tmp_path / "model.pt", {}, None, [tmp_path / "x.model"]).tokenizer
+    for text in [*texts, *(unicodedata.normalize("NFD", text) for text in texts)]:
+        pieces = [theirs.id_to_piece(i) for i in theirs.encode(text)]
+        assert tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"][:-1]) == pieces, text
 
 
 @pytest.mark.parametrize(
