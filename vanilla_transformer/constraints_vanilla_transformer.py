@@ -201,9 +201,12 @@ class Glossary:
                 self.needed[b, c] = 1 + sum(other < each or (other == each and i < c) for i, other in enumerate(sets))
         self.continuing, self.in_word = continuing, in_word
 
-    def to(self, device: torch.device) -> Glossary:
+    def to(self, device: torch.device, vocab_size: int) -> Glossary:
+        """Moves it to a device, for a model that may have more tokens than the tokenizer."""
         for name in ("tokens", "lengths", "of_term", "needed", "continuing", "in_word"):
             value = getattr(self, name)
+            if value is not None and name in ("continuing", "in_word"):
+                value = nn.functional.pad(value, (0, vocab_size - len(value)), value=name == "continuing")
             setattr(self, name, value if value is None else value.to(device))
         return self
 
@@ -275,9 +278,9 @@ class Glossary:
         useful = (following != NOWHERE) & (progress < self.lengths[active][:, None])
         useful &= (of_term & (counts < needed)[..., None]).any(-2) & (suffixes[..., 0] | (progress > 0))
         if self.continuing is not None:  # behind a complete term also the best token that ends its word
-            excluded = nn.functional.pad(self.continuing, (0, log_probs.shape[-1] - len(self.continuing)), value=True)
-            is_end = torch.isin(torch.arange(len(excluded), device=ids.device), eos_ids)
-            excluded = torch.where(is_end, (counts + pending < needed).any(-1, keepdim=True), excluded)  # (B, K, V)
+            is_end = torch.isin(torch.arange(len(self.continuing), device=ids.device), eos_ids)
+            lacks_any = (counts + pending < needed).any(-1, keepdim=True)
+            excluded = torch.where(is_end, lacks_any, self.continuing)  # (B, K, V)
             bounds = log_probs.masked_fill(excluded, -math.inf).argmax(-1, keepdim=True)
             following = torch.cat([following, bounds], -1)
             useful = torch.cat([useful, (pending & (counts < needed)).any(-1, keepdim=True)], -1)
@@ -335,7 +338,7 @@ class Terminology:
         self.tokenizer = tokenizer
         self.targets: dict[str, list[str]] = {}  # as they were written, and in lower case where that is still free
         for source, given in words.items():
-            targets = [given] if isinstance(given, str) else list(given)
+            targets = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
             if not targets or not all(isinstance(each, str) and each.strip() for each in (source, *targets)):
                 raise ValueError(f"glossary: {source!r} is to become {given!r}: give a text, or several.")
             self.targets[source.strip()] = [each.strip() for each in targets]
@@ -346,6 +349,7 @@ class Terminology:
             rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first)) or '(?!)'})(?!\w)", re.IGNORECASE
         )
         self.ids = {each: self.encode(each) for targets in self.targets.values() for each in targets}
+        self.spelled = {each: tokenizer.decode(ids[0]).strip() for each, ids in self.ids.items()}  # as in lower case
         self.continuing, self.in_word = word_bounds(
             tokenizer.stock("target") if hasattr(tokenizer, "stock") else tokenizer
         )
@@ -363,10 +367,14 @@ class Terminology:
         """The terms of a sentence as they stand there, and the translations of each."""
         found: dict[str, list[str]] = {}
         for match in self.pattern.finditer(sentence):
-            targets = self.targets.get(match[0]) or self.targets.get(match[0].lower())
-            if targets and (match[0].lower(), targets) not in [(source.lower(), own) for source, own in found.items()]:
+            targets = self.targets.get(match[0]) or self.targets.get(match[0].lower()) or self.other_case(match[0])
+            if (match[0].lower(), targets) not in [(source.lower(), own) for source, own in found.items()]:
                 found[match[0]] = targets
         return found
+
+    def other_case(self, term: str) -> list[str]:
+        """The translations of a term of which `lower` makes another one than the pattern, such as "İstanbul"."""
+        return next(own for each, own in self.targets.items() if re.fullmatch(re.escape(each), term, re.IGNORECASE))
 
     def glossary(self, sentences: Sequence[str]) -> Glossary | None:
         """For a batch of sentences; None: there are no terms in it."""
@@ -380,7 +388,8 @@ class Terminology:
         """Of each term of the sentence its `source`, and its `target` in the translation; None: it is not there."""
         found = self.find(sentence)
         targets = {each for own in found.values() for each in own}
-        left = {each: len(re.findall(rf"(?<!\w){re.escape(each)}(?!\w)", translation)) for each in targets}
+        forms = {each: f"{re.escape(each)}|{re.escape(self.spelled[each])}" for each in targets}
+        left = {each: len(re.findall(rf"(?<!\w)(?:{forms[each]})(?!\w)", translation)) for each in targets}
         met: dict[str, str | None] = {}
         for source in sorted(found, key=lambda source: len(found[source])):  # the fewest choices first
             met[source] = next((each for each in found[source] if left[each]), None)

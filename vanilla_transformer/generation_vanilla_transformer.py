@@ -110,10 +110,11 @@ def beam_search(
     limits = torch.full((len(rows),), min(lengths, default=generation_config.max_length), device=rows.device)
     if extra_tokens is not None:
         own = mask.sum(-1) if mask is not None else torch.full((len(inputs_tensor),), inputs_tensor.shape[1])
-        limits = rows.shape[1] + own.to(rows.device).repeat_interleave(len(rows) // len(own)) + extra_tokens
+        own = (own + extra_tokens).clamp(min=1).to(rows.device)
+        limits = rows.shape[1] + own.repeat_interleave(len(rows) // len(own))
         lengths = [length for length in lengths if length != generation_config.max_length]
-        if model.config.position_embedding_type == "learned":
-            lengths.append(model.config.max_position_embeddings)
+        configs = [each.config for each in (model, *ensemble)]
+        lengths += [each.max_position_embeddings for each in configs if each.position_embedding_type == "learned"]
         limits = limits.clamp(max=min(lengths, default=int(limits.max())))
     if glossary is not None and len(glossary.tokens) != len(input_ids) // copies:
         raise ValueError(
@@ -136,7 +137,7 @@ def beam_search(
         keep=frozenset("states" if name in ("attentions", "hidden_states") else name for name in asked),
         keeps_parents=bool(returned),
         streamer=streamer,
-        glossary=None if glossary is None else glossary.to(rows.device),
+        glossary=None if glossary is None else glossary.to(rows.device, model.config.decoder_vocab_size),
         horizon=generation_config.max_length if extra_tokens is None and alpha is None else None,
     )
     encoded = model_kwargs["encoder_outputs"]
@@ -179,7 +180,7 @@ def beam_settings(config: GenerationConfig, alpha: float | None, limits: torch.T
         name, value = ("alpha", alpha) if alpha is not None else ("length_penalty", config.length_penalty)
         raise ValueError(f"{name}={value} makes numbers too large to compute with: choose one such as 1.0.") from error
     early_stopping = config.early_stopping if alpha is None else "exact"
-    if early_stopping == "never" and config.length_penalty <= 0:
+    if early_stopping in ("never", "exact") and (config.length_penalty if alpha is None else alpha) < 0:
         early_stopping = False  # no hypothesis gains by growing, so that its length is the one to compare with
     ends = config._eos_token_tensor
     width = config.num_beams * max(2, 1 + (0 if ends is None else len(ends)))

@@ -81,6 +81,8 @@ class TranslationPipeline(Pipeline):
             raise ValueError(
                 "a glossary needs our own beam search, which does not decode this model with these options."
             )
+        if words and (resolve_generation_config(self.model, generate_kwargs).num_beams or 1) == 1:
+            generate_kwargs = {"num_beams": BEAMS} | generate_kwargs  # for all sentences, so that a batch changes none
         translations = self._translate(sentences, batch_size, generate_kwargs, terminology, **own)
         if progress:
             translations = tqdm(translations, total=total, unit=" sentences")
@@ -101,6 +103,7 @@ class TranslationPipeline(Pipeline):
     ) -> Iterator[dict[str, Any] | list[dict[str, Any]]]:
         sentences = iter(sentences)
         config = resolve_generation_config(self.model, generate_kwargs)
+        last = self._last_position(generate_kwargs.get("ensemble"))
         own: dict[str, Any] = {"return_scores": return_scores, "return_token_scores": return_token_scores}
         has_limit = config.max_new_tokens is not None or config.max_length is not None
         # Otherwise a batch has one limit, and therefore sources of one length
@@ -110,6 +113,7 @@ class TranslationPipeline(Pipeline):
             return candidates[0] if (config.num_return_sequences or 1) == 1 else candidates
 
         while window := list(islice(sentences, (batch_size or SENTENCES) * BATCHES_A_WINDOW)):
+            window = [each.rstrip("\r\n") if isinstance(each, str) else each for each in window]  # lines of a file
             results: list[Any] = [None] * len(window)
             encoded = {}
             for i, sentence in enumerate(window):
@@ -117,8 +121,8 @@ class TranslationPipeline(Pipeline):
                     raise ValueError(f"{sentence!r} is not a string: pass sentences, such as a dataset's text column.")
                 model_inputs, error = {}, no_text(sentence)
                 if error is None and sentence.strip():
-                    model_inputs = self.preprocess(sentence.rstrip("\r\n"))  # lines of a file
-                    error = self._not_fitting(len(model_inputs["input_ids"]))
+                    model_inputs = self.preprocess(sentence)
+                    error = self._not_fitting(len(model_inputs["input_ids"]), last)
                 if error is not None:
                     logger.warning(f"Not translated: {error} {sentence[:80]!r}...")
                 elif model_inputs:
@@ -176,17 +180,15 @@ class TranslationPipeline(Pipeline):
         config = resolve_generation_config(self.model, generate_kwargs)
         prompt = generate_kwargs.get("decoder_input_ids")
         start = 1 if prompt is None else prompt.shape[-1]
-        last = self._last_position()
+        last = self._last_position(generate_kwargs.get("ensemble"))
         if config.max_new_tokens is None and config.max_length is None:
             if self._has_row_limits(generate_kwargs, config):
                 generate_kwargs.setdefault("extra_tokens", EXTRA_TOKENS)
-            generate_kwargs["max_new_tokens"] = self._longest_output(model_inputs["input_ids"].shape[1], start)
+            generate_kwargs["max_new_tokens"] = longest_output(model_inputs["input_ids"].shape[1], last, start)
         elif last is not None and (config.max_new_tokens or config.max_length - start) > last - start:
             generate_kwargs["max_new_tokens"] = last - start  # generate() raises an error at the last position
         if generate_kwargs.get("glossary") is None:
             generate_kwargs.pop("glossary", None)
-        elif "num_beams" not in generate_kwargs and (config.num_beams or 1) == 1:
-            generate_kwargs["num_beams"] = BEAMS
         searched = self._can_search(generate_kwargs)
         if searched:
             generate_kwargs.setdefault("custom_generate", beam_search)
@@ -246,8 +248,8 @@ class TranslationPipeline(Pipeline):
         if config.pad_token_id is not None:
             is_token &= (ids != config.pad_token_id) | is_end
         if "extra_tokens" in generate_kwargs:
-            limits = model_inputs["attention_mask"].sum(-1) + generate_kwargs["extra_tokens"] + start - 1
-            is_token &= torch.arange(ids.shape[-1], device=ids.device) < limits.to(ids.device)[:, None, None]
+            own = (model_inputs["attention_mask"].sum(-1) + generate_kwargs["extra_tokens"]).clamp(min=1)
+            is_token &= torch.arange(ids.shape[-1], device=ids.device) < (own + start - 1).to(ids.device)[:, None, None]
         criteria = [*(generate_kwargs.get("stopping_criteria") or ())]
         if config.stop_strings is not None:
             criteria.append(StopStringCriteria(self._target_tokenizer(), config.stop_strings))
@@ -311,10 +313,10 @@ class TranslationPipeline(Pipeline):
         for (_, each), own in zip(pairs, links, strict=True):
             each["alignments"] = own
 
-    def _not_fitting(self, length: int) -> str | None:
+    @staticmethod
+    def _not_fitting(length: int, limit: int | None) -> str | None:
         if not length:
             return "the sentence has no tokens."
-        limit = self._last_position()
         if limit is None or length <= limit:
             return None
         return f"the sentence has {length} tokens, and the model takes at most {limit}."
@@ -324,19 +326,21 @@ class TranslationPipeline(Pipeline):
         if self.model.device.type != "cuda" or self.model.config.model_type != "vanilla_transformer":
             return SENTENCES
         config = resolve_generation_config(self.model, generate_kwargs)
-        limit = config.max_new_tokens or config.max_length or self._longest_output(length)
-        models = 1 + len(generate_kwargs.get("ensemble", ()))
+        ensemble = generate_kwargs.get("ensemble") or ()
+        limit = config.max_new_tokens or config.max_length or longest_output(length, self._last_position(ensemble))
+        models = 1 + len(ensemble)
         needed = models * memory_of_a_sentence(self.model, length, config.num_beams or 1, limit)
         return max(1, min(SENTENCES_ON_A_GPU, int(SHARE * free_memory(self.model.device) / needed)))
 
-    def _longest_output(self, source_length: int, start: int = 1) -> int:
-        limit = self._last_position()
-        return source_length + EXTRA_TOKENS if limit is None else min(source_length + EXTRA_TOKENS, limit - start)
+    def _last_position(self, ensemble: Sequence[PreTrainedModel] | None = None) -> int | None:
+        """Return the number of positions that the model and the ensemble all have; None: there is no limit."""
+        configs = [each.config for each in (self.model, *(ensemble or ()))]
+        limited = [each for each in configs if getattr(each, "position_embedding_type", None) != "sinusoidal"]
+        return min(filter(None, (getattr(each, "max_position_embeddings", None) for each in limited)), default=None)
 
-    def _last_position(self) -> int | None:
-        config = self.model.config
-        is_sinusoidal = getattr(config, "position_embedding_type", None) == "sinusoidal"
-        return None if is_sinusoidal else getattr(config, "max_position_embeddings", None)
+
+def longest_output(source_length: int, limit: int | None, start: int = 1) -> int:
+    return source_length + EXTRA_TOKENS if limit is None else min(source_length + EXTRA_TOKENS, limit - start)
 
 
 def memory_of_a_sentence(model: PreTrainedModel, length: int, beams: int, limit: int) -> int:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tokenizers import normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from vanilla_transformer import TranslationPipeline
@@ -234,3 +234,15 @@ def test_a_sentence_without_tokens_is_told(make_model, special_tokens, train_bpe
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens)
     translator = TranslationPipeline(model=make_model(vocab_size=len(fast)), tokenizer=fast)
     assert translator("xx")[0]["error"] == "the sentence has no tokens."
+
+
+def test_the_end_of_a_line_is_no_part_of_its_sentence(make_model, special_tokens):
+    """With a tokenizer that has a token for it."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*special_tokens.values(), *alphabet])}
+    rust = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
+    rust.pre_tokenizer, rust.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust, **special_tokens)
+    model = make_model(vocab_size=len(vocab), position_embedding_type="learned", max_position_embeddings=7)
+    translator = TranslationPipeline(model=model, tokenizer=tokenizer, max_new_tokens=3, return_alignments=True)
+    assert translator(["the dog\n"]) == translator(["the dog"])

@@ -91,6 +91,32 @@ def test_a_wide_beam_is_exhaustive_search_under_the_papers_penalty(make_model, s
             assert float(found.sequences_scores[row]) == pytest.approx(scores[best], abs=1e-4)
 
 
+def test_a_negative_penalty_does_not_stop_the_search_early(make_model):
+    source = {"input_ids": torch.tensor([[3, 4, 2]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    sizes = {"vocab_size": 5, "d_model": 16, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    model = make_model(58, **sizes, tie_word_embeddings=False, lm_head_bias=True)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(3.0)
+        model.lm_head.bias[2:4] = torch.tensor([3.0, 3.5])
+    found = model.generate(
+        **source, num_beams=125, max_new_tokens=4, custom_generate=beam_search, alpha=-2.0,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    scores = [
+        log_probability(model, source, 0, list(tokens)) / ((5 + length) / 6) ** -2.0
+        for length in range(1, 5)
+        for tokens in itertools.product(range(5), repeat=length)
+        if 2 not in tokens[:-1] and (tokens[-1] == 2 or length == 4)
+    ]
+    assert float(found.sequences_scores[0]) == pytest.approx(max(scores), abs=1e-4)
+
+
+def test_a_translation_has_a_token_where_fewer_than_none_are_left(make_model, source):
+    for beams in (1, 3):
+        model = make_model(vocab_size=30)
+        assert model.generate(**source, num_beams=beams, custom_generate=beam_search, extra_tokens=-50).shape == (5, 2)
+
+
 def test_translations_are_as_much_longer_than_their_sources(make_model, source):
     """Each by itself: the limit is not that of the longest source."""
     model = make_model(vocab_size=30)

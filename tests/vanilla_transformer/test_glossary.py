@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from vanilla_transformer import TranslationPipeline
@@ -197,7 +197,44 @@ def test_terms_of_byte_level_tokenizers_are_words_of_their_own(make_model):
             assert each["terms"] == [{"source": "dog", "target": "Hund"}]
 
 
-@pytest.mark.parametrize("glossary", [{"dog": ""}, {"": "Hund"}, {"dog": []}, {"dog": ["Hund", 3]}])
+def test_a_sentence_without_terms_does_not_depend_on_its_batch(make_model, make_tokenizer):
+    tokenizer, fields = make_tokenizer(True)
+    texts = ["the dog runs", "a cat sleeps in the house", "two birds sing", "the old man reads a book"]
+    for seed in range(4):
+        translator = TranslationPipeline(model=make_model(seed, **fields), tokenizer=tokenizer, max_new_tokens=12)
+        together = [each["translation_text"] for each in translator(texts, glossary={"dog": "Hund"})]
+        assert together == [translator(text, glossary={"dog": "Hund"})[0]["translation_text"] for text in texts]
+
+
+def test_a_model_may_have_more_tokens_than_the_tokenizer(make_model, make_tokenizer):
+    tokenizer, fields = make_tokenizer(True)
+    for seed in range(4):
+        model = make_model(seed, vocab_size=fields["vocab_size"] + 30)
+        translator = TranslationPipeline(model=model, tokenizer=tokenizer, max_new_tokens=12)
+        (found,) = translator("the dog runs", glossary={"dog": "Hund"})
+        assert found["terms"] == [{"source": "dog", "target": "Hund"}]
+
+
+def test_terms_of_a_tokenizer_that_changes_them_are_reported(make_model, make_tokenizer):
+    tokenizer, fields = make_tokenizer(True)
+    rust = tokenizer.backend_tokenizer
+    rust.normalizer = normalizers.Lowercase()
+    translator = TranslationPipeline(model=make_model(**fields), tokenizer=tokenizer, max_new_tokens=12)
+    (found,) = translator("the dog runs", glossary={"dog": "Hund"})
+    assert "hund" in found["translation_text"].split()
+    assert found["terms"] == [{"source": "dog", "target": "Hund"}]
+
+
+@pytest.mark.parametrize(
+    ("term", "sentence"), [("istanbul", "İstanbul runs"), ("İstanbul", "istanbul runs"), ("ſun", "the Sun")]
+)
+def test_terms_with_letters_of_several_lower_cases_are_found(tokenizer, term, sentence):
+    assert list(Terminology({term: "Hund"}, tokenizer).find(sentence).values()) == [["Hund"]]
+
+
+@pytest.mark.parametrize(
+    "glossary", [{"dog": ""}, {"": "Hund"}, {"dog": []}, {"dog": ["Hund", 3]}, {"dog": 3}, {"dog": None}]
+)
 def test_a_glossary_of_other_things_is_refused(tokenizer, glossary):
     with pytest.raises(ValueError, match="give a text, or several"):
         Terminology(glossary, tokenizer)

@@ -238,6 +238,17 @@ def test_an_ensemble(make_translator, make_model, tokenizer):
         both(TEXTS, guidance_scale=2.0)
 
 
+def test_positions_of_the_whole_ensemble_are_the_limit(make_translator, make_model, tokenizer):
+    other = make_model(1, vocab_size=len(tokenizer), position_embedding_type="learned", max_position_embeddings=6)
+    translator = make_translator()
+    long, short = translator(["the dog runs the dog runs", "the"], ensemble=[other], max_new_tokens=20)
+    assert "the model takes at most 6" in long["error"]
+    assert short["translation_text"]
+    batch = tokenizer("the", return_tensors="pt")
+    options = {"custom_generate": beam_search, "ensemble": [other], "max_new_tokens": None}
+    assert translator.model.generate(**batch, **options, extra_tokens=20).shape[1] <= 6
+
+
 def test_batches_of_a_gpu_are_as_large_as_its_memory_allows(make_translator, monkeypatch):
     """Fewer sentences where they are longer, have more beams or may become longer; never none, never too many."""
     translator = make_translator()
