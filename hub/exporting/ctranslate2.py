@@ -4,6 +4,7 @@ Straight through its `TransformerSpec`: its loader for Marian's checkpoints woul
 embedding and drop the padding's row, neither of which is so here.
 """
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -64,8 +65,10 @@ def to_spec(
     Raises:
         ValueError: an architecture or a generation config that CTranslate2 cannot express; names what.
     """
-    config: Any = model.config  # its special ids are numbers, or it is refused
-    refuse_beyond_ctranslate2(config, model.generation_config)
+    settings, names = model.generation_config, ("eos_token_id", "decoder_start_token_id")
+    config: Any = copy.deepcopy(model.config)  # with the special ids that generate() reads
+    config.update({name: each for name in names if (each := getattr(settings, name)) is not None})
+    refuse_beyond_ctranslate2(config, settings)
     encoder, decoder = model.get_encoder(), model.get_decoder()
     spec = transformer_spec.TransformerSpec(
         stack_spec(transformer_spec.TransformerEncoderSpec, config.encoder_attention_heads, encoder),

@@ -141,7 +141,7 @@ class Translator:
         source = [
             names.get(i, name) for i, name in zip(found, self.tokenizer.convert_ids_to_tokens(found), strict=True)
         ]
-        target = self.target.convert_ids_to_tokens(ids.tolist())
+        target = [self.target.convert_ids_to_tokens(i) or f"<{i}>" for i in ids.tolist()]  # a row may have no token
         weights = {"cross": outputs.cross_attentions, "encoder": outputs.encoder_attentions}
         weights["decoder"] = outputs.decoder_attentions
         axes = {"cross": (target[1:], source), "encoder": (source, source), "decoder": (target[1:], target[:-1])}

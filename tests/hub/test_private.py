@@ -84,7 +84,7 @@ def test_this_machine_is_known_by_its_own_places():
 @pytest.mark.parametrize("place", ["/models", "/root", "/a", "C:\\x"])
 def test_short_paths_are_found_but_not_within_other_names(place):
     """Addresses and longer names are no local paths."""
-    for name in ("README.md", "samples.tsv", "tokenizer.json"):
+    for name in ("README.md", "samples.tsv", "tokenizer.json", "merges.txt"):
         for text in ("see {} there", "({})", "file://{}/x", "'{}/x'", "{}.", "{}"):
             content = json.dumps({"x": text.format(place)}) if name.endswith("json") else text.format(place)
             assert "holds a path" in (find_private(name, content.encode(), (place,)) or ""), (name, text)

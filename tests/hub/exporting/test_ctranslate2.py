@@ -105,3 +105,14 @@ def test_generation_settings_that_change_the_result_are_rejected(make_model, mak
     (name,) = settings
     with pytest.raises(ValueError, match=f"cannot express this model: remove {name}"):
         to_spec(model, tokenizer)
+
+
+def test_special_ids_are_those_of_the_generation_config(make_model, make_tokenizer):
+    tokenizer, sizes = make_tokenizer(True)
+    model = make_model(**sizes)
+    model.generation_config.update(decoder_start_token_id=5, eos_token_id=6)
+    settings = to_spec(model, tokenizer).config
+    assert [settings.decoder_start_token, settings.eos_token] == tokenizer.convert_ids_to_tokens([5, 6])
+    model.generation_config.eos_token_id = [2, 6]
+    with pytest.raises(ValueError, match="several eos_token_id"):
+        to_spec(model, tokenizer)

@@ -57,6 +57,14 @@ def test_attention_belongs_to_the_tokens_on_its_axes(app, make_translator, share
     assert score == pytest.approx(-loss.item(), abs=1e-4)
 
 
+def test_a_row_without_a_token_is_shown_by_its_id(app, make_translator):
+    """A model may have more rows than its tokenizer has tokens."""
+    translator = make_translator(vocab_size=600)
+    attention = translator.attention(translator.encode("the dog runs"), torch.tensor([1, 5, 599, 2]))
+    assert attention["cross"][1][1] == "<599>"
+    assert "&lt;599&gt;" in app.heat_map(attention, "cross", "1", "1")
+
+
 @pytest.mark.parametrize("content", [b"x", b"\xff" * 100, b""])
 def test_a_broken_checkpoint_is_told_on_the_page(app, make_translator, tmp_path, content):
     make_translator()
