@@ -39,7 +39,7 @@ PATHS = re.compile(  # in running text
     r"|(?<![\w/.])\.\.[/\\][\w./\\-]*"
     r"|(?<![\\\w])\\\\[\w.-]+\\[\w.\\$-]+"  # \\server\share
 )
-SENTENCES = ("README.md", "samples.tsv", "vocab.json", "merges.txt", "tokenizer.json")  # name endings; a slash is no path there
+SENTENCES = ("README.md", "samples.tsv", "vocab.json", "merges.txt", "tokenizer.json")  # names whose texts have slashes
 BINARY = (".png", ".spm", ".model", ".onnx")  # searched as text
 IMAGE_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"pHYs", b"sBIT", b"IDAT", b"IEND")
 
