@@ -7,6 +7,8 @@ import torch
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+LARGEST = 60  # inches of a side: a picture of 900 by 100 tokens in full size takes 7 GiB
+
 
 def plot_training_curve(
     log_history: list[dict[str, Any]],
@@ -69,11 +71,11 @@ def plot_cross_attention(
     source_tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
     target_tokens = [to_token(token_id) for token_id in batch["labels"][0].tolist()]
     size = (2 + 0.45 * len(source_tokens), 1.5 + 0.35 * len(target_tokens))
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=[min(side, LARGEST) for side in size], layout="constrained")
     axis = figure.subplots()
     image = axis.imshow(weights, cmap="viridis", vmin=0, vmax=1, aspect="auto")
-    axis.set_xticks(range(len(source_tokens)), source_tokens, rotation=60, ha="right")
-    axis.set_yticks(range(len(target_tokens)), target_tokens)
+    axis.set_xticks(range(len(source_tokens)), source_tokens, rotation=60, ha="right", parse_math=False)
+    axis.set_yticks(range(len(target_tokens)), target_tokens, parse_math=False)
     axis.set_xlabel("source")
     axis.set_ylabel("predicted token")
     figure.colorbar(image, label="attention weight")

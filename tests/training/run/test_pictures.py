@@ -1,8 +1,12 @@
 """The pictures of a run."""
 
+import struct
+
 import pytest
 
-from training.run.pictures import plot_training_curve
+from training.data.tokenizer import train_tokenizer
+from training.keys import TokenizerArguments
+from training.run.pictures import plot_cross_attention, plot_training_curve
 
 HISTORY = [{"step": step, "loss": 3.0 / step, "eval_loss": 2.0 / step} for step in (1, 2)]
 
@@ -32,3 +36,13 @@ def test_the_gain_by_the_source_is_plotted(tmp_path):
     line = figure.axes[0].get_lines()[2]
     assert line.get_label() == "gain by the source, validation"
     assert line.get_ydata().tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(("source", "inches"), [("a $^_$ b", 2 + 4 * 0.45), ("a " * 300, 60)])
+def test_a_picture_of_attention_shows_any_token_and_is_not_too_large(make_model, tmp_path, source, inches):
+    """Between dollars there is no formula; a side has at most 60 inches."""
+    arguments = TokenizerArguments(tokenizer_type="word", tokenizer_size=60)
+    tokenizer = train_tokenizer(["a $^_$ b"], ["c"], arguments)
+    plot_cross_attention(make_model(), tokenizer, source, "c", tmp_path / "attention.png")
+    width, _ = struct.unpack(">II", (tmp_path / "attention.png").read_bytes()[16:24])
+    assert width == pytest.approx(120 * inches, abs=1)
