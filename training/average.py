@@ -32,11 +32,11 @@ def run(arguments: argparse.Namespace) -> None:
     out, folders = arguments.out, arguments.checkpoints
     if out.exists():
         raise ValueError(f"{out} exists already: give a folder that does not.")
-    count = arguments.last or arguments.best
+    count = arguments.best if arguments.last is None else arguments.last
     if count is not None:
         if count < 1 or len(folders) != 1:
             raise ValueError("--last and --best take one run's folder and a number of at least 1.")
-        folders = of_run(folders[0], count, "last" if arguments.last else "best")
+        folders = of_run(folders[0], count, "best" if arguments.last is None else "last")
     for folder in folders:
         if not (folder / "config.json").exists():
             raise ValueError(f"{folder} is no checkpoint: it has no config.json. For a whole run, add --last N.")

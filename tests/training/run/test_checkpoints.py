@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.average import of_run
+from training.average import main, of_run
 from training.recipe import read_recipe
 from training.run.checkpoints import LIST, choose, seal, why_not_whole
 from training.run.trainer import TokenBatchTrainer
@@ -69,6 +69,14 @@ def test_the_best_are_chosen_by_the_usual_score_of_a_run_that_names_none(make_ru
         seal(path.parent)
     (run / "recipe.yaml").write_text(settings)
     assert of_run(run, 1, "best") == [run / f"checkpoint-{best}"]
+
+
+@pytest.mark.parametrize("which", ["--last", "--best"])
+def test_the_mean_of_no_checkpoint_is_refused(make_run, tmp_path, monkeypatch, capsys, which):
+    monkeypatch.setattr("sys.argv", ["average", str(tmp_path / "mean"), str(make_run()), which, "0"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "a number of at least 1" in capsys.readouterr().err
 
 
 def test_without_scores_the_final_model_is_the_mean_of_the_last_checkpoints(make_run):
