@@ -11,6 +11,7 @@ is in the end the same. `D/distilled.tsv.parts` holds what is done until then.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
         table.make()
 
 
-def refuse_other_languages(teachers: list[str], source: Path) -> None:
+def refuse_other_languages(teachers: Sequence[str], source: Path) -> None:
     """Raises ValueError where the teachers' recipes, or the ending of the text's name, tell that they do not fit."""
     first: dict[Any, Any] = {}
     for teacher in teachers:

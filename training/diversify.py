@@ -14,6 +14,7 @@ It is `training.distill` there and back, and goes on where it was interrupted as
 import argparse
 from pathlib import Path
 
+from training.distill import refuse_other_languages
 from training.distillation.candidates import Piece
 from training.distillation.table import Table
 from training.run.hardware import keep_memory
@@ -42,6 +43,8 @@ def run(arguments: argparse.Namespace) -> None:
     source, target = arguments.source, arguments.target
     forward = (arguments.forward, *arguments.forward_with)
     backward = (arguments.backward, *arguments.backward_with)
+    refuse_other_languages(forward, source)
+    refuse_other_languages(backward, target)
     pieces = [
         Piece(forward, source, target, nbest=FORWARD, keep_copies=True),
         Piece(backward, target, source, nbest=BACKWARD, keep_copies=True, backward=True),

@@ -21,3 +21,10 @@ def test_diversify_adds_what_both_models_translate(programs, finished, test_file
             expected += [pair if side == 0 else pair[::-1]] if text else []
     assert pairs == expected
     assert list(output.parent.iterdir()) == [output]
+
+
+def test_models_of_the_wrong_direction_are_refused(programs, finished, test_files, tmp_path):
+    arguments = ("--source", test_files[0], "--target", test_files[1], "--output", tmp_path / "diverse.tsv")
+    process = programs.run("training.diversify", finished, finished, *arguments, status=2)
+    assert f"{finished} translates from en to de, but --source is {test_files[1]}" in process.stderr
+    assert not list(tmp_path.glob("diverse*"))
