@@ -134,7 +134,7 @@ def show(folder: Path) -> None:
 def push(recipe: Recipe, folder: Path) -> None:
     """Uploads what a finished run has made, by `hub.push`, which looks at it first and leaves pickles at home."""
     args = recipe.training
-    command = [sys.executable, "-m", "hub.push", str(folder), args.hub_model_id or folder.resolve().name]
+    command = [sys.executable, "-m", "hub.push", str(folder.resolve()), args.hub_model_id or folder.resolve().name]
     command += ["--private"] if args.hub_private_repo else []
     command += ["--revision", args.hub_revision] if args.hub_revision else []
     environment = os.environ | ({"HF_TOKEN": args.hub_token} if args.hub_token else {})
