@@ -249,7 +249,8 @@ def why_not_scored(backward: TranslationPipeline, pairs: list[tuple[str, str]]) 
     """Return why a model cannot score all of the pairs, or None if it can."""
     encoded = backward.tokenizer([source for source, _ in pairs], text_target=[target for _, target in pairs])
     lengths = [len(ids) for name in ("input_ids", "labels") for ids in encoded[name]]
-    return next(filter(None, map(backward._not_fitting, lengths)), None)
+    last = backward._last_position()
+    return next(filter(None, (backward._not_fitting(length, last) for length in lengths)), None)
 
 
 def remembered(lines: Iterator[str]) -> tuple[Iterator[str], deque[str]]:

@@ -70,8 +70,8 @@ def plot_cross_attention(
     to_token = getattr(getattr(tokenizer, "target_tokenizer", None), "id_to_token", tokenizer.convert_ids_to_tokens)
     source_tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
     target_tokens = [to_token(token_id) for token_id in batch["labels"][0].tolist()]
-    size = (2 + 0.45 * len(source_tokens), 1.5 + 0.35 * len(target_tokens))
-    figure = Figure(figsize=[min(side, LARGEST) for side in size], layout="constrained")
+    size = min(LARGEST, 2 + 0.45 * len(source_tokens)), min(LARGEST, 1.5 + 0.35 * len(target_tokens))
+    figure = Figure(figsize=size, layout="constrained")
     axis = figure.subplots()
     image = axis.imshow(weights, cmap="viridis", vmin=0, vmax=1, aspect="auto")
     axis.set_xticks(range(len(source_tokens)), source_tokens, rotation=60, ha="right", parse_math=False)
