@@ -160,6 +160,10 @@ BY_ROWS = {
 NOWHERE = -1  # an id that no token has
 FAR = 10_000  # more tokens than a sentence's terms have
 NEVER = -1.0e9  # the score of what is not there
+WORD = (  # a letter or digit of a script with spaces between words; in any other, each character is a word
+    r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff"
+    r"\uff66-\uff9f\U00020000-\U0003ffff]"
+)
 
 
 class Glossary:
@@ -346,7 +350,7 @@ class Terminology:
             self.targets.setdefault(source.lower(), self.targets[source])
         longest_first = sorted(self.targets, key=len, reverse=True)
         self.pattern = re.compile(
-            rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first)) or '(?!)'})(?!\w)", re.IGNORECASE
+            rf"(?<!{WORD})(?:{'|'.join(map(re.escape, longest_first)) or '(?!)'})(?!{WORD})", re.IGNORECASE
         )
         self.ids = {each: self.encode(each) for targets in self.targets.values() for each in targets}
         self.spelled = {each: tokenizer.decode(ids[0]).strip() for each, ids in self.ids.items()}  # as in lower case
@@ -389,7 +393,7 @@ class Terminology:
         found = self.find(sentence)
         targets = {each for own in found.values() for each in own}
         forms = {each: f"{re.escape(each)}|{re.escape(self.spelled[each])}" for each in targets}
-        left = {each: len(re.findall(rf"(?<!\w)(?:{forms[each]})(?!\w)", translation)) for each in targets}
+        left = {each: len(re.findall(rf"(?<!{WORD})(?:{forms[each]})(?!{WORD})", translation)) for each in targets}
         met: dict[str, str | None] = {}
         for source in sorted(found, key=lambda source: len(found[source])):  # the fewest choices first
             met[source] = next((each for each in found[source] if left[each]), None)
@@ -407,8 +411,8 @@ def word_bounds(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
         "" if id in special else tokenizer.convert_tokens_to_string([*start, token])[shortest:]
         for id, token in enumerate(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
     ]
-    continuing = [id in special or tail[:1].isalnum() for id, tail in enumerate(tails)]
-    return torch.tensor(continuing), torch.tensor([tail[-1:].isalnum() for tail in tails])
+    begins, ends = ([bool(re.match(WORD, tail[place])) for tail in tails] for place in (slice(1), slice(-1, None)))
+    return torch.tensor([id in special or begin for id, begin in enumerate(begins)]), torch.tensor(ends)
 
 
 __all__ = ["Glossary", "Terminology", "prepare"]

@@ -232,6 +232,19 @@ def test_terms_with_letters_of_several_lower_cases_are_found(tokenizer, term, se
     assert list(Terminology({term: "Hund"}, tokenizer).find(sentence).values()) == [["Hund"]]
 
 
+def test_terms_are_found_in_scripts_without_spaces(make_model, train_bpe, special_tokens):
+    texts = ["我的猫睡在家里", "老狗在跑", "the dog runs", "a cat sleeps"]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(texts, 80), **special_tokens)
+    terminology = Terminology({"猫": "cat", "dog": "狗"}, tokenizer)
+    assert terminology.find("我的猫睡在家里") == {"猫": ["cat"]}
+    assert terminology.find("the dogs") == {}
+    assert terminology.met("the dog", "老狗在跑") == [{"source": "dog", "target": "狗"}]
+    assert not terminology.continuing[tokenizer.convert_tokens_to_ids("狗")]
+    translator = TranslationPipeline(model=make_model(vocab_size=len(tokenizer)), tokenizer=tokenizer)
+    (found,) = translator("the dog runs", glossary={"dog": "狗"}, max_new_tokens=8)
+    assert found["terms"] == [{"source": "dog", "target": "狗"}]
+
+
 @pytest.mark.parametrize(
     "glossary", [{"dog": ""}, {"": "Hund"}, {"dog": []}, {"dog": ["Hund", 3]}, {"dog": 3}, {"dog": None}]
 )
