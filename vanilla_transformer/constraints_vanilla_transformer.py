@@ -396,7 +396,8 @@ class Terminology:
         left = {each: len(re.findall(rf"(?<!{WORD})(?:{forms[each]})(?!{WORD})", translation)) for each in targets}
         met: dict[str, str | None] = {}
         for source in sorted(found, key=lambda source: len(found[source])):  # the fewest choices first
-            met[source] = next((each for each in found[source] if left[each]), None)
+            there = (each for each in found[source] if left[each])
+            met[source] = min(there, key=lambda target: sum(target in own for own in found.values()), default=None)
             left |= {each: left[each] - 1 for each in targets if each == met[source]}
         return [{"source": source, "target": met[source]} for source in found]
 

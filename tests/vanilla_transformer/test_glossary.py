@@ -167,6 +167,8 @@ def test_terms_with_the_same_translation_are_each_found_and_reported(tokenizer):
         "ein Hund", "Hund und Hund", "Mann Hund Hunde Hund", "Hund Hund Hund"
     )]  # fmt: skip
     assert reports == [["Hund", None, None], ["Hund", "Hund", None], ["Hund", "Hund", "Mann"], ["Hund"] * 3]
+    terminology = Terminology({"dog": ["Hund", "Hunde"], "man": ["Hund", "Mann"]}, tokenizer)
+    assert [each["target"] for each in terminology.met("a dog and a man", "Hund und Hunde")] == ["Hunde", "Hund"]
 
 
 @pytest.mark.parametrize("shared", [True, False])
