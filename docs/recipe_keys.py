@@ -1,4 +1,4 @@
-"""Writes `recipe_keys.md`, the page with every key of a recipe, from the help texts in `training/keys.py`.
+"""Writes `recipe_keys.md`, the page with every key of a recipe, from the help texts in `training/arguments.py`.
 
 python docs/recipe_keys.py
 """
@@ -33,10 +33,10 @@ TRAINING = {  # the many keys of training, by what one looks for; the rest stand
     "Training: batches and machine": [
         "max_tokens",
         "gradient_accumulation_steps",
-        "processes",
+        "num_processes",
         "precision",
-        "attention",
-        "step",
+        "attn_implementation",
+        "step_mode",
     ]
     + ["fsdp", "fsdp_config", "torch_compile", "activation_checkpointing", "bf16", "use_cpu", "dataloader_pin_memory"]
     + ["dataloader_num_workers", "ddp_timeout"],

@@ -15,13 +15,13 @@ from httpx2 import TransportError  # of huggingface_hub
 from huggingface_hub import ModelCard, ModelCardData
 
 import vanilla_transformer
-from hub.errors import explain
-from hub.folders import write_whole
-from hub.repository import commit_files, full_name
-from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
+from hub.atomic_dirs import write_dir_atomically
+from hub.commits import commit_files, full_name
+from hub.hub_errors import hub_error_message
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
 PACKAGE = Path(vanilla_transformer.__file__).parent
-NAMES = ("generation", "incremental", "search", "constraints")
+NAMES = ("generation", "incremental_decoding", "search", "constraints")
 CODE = [PACKAGE / f"{name}_vanilla_transformer.py" for name in NAMES]
 GENERATE = f'''"""What transformers calls for `generate(custom_generate=REPOSITORY)`: `beam_search`."""
 
@@ -58,7 +58,7 @@ processors, stop strings, streamers and what `generate()` returns of each step w
 
 
 def main() -> None:
-    parser = CommandLine("hub.decoding", __doc__)
+    parser = CommandLineParser("hub.decoding", __doc__)
     parser.add_argument("folder", type=Path, help="written anew; must not exist")
     parser.add_argument("--push", metavar="USER/NAME", help="upload it as this repository")
     parser.add_argument("--private", action="store_true", help="for a private repository, made if need be")
@@ -67,7 +67,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     named = arguments.push or str(arguments.folder)
-    with one_line_errors(parser.prog, TransportError, in_words=partial(explain, repo_id=named)):
+    with exit_on_user_error(parser.prog, TransportError, in_words=partial(hub_error_message, repo_id=named)):
         name = full_name(arguments.push) if arguments.push else arguments.folder.name
         write(arguments.folder, name)
         if arguments.push:
@@ -110,7 +110,7 @@ def write(folder: Path, name: str) -> None:
         card = f"---\n{data.to_yaml()}\n---\n{CARD.format(name=name)}"
         ModelCard(card).save(unfinished / "README.md")
 
-    write_whole(folder, fill)
+    write_dir_atomically(folder, fill)
 
 
 if __name__ == "__main__":

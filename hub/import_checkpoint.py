@@ -5,8 +5,8 @@ such as MarianMT's, into a folder that `AutoModelForSeq2SeqLM` loads.
     python -m hub.import_checkpoint tmodel_10.pt OUT --num_heads 8 \\
         --source_tokenizer tokenizer_en.json --target_tokenizer tokenizer_it.json
     python -m hub.import_checkpoint model.pt OUT --num_heads 8 --pad_token_id 0 --compare_with my_code:build_model
-    python -m hub.import_checkpoint checkpoint_best.pt OUT --data data-bin/iwslt14 --codes code
-    python -m hub.import_checkpoint model_step_100000.pt OUT --codes bpe.codes
+    python -m hub.import_checkpoint checkpoint_best.pt OUT --fairseq_data data-bin/iwslt14 --bpe_codes code
+    python -m hub.import_checkpoint model_step_100000.pt OUT --bpe_codes bpe.codes
     python -m hub.import_checkpoint Helsinki-NLP/opus-mt-en-de OUT     # or a folder: Marian, Bart, MBart, Pegasus, ...
 
 The layout of a file is found by its keys. Every tensor is accounted for in `import_report.json`, and so is everything
@@ -23,22 +23,22 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from hub.folders import refuse_existing, write_whole
-from hub.importing.conversion import SPECIAL_IDS, Imported, convert
-from hub.importing.detection import find_layout
-from hub.importing.file import read
+from hub.atomic_dirs import validate_new_dir, write_dir_atomically
+from hub.importing.checkpoint_file import read
+from hub.importing.conversion import SPECIAL_IDS, ImportResult, convert
 from hub.importing.layout import Layout
+from hub.importing.layout_detection import find_layout
+from hub.importing.layout_settings import settings
 from hub.importing.layouts import LAYOUTS
 from hub.importing.parity import compare
-from hub.importing.settings import settings
-from hub.importing.stock import import_stock, is_stock
-from hub.importing.tokenizer import Tokenizers, read_tokenizers
+from hub.importing.tokenizer import TokenizerPair, read_tokenizers
 from hub.importing.toolkits.subwords import read_toolkit
-from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
+from hub.importing.transformers_models import import_transformers_model, is_transformers_model
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
 
 def main() -> None:
-    parser = CommandLine("hub.import_checkpoint", __doc__)
+    parser = CommandLineParser("hub.import_checkpoint", __doc__)
     parser.add_argument(
         "file",
         type=Path,
@@ -49,9 +49,9 @@ def main() -> None:
     parser.add_argument("--num_heads", type=int, help="attention heads; a file does not tell")
     parser.add_argument("--source_tokenizer", type=Path, help="tokenizers' JSON, or a text file with a token a line")
     parser.add_argument("--target_tokenizer", type=Path, help="likewise; without: the source's for both")
-    parser.add_argument("--data", type=Path, help="fairseq: folder with dict.SOURCE.txt and dict.TARGET.txt")
+    parser.add_argument("--fairseq_data", type=Path, help="fairseq: folder with dict.SOURCE.txt and dict.TARGET.txt")
     parser.add_argument(
-        *("--codes",),
+        *("--bpe_codes",),
         nargs="+",
         type=Path,
         default=[],
@@ -67,16 +67,16 @@ def main() -> None:
         "--compare_with", metavar="MODULE:CALLABLE", help="builds your own model: log-probabilities are compared"
     )
     arguments = parser.parse_args()
-    with one_line_errors(parser.prog):
+    with exit_on_user_error(parser.prog):
         run(arguments)
 
 
 def run(arguments: argparse.Namespace) -> None:
     disable_progress_bar()  # on stderr, where an error is to be one line
-    refuse_existing(arguments.out)
-    if is_stock(arguments.file):
+    validate_new_dir(arguments.out)
+    if is_transformers_model(arguments.file):
         refuse_options(arguments)
-        imported, tokenizer, report = import_stock(arguments.file)
+        imported, tokenizer, report = import_transformers_model(arguments.file)
     else:
         imported, tokenizer, report = import_file(arguments)
     save(arguments.out, imported, tokenizer, report)
@@ -90,7 +90,7 @@ def refuse_options(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--{given[0]} is for files of tutorials: {arguments.file} tells all of it. Leave it out.")
 
 
-def import_file(arguments: argparse.Namespace) -> tuple[Imported, PreTrainedTokenizerBase | None, dict[str, Any]]:
+def import_file(arguments: argparse.Namespace) -> tuple[ImportResult, PreTrainedTokenizerBase | None, dict[str, Any]]:
     """The model of somebody's file, its tokenizer where files of it are given, and the report."""
     state, metadata = read(arguments.file)
     with named(arguments.file):
@@ -109,19 +109,19 @@ def import_file(arguments: argparse.Namespace) -> tuple[Imported, PreTrainedToke
     return imported, tokenizers.tokenizer if tokenizers else None, report
 
 
-def tokenizers_for(arguments: argparse.Namespace, layout: Layout, told: dict[str, Any]) -> Tokenizers | None:
+def tokenizers_for(arguments: argparse.Namespace, layout: Layout, told: dict[str, Any]) -> TokenizerPair | None:
     """Those that the user gives, or those of a toolkit's vocabularies; `told` by file and user."""
     given = [arguments.source_tokenizer, arguments.target_tokenizer]
-    toolkit = {"--data": ("fairseq",), "--codes": ("fairseq", "opennmt")}
+    toolkit = {"--fairseq_data": ("fairseq",), "--bpe_codes": ("fairseq", "opennmt")}
     for option, layouts in toolkit.items():
         if getattr(arguments, option[2:]) and (layout.name not in layouts or any(given)):
             reason = "goes without --source_tokenizer" if any(given) else f"is not for the layout {layout.name}"
             raise ValueError(f"{option} {reason}: it is for {' and '.join(layouts)}.")
-    if len(arguments.codes) > 2:
-        raise ValueError(f"--codes takes one file, or one for each side, not {len(arguments.codes)}.")
-    if any(given) or layout.name not in toolkit["--codes"] or told.get("source_begins"):
+    if len(arguments.bpe_codes) > 2:
+        raise ValueError(f"--bpe_codes takes one file, or one for each side, not {len(arguments.bpe_codes)}.")
+    if any(given) or layout.name not in toolkit["--bpe_codes"] or told.get("source_begins"):
         return read_tokenizers(arguments.source_tokenizer, arguments.target_tokenizer, told.get("source_begins"))
-    return read_toolkit(layout.name, arguments.file, told, arguments.data, arguments.codes)
+    return read_toolkit(layout.name, arguments.file, told, arguments.fairseq_data, arguments.bpe_codes)
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def named(file: Path) -> Iterator[None]:
         raise ValueError(f"{file}: {error}") from error
 
 
-def save(out: Path, imported: Imported, tokenizer: PreTrainedTokenizerBase | None, report: dict[str, Any]) -> None:
+def save(out: Path, imported: ImportResult, tokenizer: PreTrainedTokenizerBase | None, report: dict[str, Any]) -> None:
     """The model, its tokenizer and the report."""
 
     def write(folder: Path) -> None:
@@ -143,7 +143,7 @@ def save(out: Path, imported: Imported, tokenizer: PreTrainedTokenizerBase | Non
         text = json.dumps(report, indent=2, ensure_ascii=False)
         (folder / "import_report.json").write_text(text + "\n", encoding="utf-8")
 
-    write_whole(out, write)
+    write_dir_atomically(out, write)
 
 
 def print_summary(report: dict[str, Any], out: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:

@@ -16,9 +16,17 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from hub.errors import explain
-from hub.records import Record, count_parameters, is_repository, places_of, read_record, read_samples, shareable
-from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
+from hub.hub_errors import hub_error_message
+from hub.run_files import (
+    CheckedMapping,
+    count_parameters,
+    is_repository,
+    local_paths,
+    read_record,
+    read_samples,
+    sanitize_recipe,
+)
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 METRICS = {  # in all_results.json -> (the Hub's name, for people)
@@ -32,17 +40,17 @@ METRICS = {  # in all_results.json -> (the Hub's name, for people)
 PAPERS = "BLEU-4 on normalised, lower-cased, Moses-tokenized text, as papers on Multi30k report it"
 MADE_UP = {"demo": "the embedded English-German corpus", "random": "random pairs of numbers"}  # by the program itself
 NO_LANGUAGES = ("cmd", "act", "src", "tgt", "trg", "in", "out")  # names of columns that look like one
-SHOWN = 10  # sample translations, the first ones
+NUM_SAMPLES_SHOWN = 10  # sample translations, the first ones
 UNKNOWN = "not known: no file of the checkpoint tells"
 
 
 def main() -> None:
-    parser = CommandLine("hub.model_card", __doc__)
+    parser = CommandLineParser("hub.model_card", __doc__)
     parser.add_argument("checkpoint", type=Path, help="folder")
     parser.add_argument("repo_id", help="user/name, as it will be on the Hub")
     add_metadata_options(parser)
     arguments = parser.parse_args()
-    with one_line_errors(parser.prog, in_words=partial(explain, repo_id=arguments.repo_id)):
+    with exit_on_user_error(parser.prog, in_words=partial(hub_error_message, repo_id=arguments.repo_id)):
         print(make_card(arguments.checkpoint, arguments.repo_id, **metadata(arguments)))
 
 
@@ -95,7 +103,7 @@ def make_card(
     names = ("config.json", "all_results.json", "import_report.json", "recipe.yaml")
     config, results, report, recipe = (read_record(folder / name) for name in names)
     if report:  # what else lies there is of another model
-        results, recipe = Record({}, results.name), Record({}, recipe.name)
+        results, recipe = CheckedMapping({}, results.name), CheckedMapping({}, recipe.name)
     data = results.record("data")
     named = datasets_of(data, datasets or [])
     base = base_of(recipe, base_model)
@@ -125,7 +133,7 @@ def make_card(
         scores=table_of_scores(results, recipe, data),
         samples=table_of_samples(samples),
         limits=limits(recipe, results, data, base),
-        recipe=shareable(recipe, results, places_of(folder))[0].rstrip(),
+        recipe=sanitize_recipe(recipe, results, local_paths(folder))[0].rstrip(),
     )
 
 
@@ -134,7 +142,7 @@ def is_language(name: str) -> bool:
     return name.isascii() and name.isalpha() and len(name) in (2, 3) and name.lower() not in NO_LANGUAGES
 
 
-def languages(recipe: Record, data: Record) -> list[str]:
+def languages(recipe: CheckedMapping, data: CheckedMapping) -> list[str]:
     """Source and target as the recipe calls them; what the program makes up has its own."""
     source = data.record("train").text("source")
     if source in MADE_UP:
@@ -143,7 +151,7 @@ def languages(recipe: Record, data: Record) -> list[str]:
     return [each for each in found if each] if all(found) else []
 
 
-def datasets_of(data: Record, said: list[str]) -> list[str]:
+def datasets_of(data: CheckedMapping, said: list[str]) -> list[str]:
     """The data sets of the Hub that were read, or those that the owner names where that was not noted down.
 
     Raises:
@@ -158,7 +166,7 @@ def datasets_of(data: Record, said: list[str]) -> list[str]:
     return read or said
 
 
-def base_of(recipe: Record, said: str | None) -> str | None:
+def base_of(recipe: CheckedMapping, said: str | None) -> str | None:
     """What the model was fine-tuned from: a name on the Hub or a folder.
 
     Raises:
@@ -171,7 +179,7 @@ def base_of(recipe: Record, said: str | None) -> str | None:
     return said or base
 
 
-def name_of(part: Record) -> str:
+def name_of(part: CheckedMapping) -> str:
     """What a split was read from."""
     source = part.text("source")
     if source in MADE_UP:
@@ -186,7 +194,7 @@ def name_of(part: Record) -> str:
     return "unknown"
 
 
-def evaluations(results: Record, data: Record) -> list[EvalResult]:
+def evaluations(results: CheckedMapping, data: CheckedMapping) -> list[EvalResult]:
     """One entry of the model index for each score."""
     test = data.record("test")
     is_public = test.text("source") == "hub"
@@ -209,7 +217,7 @@ def evaluations(results: Record, data: Record) -> list[EvalResult]:
     return found
 
 
-def summary(recipe: Record, report: Record, data: Record, base: str | None) -> str:
+def summary(recipe: CheckedMapping, report: CheckedMapping, data: CheckedMapping, base: str | None) -> str:
     what = "The encoder-decoder of [Attention Is All You Need](https://arxiv.org/abs/1706.03762)"
     link = f"[{base}](https://huggingface.co/{base})" if base and is_repository(base) else None
     if report:
@@ -229,7 +237,7 @@ def summary(recipe: Record, report: Record, data: Record, base: str | None) -> s
     return f"{what}, {start}: from {pair[0]} to {pair[1]}."
 
 
-def architecture(config: Record, parameters: int | None) -> list[str]:
+def architecture(config: CheckedMapping, parameters: int | None) -> list[str]:
     def both(key: str) -> str:
         encoder, decoder = config.count(f"encoder_{key}"), config.count(f"decoder_{key}")
         return known(encoder) if encoder == decoder else f"{known(encoder)} (encoder) and {known(decoder)} (decoder)"
@@ -252,7 +260,7 @@ def architecture(config: Record, parameters: int | None) -> list[str]:
     ]
 
 
-def about_data(results: Record, data: Record, said: list[str]) -> list[str]:
+def about_data(results: CheckedMapping, data: CheckedMapping, said: list[str]) -> list[str]:
     owner = [f"by its owner's word trained on: {', '.join(said)}"] if said else []
     train = data.record("train")
     lines = [] if train else [f"Training data: {UNKNOWN}."]
@@ -283,7 +291,7 @@ def about_data(results: Record, data: Record, said: list[str]) -> list[str]:
     return lines if train.text("source") in ("hub", *MADE_UP) else lines + owner
 
 
-def about_training(results: Record, report: Record) -> list[str]:
+def about_training(results: CheckedMapping, report: CheckedMapping) -> list[str]:
     if report:
         difference = report.record("parity").number("largest_difference_of_log_probabilities")
         lines = [f"Trained elsewhere; cost: {UNKNOWN}."]
@@ -312,7 +320,7 @@ def about_training(results: Record, report: Record) -> list[str]:
     ]
 
 
-def table_of_scores(results: Record, recipe: Record, data: Record) -> str:
+def table_of_scores(results: CheckedMapping, recipe: CheckedMapping, data: CheckedMapping) -> str:
     rows = []
     for key, (_, label) in METRICS.items():
         if key in results:
@@ -331,8 +339,8 @@ def table_of_scores(results: Record, recipe: Record, data: Record) -> str:
 def table_of_samples(samples: list[list[str]]) -> str:
     if not samples:
         return "None were kept."
-    rows = ["| " + " | ".join(map(plain, row)) + " |" for row in samples[:SHOWN]]
-    head = f"The first {min(SHOWN, len(samples))} of the test set, not picked:\n\n"
+    rows = ["| " + " | ".join(map(plain, row)) + " |" for row in samples[:NUM_SAMPLES_SHOWN]]
+    head = f"The first {min(NUM_SAMPLES_SHOWN, len(samples))} of the test set, not picked:\n\n"
     return head + "\n".join(["| source | reference | output |", "|---|---|---|", *rows])
 
 
@@ -341,7 +349,7 @@ def plain(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#~&$])", r"\\\1", " ".join(text.split()))
 
 
-def limits(recipe: Record, results: Record, data: Record, base: str | None) -> list[str]:
+def limits(recipe: CheckedMapping, results: CheckedMapping, data: CheckedMapping, base: str | None) -> list[str]:
     lines = [
         "It knows what its training data show: other domains, other kinds of text and other scripts come out wrong."
     ]

@@ -19,14 +19,14 @@ from pathlib import Path
 from httpx2 import TransportError  # of huggingface_hub
 from huggingface_hub import ModelCard
 
-from hub.errors import explain
+from hub.commits import MANIFEST_NAME, commit_files, full_name
+from hub.hub_errors import hub_error_message
 from hub.model_card import add_metadata_options, make_card, metadata
-from hub.private import validate_private, without_metadata
-from hub.records import places_of, read_record, read_samples, shareable
-from hub.repository import LIST, commit_files, full_name
-from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
+from hub.run_files import local_paths, read_record, read_samples, sanitize_recipe
+from hub.sensitive_data import validate_private, without_metadata
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
-LARGE = "*.safetensors"  # sent from where they lie, never copied
+LARGE_FILE_PATTERNS = "*.safetensors"  # sent from where they lie, never copied
 SMALL = (  # with these all that a reader needs; optimizer states, pickles and logs stay at home
     *("config.json", "generation_config.json", "*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
     *("vocab.json", "target_vocab.json", "merges.txt", "*.spm", "*.model"),  # tokenizers of imported models
@@ -34,7 +34,7 @@ SMALL = (  # with these all that a reader needs; optimizer states, pickles and l
     *("all_results.json", "samples.tsv", "import_report.json", "training_curve.png", "attention_*.png"),
 )
 CARD = "README.md"
-CHECK = """
+SMOKE_TEST_SCRIPT = """
 import sys
 sys.modules["vanilla_transformer"] = None  # as if it were not installed
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -54,7 +54,7 @@ sys.stdout.buffer.write(tokenizer.decode(ids[0], skip_special_tokens=True).encod
 
 
 def main() -> None:
-    parser = CommandLine("hub.push", __doc__)
+    parser = CommandLineParser("hub.push", __doc__)
     parser.add_argument("checkpoint", type=Path, help="folder")
     parser.add_argument("repo_id", help="user/name")
     parser.add_argument("--private", action="store_true", help="for a private repository, made if need be")
@@ -65,12 +65,14 @@ def main() -> None:
         "--replace", action="store_true", help="overwrite what somebody else has written or changed in the repository"
     )
     parser.add_argument(
-        "--card", choices=("made", "folder", "keep"),
+        "--card", choices=("generated", "local", "keep"),
         help="made from the results (default); the folder's own README.md; or keep the one in the repository",
     )  # fmt: skip
     add_metadata_options(parser)
     arguments = parser.parse_args()
-    with one_line_errors(parser.prog, TransportError, in_words=partial(explain, repo_id=arguments.repo_id)):
+    with exit_on_user_error(
+        parser.prog, TransportError, in_words=partial(hub_error_message, repo_id=arguments.repo_id)
+    ):
         run(arguments)
 
 
@@ -79,13 +81,13 @@ def run(arguments: argparse.Namespace) -> None:
     files = gather(arguments.checkpoint)
     card = choose_card(arguments, repo_id)
     files[CARD] = str(card).encode()
-    validate_private(files, places_of(arguments.checkpoint))
+    validate_private(files, local_paths(arguments.checkpoint))
     source = first_source(arguments.checkpoint)
-    print(f"loads without our package, and translates {source!r}: {translate_elsewhere(files, source)!r}")
+    print(f"loads without our package, and translates {source!r}: {smoke_test_upload(files, source)!r}")
     for name, content in sorted(files.items()):
         size = len(content) if isinstance(content, bytes) else content.stat().st_size
         print(f"{size:>14,}  {name}")
-    print(f"{'a list of them':>14}  {LIST}")
+    print(f"{'a list of them':>14}  {MANIFEST_NAME}")
     if arguments.dry_run:
         print(f"\n{card}\nnothing was uploaded")
         return
@@ -106,13 +108,15 @@ def gather(checkpoint: Path) -> dict[str, Path | bytes]:
     for name in ("config.json", "tokenizer_config.json", "modeling_vanilla_transformer.py"):
         if not (checkpoint / name).is_file():
             raise ValueError(f"{checkpoint} is no checkpoint that can be shared: it has no {name}.")
-    files: dict[str, Path | bytes] = {path.name: path for path in checkpoint.glob(LARGE) if path.is_file()}
+    files: dict[str, Path | bytes] = {
+        path.name: path for path in checkpoint.glob(LARGE_FILE_PATTERNS) if path.is_file()
+    }
     if not files:
         raise ValueError(f"{checkpoint} is no checkpoint that can be shared: it has no weights (*.safetensors).")
     for path in (path for wanted in SMALL for path in checkpoint.glob(wanted) if path.is_file()):
         files[path.name] = without_metadata(path.name, path.read_bytes())
     recipe, results = read_record(checkpoint / "recipe.yaml"), read_record(checkpoint / "all_results.json")
-    text, left_out = shareable(recipe, results, places_of(checkpoint))
+    text, left_out = sanitize_recipe(recipe, results, local_paths(checkpoint))
     if text:
         files["recipe.yaml"] = text.encode()
     if left_out:
@@ -124,10 +128,10 @@ def choose_card(arguments: argparse.Namespace, repo_id: str) -> ModelCard:
     """Raises ValueError where nobody has said what becomes of the folder's own README.md."""
     own = arguments.checkpoint / CARD
     if arguments.card is None and own.is_file():
-        raise ValueError(f"{own} would not be uploaded: --card folder takes it as the card, --card made another.")
-    if arguments.card in ("folder", "keep") and any(metadata(arguments).values()):
+        raise ValueError(f"{own} would not be uploaded: --card local takes it as the card, --card generated another.")
+    if arguments.card in ("local", "keep") and any(metadata(arguments).values()):
         raise ValueError("--license, --dataset and --base_model go into a made card: write them into your README.md.")
-    if arguments.card != "folder":
+    if arguments.card != "local":
         return make_card(arguments.checkpoint, repo_id, **metadata(arguments))
     try:
         return ModelCard(own.read_text(encoding="utf-8"), ignore_metadata_errors=True)
@@ -140,7 +144,7 @@ def first_source(checkpoint: Path) -> str:
     return (samples[0][0].strip() if samples else "") or "A sentence."
 
 
-def translate_elsewhere(files: dict[str, Path | bytes], source: str) -> str:
+def smoke_test_upload(files: dict[str, Path | bytes], source: str) -> str:
     """What the files' model makes of `source`, in a process without our package; ValueError where it cannot."""
     with tempfile.TemporaryDirectory() as temporary:
         folder, home = Path(temporary, "checkpoint"), Path(temporary, "home")
@@ -152,7 +156,7 @@ def translate_elsewhere(files: dict[str, Path | bytes], source: str) -> str:
                 (folder / name).symlink_to(content.resolve())  # a kill would leave a copy of the weights behind
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         environment |= {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-c", CHECK]
+        command = [sys.executable, "-c", SMOKE_TEST_SCRIPT]
         process = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, input=source.encode(), check=False
         )

@@ -146,7 +146,7 @@ def repository() -> Path:
 # --- Programs as a user runs them ---
 
 RECIPE = """
-tokenizer_size: 300
+tokenizer_vocab_size: 300
 d_model: 32
 encoder_layers: 1
 decoder_layers: 1
@@ -163,7 +163,7 @@ eval_strategy: steps
 eval_steps: 3
 save_steps: 3
 precision: fp32
-attention: sdpa
+attn_implementation: sdpa
 use_cpu: true
 num_beams: 2
 max_new_tokens: 12

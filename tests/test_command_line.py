@@ -39,8 +39,8 @@ import os, signal, sys
 sys.argv = ["-m"]
 import training
 assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-from vanilla_transformer.shared.command_line import one_line_errors
-with one_line_errors("verb"):
+from vanilla_transformer.shared.command_line import exit_on_user_error
+with exit_on_user_error("verb"):
     os.kill(os.getpid(), signal.SIGINT)
 """
 

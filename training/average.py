@@ -8,23 +8,23 @@ python -m training.average OUT RUN --best 5        # by the metric that the run 
 import argparse
 from pathlib import Path
 
-from training.loading import read_settings
 from training.recipe import LOWER_IS_BETTER, default_metric
-from training.run.checkpoints import all_checkpoints, average, choose, why_not_whole
-from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
+from training.run.checkpoints import all_checkpoints, average, checkpoint_error, select_checkpoints
+from training.translators import read_run_recipe
+from vanilla_transformer.shared.atomic_io import atomic_write
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 from vanilla_transformer.shared.loading import load_tokenizer
-from vanilla_transformer.shared.outputs import whole
 
 
 def main() -> None:
-    parser = CommandLine("training.average", __doc__)
+    parser = CommandLineParser("training.average", __doc__)
     parser.add_argument("out", type=Path, help="folder to be made, with the averaged model and its tokenizer")
     parser.add_argument("checkpoints", type=Path, nargs="+", help="folders of models, or one run with --last or --best")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--last", type=int, metavar="N", help="the run's last N checkpoints")
     which.add_argument("--best", type=int, metavar="N", help="those N that were evaluated best")
     arguments = parser.parse_args()
-    with one_line_errors(parser.prog):
+    with exit_on_user_error(parser.prog):
         run(arguments)
 
 
@@ -36,33 +36,33 @@ def run(arguments: argparse.Namespace) -> None:
     if count is not None:
         if count < 1 or len(folders) != 1:
             raise ValueError("--last and --best take one run's folder and a number of at least 1.")
-        folders = of_run(folders[0], count, "best" if arguments.last is None else "last")
+        folders = select_run_checkpoints(folders[0], count, "best" if arguments.last is None else "last")
     for folder in folders:
         if not (folder / "config.json").exists():
             raise ValueError(f"{folder} is no checkpoint: it has no config.json. For a whole run, add --last N.")
-        reason = why_not_whole(folder) if folder.name.startswith("checkpoint-") else None
+        reason = checkpoint_error(folder) if folder.name.startswith("checkpoint-") else None
         if reason:
             raise ValueError(f"{folder} is not whole: {reason}. Leave it out.")
     model = average(folders)
     homes = [folder for folder in (*folders, folders[-1].parent) if (folder / "tokenizer_config.json").exists()]
     tokenizers = [load_tokenizer(folder) for folder in homes[-1:]]
-    with whole(out) as folder:
+    with atomic_write(out) as folder:
         for each in (model, *tokenizers):
             each.save_pretrained(folder)
     print(f"{out}: the mean of {', '.join(map(str, folders))}")
 
 
-def of_run(run_folder: Path, count: int, by: str) -> list[Path]:
+def select_run_checkpoints(run_folder: Path, count: int, by: str) -> list[Path]:
     """The checkpoints of a run that are asked for. Raises ValueError where it has fewer."""
     if not all_checkpoints(run_folder):
         raise ValueError(f"{run_folder} has no checkpoint-N folders.")
     metric, better = None, True
     if by == "best":
-        settings = read_settings(run_folder)
+        settings = read_run_recipe(run_folder)
         usual = default_metric(settings.get("metric", "translation"), settings.get("predict_with_generate", True))
         metric = settings.get("metric_for_best_model") or usual
         better = settings.get("greater_is_better", metric not in LOWER_IS_BETTER)
-    folders = choose(run_folder, count, by, metric, better)
+    folders = select_checkpoints(run_folder, count, by, metric, better)
     if len(folders) < count:
         scored = f" by their {metric}" if by == "best" else ""
         raise ValueError(f"{run_folder} has {len(folders)} whole checkpoints that could be taken{scored}, not {count}.")

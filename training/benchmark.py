@@ -1,9 +1,9 @@
 """Measure the speed compared with stock models of equal size and weights, as a table and `benchmark.json`.
 
     python -m training.benchmark                                                # three sizes, one thread, random text
-    python -m training.benchmark --lines step --precision bf16 --sizes base     # one measurement
-    python -m training.benchmark --lines greedy beam --model CHECKPOINT --source test.en --reference test.de
-    python -m training.benchmark --lines recipe --recipe RECIPE.yaml --data_dir FOLDER
+    python -m training.benchmark --benchmarks step --precision bf16 --sizes base     # one measurement
+    python -m training.benchmark --benchmarks greedy beam --model CHECKPOINT --source test.en --reference test.de
+    python -m training.benchmark --benchmarks recipe --recipe RECIPE.yaml --data_dir FOLDER
 
 All that is compared takes turns in one run, since machines are noisy: each line tells the median of tokens a second,
 its ratio to the best of Marian, and the range. Before a comparison it is checked that the work is the same:
@@ -29,42 +29,42 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 from transformers import set_seed
 
-from training.benchmarks.decoding import Task
+from training.benchmarks.decoding import DecodingBenchmark
+from training.benchmarks.forward_backward import DTYPES, check_same_loss, make_batch, matrix_speed, step, step_models
+from training.benchmarks.model_sizes import SENTENCE_LENGTH, SIZES, WMT_SIZES
+from training.benchmarks.optimizer_step import compare_updates
 from training.benchmarks.recipe import compare
-from training.benchmarks.sizes import LENGTH, SIZES, WMT
-from training.benchmarks.step import DTYPES, check_same_loss, make_batch, matrix_speed, step, step_models
-from training.benchmarks.update import compare_updates
-from training.run.hardware import describe, keep_memory, usable_device
+from training.run.hardware import configure_malloc, describe, device_type
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
-from vanilla_transformer.shared.lines import read_lines
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
+from vanilla_transformer.shared.text_lines import read_lines
 
 LINES = ("step", "greedy", "beam", "update", "recipe")
 UPDATES = 20  # of each in a round of the line `update`
-BEAMS = 5
-SAME = 0.995  # share of translations that have to be equal; the others are ties
+NUM_BEAMS = 5
+MIN_EQUAL_FRACTION = 0.995  # share of translations that have to be equal; the others are ties
 Rates = dict[str, list[float]]
 
 
 def main() -> None:
-    with one_line_errors("training.benchmark"):
+    with exit_on_user_error("training.benchmark"):
         run(parse())
 
 
 def run(arguments: argparse.Namespace) -> None:
     if not arguments.default_malloc:
-        keep_memory()
+        configure_malloc()
     torch.set_num_threads(arguments.threads)
     set_seed(0)
     benchmark = Benchmark(arguments)
-    for line in arguments.lines:
+    for line in arguments.benchmarks:
         benchmark.measure(line)
     benchmark.save(arguments.output_dir)
 
 
 def parse() -> argparse.Namespace:
-    parser = CommandLine("training.benchmark", __doc__)
-    parser.add_argument("--lines", nargs="+", choices=LINES, default=LINES[:3], help="what is measured")
+    parser = CommandLineParser("training.benchmark", __doc__)
+    parser.add_argument("--benchmarks", nargs="+", choices=LINES, default=LINES[:3], help="what is measured")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["t128", "d256", "base"], help="of random models")
     parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"], help="of a step")
     parser.add_argument("--target_tokens", nargs="+", type=int, default=[1536], help="target tokens in a step's batch")
@@ -72,7 +72,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="threads of torch on a CPU")
     parser.add_argument("--default_malloc", action="store_true", help="leave the C library's allocator as it is")
     parser.add_argument(
-        "--device", type=usable_device, default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda"
+        "--device", type=device_type, default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda"
     )
     parser.add_argument("--model", help="decode with this checkpoint, a folder or a name on the Hub")
     parser.add_argument("--source", type=Path, help="with --model: a text file to translate")
@@ -96,10 +96,12 @@ def parse() -> argparse.Namespace:
             parser.error(f"{arguments.source} has {lines[0]} lines, {arguments.reference} {lines[1]}: give a pair")
     if (arguments.output_dir / "benchmark.json").exists():
         parser.error(f"{arguments.output_dir} holds an earlier benchmark: remove it, or give another --output_dir")
-    decodes = {"greedy", "beam"} & set(arguments.lines)
+    decodes = {"greedy", "beam"} & set(arguments.benchmarks)
     if decodes and torch.device(arguments.device).type == "cpu" and find_spec("torchao") is None:
-        parser.error("the lines greedy and beam need torchao for int8: pip install '.[dev]', or choose other --lines")
-    if "recipe" in arguments.lines and not (arguments.recipe and arguments.data_dir):
+        parser.error(
+            "the lines greedy and beam need torchao for int8: pip install '.[dev]', or choose other --benchmarks"
+        )
+    if "recipe" in arguments.benchmarks and not (arguments.recipe and arguments.data_dir):
         parser.error("the line `recipe` needs --recipe and --data_dir")
     return arguments
 
@@ -134,25 +136,25 @@ class Benchmark:
     def step(self, size: str, tokens: int) -> None:
         """Forward and backward pass, the plain cross-entropy."""
         models = step_models(SIZES[size], self.device)
-        batch = make_batch(tokens // LENGTH, SIZES[size].vocab_size, self.device)
+        batch = make_batch(tokens // SENTENCE_LENGTH, SIZES[size].vocab_size, self.device)
         check_same_loss(models, batch)
         count = int((batch["labels"] != -100).sum())
         for precision in self.arguments.precision:
             turns = {name: partial(step, name, model, batch, precision) for name, model in models.items()}
             with FlopCounterMode(display=False) as counter:
                 turns["ours eager"]()
-            rates, _ = self.take_turns(turns, lambda _: count)
+            rates, _ = self.time_interleaved(turns, lambda _: count)
             floor = counter.get_total_flops() / self.speeds[precision]
             title = f"training step of {tokens} tokens, {precision}"
             self.add(size, title, rates, "Marian", "target tokens/s", limit=count / floor)
 
     def update(self, size: str, tokens: int) -> None:
         """The whole update, ours by the Trainer; its share of the limit is the utilisation of the machine (MFU)."""
-        config = WMT[size]
+        config = WMT_SIZES[size]
         for precision in self.arguments.precision:
             rates, peaks = compare_updates(config, tokens, precision, self.device, self.arguments.rounds, UPDATES)
             model = VanillaTransformerForConditionalGeneration(config).to(self.device)
-            batch = make_batch(tokens // LENGTH, config.vocab_size, self.device)
+            batch = make_batch(tokens // SENTENCE_LENGTH, config.vocab_size, self.device)
             with FlopCounterMode(display=False) as counter:
                 step("ours", model, batch, precision)
             limit = int((batch["labels"] != -100).sum()) * self.speeds[precision] / counter.get_total_flops()
@@ -161,30 +163,30 @@ class Benchmark:
 
     def decode(self, size: str, line: str) -> None:
         """Measure greedy decoding or beam search, and compare our translations with those of the other models."""
-        task = Task(self.arguments, size, self.device)
-        options = {"num_beams": BEAMS if line == "beam" else 1, "do_sample": False}
+        task = DecodingBenchmark(self.arguments, size, self.device)
+        options = {"num_beams": NUM_BEAMS if line == "beam" else 1, "do_sample": False}
         decoders = task.decoders(options)
-        rates, first = self.take_turns(decoders, lambda translations: sum(map(len, translations)))
+        rates, first = self.time_interleaved(decoders, lambda translations: sum(map(len, translations)))
         reference = first["Marian sdpa"]
         same = {name: sum(map(list.__eq__, ids, reference)) / len(ids) for name, ids in first.items()}
         wrong = [
             name
             for name, share in same.items()
-            if share < SAME and name.endswith(("eager", "sdpa", "static", "beam_search"))
+            if share < MIN_EQUAL_FRACTION and name.endswith(("eager", "sdpa", "static", "beam_search"))
         ]
         if wrong:
-            raise AssertionError(f"not the same translations as Marian's, of the share of {SAME}: {same}")
+            raise AssertionError(f"not the same translations as Marian's, of the share of {MIN_EQUAL_FRACTION}: {same}")
         with FlopCounterMode(display=False) as counter:
             # steps that a GPU replays as a CUDA graph are not counted
             decoders["ours beam_search" if self.device.type == "cpu" else "Marian sdpa"]()
         told = {name: f"{100 * share:.1f} % the same" for name, share in same.items()}
         if self.arguments.reference:
             told = {name: f"{text}, BLEU {task.bleu(first[name]):.1f}" for name, text in told.items()}
-        title = f"{BEAMS} beams" if line == "beam" else "greedy"
+        title = f"{NUM_BEAMS} beams" if line == "beam" else "greedy"
         limit = sum(map(len, reference)) * self.speeds["fp32"] / counter.get_total_flops()
         self.add(size, f"{title}, {len(reference)} sentences", rates, "Marian", "tokens/s", limit, told)
 
-    def take_turns(
+    def time_interleaved(
         self, turns: Mapping[str, Callable[[], Any]], count: Callable[[Any], int]
     ) -> tuple[Rates, dict[str, Any]]:
         """How much each does a second, `count` of what it returns; and what it returned in a turn that is not timed."""

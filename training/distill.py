@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from training.distillation.candidates import Piece
-from training.distillation.table import Table
-from training.loading import CHECKPOINTS, read_settings
-from training.run.hardware import keep_memory, usable_device
-from training.run.processes import the_first_fails_first
-from vanilla_transformer.shared.command_line import CommandLine, exponent, one_line_errors
+from training.distillation.candidate_selection import TableSection
+from training.distillation.pair_table import PairTableBuilder
+from training.run.distributed import main_process_reports_first
+from training.run.hardware import configure_malloc, device_type
+from training.translators import CHECKPOINTS, read_run_recipe
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent
 
 
 def main() -> None:
-    parser = CommandLine("training.distill", __doc__)
+    parser = CommandLineParser("training.distill", __doc__)
     parser.add_argument("teacher", nargs="+", help=CHECKPOINTS)
     parser.add_argument("--source", type=Path, required=True, help="text file to translate, a sentence a line")
     parser.add_argument(
@@ -53,11 +53,11 @@ def main() -> None:
         "--keep_copies", action="store_true", help="keep translations that are their source; else they are left out"
     )
     parser.add_argument(
-        "--device", type=usable_device, help="cpu, cuda, ...; default: a GPU a process, where there is one"
+        "--device", type=device_type, help="cpu, cuda, ...; default: a GPU a process, where there is one"
     )
     arguments = parser.parse_args()
-    keep_memory()
-    with one_line_errors(parser.prog):
+    configure_malloc()
+    with exit_on_user_error(parser.prog):
         run(arguments)
 
 
@@ -69,28 +69,28 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--nbest {arguments.nbest} needs as many beams: --num_beams {arguments.num_beams} are fewer.")
     if arguments.with_references and not arguments.target:
         raise ValueError("--with_references needs --target: give the text that holds them.")
-    refuse_other_languages(arguments.teacher, arguments.source)
+    validate_languages(arguments.teacher, arguments.source)
     options = vars(arguments)
     names = ("num_beams", "length_penalty", "max_new_tokens", "batch_size", "min_score", "max_length_ratio")
-    piece = Piece(
+    piece = TableSection(
         teachers=tuple(arguments.teacher),
         source=arguments.source,
         target=arguments.target,
         nbest=arguments.nbest or (0 if arguments.target else 1),
-        nearest=arguments.target is not None,
+        closest_to_reference=arguments.target is not None,
         keep_copies=arguments.keep_copies,
         **{name: options[name] for name in names},
     )
-    table = Table(arguments.output, [piece], int(arguments.with_references), arguments.device)
-    with the_first_fails_first(table):
+    table = PairTableBuilder(arguments.output, [piece], int(arguments.with_references), arguments.device)
+    with main_process_reports_first(table):
         table.make()
 
 
-def refuse_other_languages(teachers: Sequence[str], source: Path) -> None:
+def validate_languages(teachers: Sequence[str], source: Path) -> None:
     """Raises ValueError where the teachers' recipes, or the ending of the text's name, tell that they do not fit."""
     first: dict[Any, Any] = {}
     for teacher in teachers:
-        recipe = read_settings(Path(teacher))
+        recipe = read_run_recipe(Path(teacher))
         languages = {key: recipe[key] for key in ("source_lang", "target_lang") if key in recipe}
         if not languages:
             continue

@@ -14,18 +14,18 @@ It is `training.distill` there and back, and goes on where it was interrupted as
 import argparse
 from pathlib import Path
 
-from training.distill import refuse_other_languages
-from training.distillation.candidates import Piece
-from training.distillation.table import Table
-from training.run.hardware import keep_memory
-from training.run.processes import the_first_fails_first
-from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
+from training.distill import validate_languages
+from training.distillation.candidate_selection import TableSection
+from training.distillation.pair_table import PairTableBuilder
+from training.run.distributed import main_process_reports_first
+from training.run.hardware import configure_malloc
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
-COPIES, FORWARD, BACKWARD = 2, 2, 3  # of a pair; translations of its source; of its target
+COPIES_PER_PAIR, FORWARD_NBEST, BACKWARD_NBEST = 2, 2, 3  # of a pair; translations of its source; of its target
 
 
 def main() -> None:
-    parser = CommandLine("training.diversify", __doc__)
+    parser = CommandLineParser("training.diversify", __doc__)
     parser.add_argument("forward", help="checkpoint that translates from source to target, a folder or on the Hub")
     parser.add_argument("backward", help="checkpoint that translates from target to source")
     parser.add_argument("--source", type=Path, required=True, help="text file, a sentence a line")
@@ -34,8 +34,8 @@ def main() -> None:
     for side in ("forward", "backward"):
         parser.add_argument(f"--{side}_with", nargs="+", default=[], help=f"further checkpoints, together with {side}")
     arguments = parser.parse_args()
-    keep_memory()
-    with one_line_errors(parser.prog):
+    configure_malloc()
+    with exit_on_user_error(parser.prog):
         run(arguments)
 
 
@@ -43,14 +43,14 @@ def run(arguments: argparse.Namespace) -> None:
     source, target = arguments.source, arguments.target
     forward = (arguments.forward, *arguments.forward_with)
     backward = (arguments.backward, *arguments.backward_with)
-    refuse_other_languages(forward, source)
-    refuse_other_languages(backward, target)
+    validate_languages(forward, source)
+    validate_languages(backward, target)
     pieces = [
-        Piece(forward, source, target, nbest=FORWARD, keep_copies=True),
-        Piece(backward, target, source, nbest=BACKWARD, keep_copies=True, backward=True),
+        TableSection(forward, source, target, nbest=FORWARD_NBEST, keep_copies=True),
+        TableSection(backward, target, source, nbest=BACKWARD_NBEST, keep_copies=True, backward=True),
     ]
-    table = Table(arguments.output, pieces, COPIES)
-    with the_first_fails_first(table):
+    table = PairTableBuilder(arguments.output, pieces, COPIES_PER_PAIR)
+    with main_process_reports_first(table):
         table.make()
 
 

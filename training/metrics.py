@@ -17,17 +17,17 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 
-from training.data.batching import cut_by_tokens
-from training.data.pairs import ParallelText
-from training.keys import TrainingArguments
+from training.arguments import TrainingArguments
+from training.data.batching import batch_by_tokens
+from training.data.parallel_text import ParallelText
 from vanilla_transformer import TranslationPipeline
 
 MAX_TOKENS = 2048  # of a batch: with a vocabulary of 32,000, its log-probabilities take 250 MiB
-ONE = {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
-SEVERAL = ONE | {"references": datasets.Sequence(datasets.Value("string"))}
+SINGLE_REFERENCE = {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
+MULTIPLE_REFERENCES = SINGLE_REFERENCE | {"references": datasets.Sequence(datasets.Value("string"))}
 
 
-def by_reference(references: list[str] | list[list[str]]) -> list[list[str | None]]:
+def transpose_references(references: list[str] | list[list[str]]) -> list[list[str | None]]:
     """References of every sentence -> as sacreBLEU wants them: all first ones, all second ones, ..."""
     rows = [[row] if isinstance(row, str) else row for row in references]
     return [list(column) for column in zip_longest(*rows)]
@@ -37,7 +37,7 @@ class TextMetric(evaluate.Metric):
     """Metric of texts with one or several references, in the interface of the library `evaluate`; needs no network."""
 
     def _info(self) -> evaluate.MetricInfo:
-        features = [datasets.Features(ONE), datasets.Features(SEVERAL)]
+        features = [datasets.Features(SINGLE_REFERENCE), datasets.Features(MULTIPLE_REFERENCES)]
         return evaluate.MetricInfo(description=self.__doc__, citation="", features=features)
 
 
@@ -62,7 +62,7 @@ class TranslationMetric(TextMetric):
         self.target_lang = target_lang
 
     def _compute(self, predictions: list[str], references: list) -> dict[str, float | str]:
-        columns = by_reference(references)
+        columns = transpose_references(references)
         result: dict[str, float | str] = {}
         for name, metric in {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}.items():
             result[name] = metric.corpus_score(predictions, columns).score
@@ -113,7 +113,7 @@ def make_metric(name: str, target_lang: str) -> evaluate.Metric:
 
 
 @torch.no_grad()
-def likelihood(
+def compute_pair_nll(
     model: PreTrainedModel,
     tokenizer: Any,
     text: ParallelText,
@@ -136,10 +136,10 @@ def likelihood(
     encoded = tokenizer(text.sources, text_target=text.targets, return_attention_mask=False)
     pairs = [{"input_ids": s, "labels": t} for s, t in zip(encoded["input_ids"], encoded["labels"], strict=True)]
     lengths = np.array([(len(pair["input_ids"]), len(pair["labels"])) for pair in pairs])
-    batches = cut_by_tokens(lengths, MAX_TOKENS, np.random.default_rng(0))
+    batches = batch_by_tokens(lengths, MAX_TOKENS, np.random.default_rng(0))
     batches = [batch[i : i + batch_size] for batch in batches for i in range(0, len(batch), batch_size)]
     nats = [0.0] * len(pairs)
-    for indices in tqdm(batches, unit=" batches", desc="likelihood", leave=False, disable=None if show else True):
+    for indices in tqdm(batches, unit=" batches", desc="compute_pair_nll", leave=False, disable=None if show else True):
         batch = collate([pairs[i] for i in indices]).to(model.device)
         labels = batch.pop("labels")
         log_probs = [each(**batch).logits.float().log_softmax(-1) for each in models]
@@ -186,7 +186,9 @@ def translate_and_score(
     sources = list(dict.fromkeys(text.sources[i] for i in order))
     next_source = dict(zip(sources, sources[1:] + sources[:1], strict=True))
     exchanged = ParallelText([next_source[source] for source in share.sources], share.targets)
-    losses = [likelihood(model, tokenizer, pairs, size, show=args.process_index == 0) for pairs in (share, exchanged)]
+    losses = [
+        compute_pair_nll(model, tokenizer, pairs, size, show=args.process_index == 0) for pairs in (share, exchanged)
+    ]
     rows = sorted(gather_object(list(zip(indices, translations, *losses, strict=True))))
     translations, scores = [row[1] for row in rows], dict[str, Any]()
     if args.process_index == 0:

@@ -18,8 +18,9 @@ import torch
 import yaml
 from transformers import HfArgumentParser
 
-from training.keys import (
+from training.arguments import (
     INSTEAD,
+    RENAMED_VALUES,
     UNSUPPORTED,
     DataArguments,
     DecodingArguments,
@@ -27,11 +28,19 @@ from training.keys import (
     TokenizerArguments,
     TrainingArguments,
 )
-from training.run.rehearsal import METRICS, WRONG, check_attention, check_metric, check_model, check_values, rehearse
-from vanilla_transformer.shared.command_line import LARGEST_EXPONENT, CommandLine, nearest
+from training.run.validation import (
+    LIBRARY_ERRORS,
+    METRICS,
+    check_attention,
+    check_metric,
+    check_model,
+    check_values,
+    validate_training_setup,
+)
+from vanilla_transformer.shared.command_line import MAX_EXPONENT, RENAMED, CommandLineParser, nearest
 
 LOWER_IS_BETTER = ("loss", "per", "wer", "ter")
-DEEPEST = 8  # collections within each other, in the options of a schedule
+MAX_NESTING_DEPTH = 8  # collections within each other, in the options of a schedule
 
 
 @dataclass
@@ -70,7 +79,7 @@ class Recipe:
         return yaml.safe_dump(self.values(), sort_keys=False, allow_unicode=True)
 
 
-class RecipeCommandLine(CommandLine, HfArgumentParser):
+class RecipeCommandLine(CommandLineParser, HfArgumentParser):
     """Options out of the fields of dataclasses."""
 
 
@@ -122,7 +131,7 @@ def read_recipe(arguments: list[str] | None = None) -> Recipe:
         *parts, positional, unknown = parser.parse_args_into_dataclasses(
             arguments, return_remaining_strings=True, look_for_args_file=False
         )
-    except (OSError, *WRONG) as error:  # of transformers' own checks
+    except (OSError, *LIBRARY_ERRORS) as error:  # of transformers' own checks
         parser.error(str(error))
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -151,12 +160,14 @@ def check(recipe: Recipe) -> None:
     for name, value in shares.items():
         if not 0 <= value < 1:
             raise ValueError(f"{name}={value}: give a number from 0 up to, not including, 1.")
-    if abs(decoding.length_penalty) > LARGEST_EXPONENT:
+    if abs(decoding.length_penalty) > MAX_EXPONENT:
         raise ValueError(f"length_penalty={decoding.length_penalty}: give a number such as 1.0.")
     if training.base_model is None:
         check_model(vars(recipe.model))
-    if tokenizer.tokenizer_size < 5 and tokenizer.tokenizer_path is None:
-        raise ValueError(f"tokenizer_size={tokenizer.tokenizer_size}: four are special tokens, so give more.")
+    if tokenizer.tokenizer_vocab_size < 5 and tokenizer.tokenizer_path is None:
+        raise ValueError(
+            f"tokenizer_vocab_size={tokenizer.tokenizer_vocab_size}: four are special tokens, so give more."
+        )
     if tokenizer.bpe_dropout and tokenizer.tokenizer_type != "bpe":
         raise ValueError("bpe_dropout needs tokenizer_type=bpe.")
     if tokenizer.moses and tokenizer.tokenizer_type not in ("bpe", "unigram"):
@@ -199,7 +210,7 @@ def check(recipe: Recipe) -> None:
         raise ValueError("bf16=true contradicts precision=fp32: leave bf16 out.")
     if training.bf16:
         training.precision = "bf16"
-    rehearse(training)
+    validate_training_setup(training)
 
 
 def default_metric(metric: str, predicts: bool) -> str:
@@ -239,14 +250,14 @@ def validate_streaming(data: DataArguments, tokenizer: TokenizerArguments, train
         "both_directions": data.both_directions,
         "bpe_dropout": tokenizer.bpe_dropout > 0,
         "dataloader_num_workers": training.dataloader_num_workers > 0,  # they would keep the state of the stream
-        "overlap": data.overlap == "refuse",  # known only after a pass
+        "on_eval_overlap": data.on_eval_overlap == "error",  # known only after a pass
         "validation_size": data.validation_size > 0,
     }
     values = vars(data) | vars(tokenizer) | vars(training)
     if found := [f"{name}={values[name]}" for name, is_set in unsupported.items() if is_set]:
         raise ValueError(
             f"streaming does not support {', '.join(found)}: use the default value. (Instead of validation_size, set "
-            f"validation_file; instead of overlap=refuse, overlap=drop.)"
+            f"validation_file; instead of on_eval_overlap=error, on_eval_overlap=drop.)"
         )
 
 
@@ -282,7 +293,7 @@ def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:
         nested = 0
         for event in yaml.parse(text, yaml.SafeLoader):
             nested += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if isinstance(event, yaml.AliasEvent) or nested > DEEPEST:
+            if isinstance(event, yaml.AliasEvent) or nested > MAX_NESTING_DEPTH:
                 line = event.start_mark.line + 1 if event.start_mark else 0
                 raise ValueError(f"{path}, line {line}: a recipe has keys and values, no more.")
         root = yaml.compose(text, yaml.SafeLoader)
@@ -299,6 +310,11 @@ def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, node in root.value:
         name, place = str(key.value), f"{path}, line {key.start_mark.line + 1}"
+        if RENAMED.get(name) in known:
+            print(f"{place}: {name} is now called {RENAMED[name]}", file=sys.stderr)
+            if isinstance(node, yaml.ScalarNode):
+                node.value = RENAMED_VALUES.get(node.value, node.value)
+            name = RENAMED[name]
         if name not in known:
             close = nearest(name, known)
             hint = INSTEAD.get(name) or (f"did you mean {close!r}?" if close else "")

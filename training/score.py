@@ -4,7 +4,7 @@ python -m training.score runs/demo --source test.en --reference test.de
 python -m training.score runs/demo --source test.refs.tsv                  # source, references ... in columns
 python -m training.score runs/demo --source test.en --reference test.de --compare runs/other
 python -m training.score runs/one runs/two --source test.en --reference test.de --compare runs/one    # an ensemble
-python -m training.score runs/demo --source test.en --reference test.de --likelihood --per_line scores.tsv
+python -m training.score runs/demo --source test.en --reference test.de --likelihood --per_pair_output scores.tsv
 """
 
 import argparse
@@ -18,18 +18,18 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
 from training.data.files import read_lines, read_table, validate_lines
-from training.data.pairs import ParallelText, clean
-from training.loading import CHECKPOINTS, decoding_options, load_translator, read_settings
-from training.metrics import SequenceMetric, TranslationMetric, by_reference, likelihood
-from training.run.hardware import keep_memory, usable_device
+from training.data.parallel_text import ParallelText, collect_valid_pairs
+from training.metrics import SequenceMetric, TranslationMetric, compute_pair_nll, transpose_references
+from training.run.hardware import configure_malloc, device_type
+from training.translators import CHECKPOINTS, decoding_options, load_translator, read_run_recipe
 from vanilla_transformer import TranslationPipeline
-from vanilla_transformer.pipeline_vanilla_transformer import SENTENCES
-from vanilla_transformer.shared.command_line import CommandLine, exponent, one_line_errors
-from vanilla_transformer.shared.outputs import whole
+from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
+from vanilla_transformer.shared.atomic_io import atomic_write
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent
 
 
 def main() -> None:
-    parser = CommandLine("training.score", __doc__)
+    parser = CommandLineParser("training.score", __doc__)
     parser.add_argument("checkpoint", nargs="+", help=CHECKPOINTS)
     parser.add_argument("--source", type=Path, required=True, help="text file, or .tsv with references beside it")
     parser.add_argument("--reference", type=Path, nargs="+", default=[], help="one text file or several")
@@ -40,37 +40,41 @@ def main() -> None:
         "--metric", choices=("translation", "sequence"), help="default: as the checkpoint's recipe says"
     )
     parser.add_argument("--target_lang", help="for Moses tokens; default: as the recipe says, or de")
-    parser.add_argument("--samples", type=int, default=1000, help="bootstrap resamples (default: %(default)s)")
+    parser.add_argument(
+        "--num_bootstrap_samples", type=int, default=1000, help="bootstrap resamples (default: %(default)s)"
+    )
     parser.add_argument(
         "--likelihood", "--nll", action="store_true", help="score the given pairs by the model; no translation"
     )
-    parser.add_argument("--per_line", type=Path, help="with --likelihood: file to be made, each line's nats and tokens")
+    parser.add_argument(
+        "--per_pair_output", type=Path, help="with --likelihood: file to be made, each line's nats and tokens"
+    )
     parser.add_argument("--num_beams", type=int, help="beam size; default: the checkpoint's")
     parser.add_argument("--length_penalty", type=exponent, help="default: the checkpoint's")
     parser.add_argument(
         "--batch_size", type=int, help="sentences a batch; default: 64, on a GPU as many as its memory holds"
     )
     parser.add_argument("--output", type=Path, help="JSON file to be made, with everything that is printed")
-    parser.add_argument("--device", type=usable_device, help="cpu, cuda, ...; default: a GPU where there is one")
+    parser.add_argument("--device", type=device_type, help="cpu, cuda, ...; default: a GPU where there is one")
     arguments = parser.parse_args()
-    keep_memory()
-    with one_line_errors(parser.prog):
+    configure_malloc()
+    with exit_on_user_error(parser.prog):
         run(arguments)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    for path in (arguments.output, arguments.per_line):
+    for path in (arguments.output, arguments.per_pair_output):
         if path is not None and path.exists():
             raise ValueError(f"{path} exists already: give a file that does not.")
-    if arguments.samples < 2 or (arguments.batch_size is not None and arguments.batch_size < 1):
-        raise ValueError("--samples and --batch_size: give at least 2 and 1.")
+    if arguments.num_bootstrap_samples < 2 or (arguments.batch_size is not None and arguments.batch_size < 1):
+        raise ValueError("--num_bootstrap_samples and --batch_size: give at least 2 and 1.")
     if arguments.compare == arguments.checkpoint:
         raise ValueError("--compare names the same checkpoint: give another one.")
     for name in ("compare", "metric", "num_beams", "length_penalty") if arguments.likelihood else ():
         if getattr(arguments, name) is not None:
             raise ValueError(f"--{name} is for translations, and --likelihood makes none: leave one of them out.")
-    if arguments.per_line and not arguments.likelihood:
-        raise ValueError("--per_line is for --likelihood: give that, too.")
+    if arguments.per_pair_output and not arguments.likelihood:
+        raise ValueError("--per_pair_output is for --likelihood: give that, too.")
     text = read_test_set(arguments.source, arguments.reference)
     if not len(text):
         raise ValueError(f"{arguments.source} holds no sentences: give a test set with at least one.")
@@ -78,7 +82,7 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"{len(text)} sentences", file=sys.stderr)
     print(json.dumps(results, indent=2, ensure_ascii=False))
     if arguments.output:
-        with whole(arguments.output) as path:
+        with atomic_write(arguments.output) as path:
             path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -87,16 +91,16 @@ def read_test_set(source: Path, references: list[Path]) -> ParallelText:
     if not references:
         if source.suffix != ".tsv":
             raise ValueError("give --reference, or a --source that is a .tsv with references in its further columns.")
-        return clean(read_table(source, ("", "")), str(source), None)
+        return collect_valid_pairs(read_table(source, ("", "")), str(source), None)
     for path in references:
         validate_lines(source, path)
     columns = map(read_lines, (source, *references))
-    return clean(zip(*columns, strict=True), ", ".join(map(str, (source, *references))), None)
+    return collect_valid_pairs(zip(*columns, strict=True), ", ".join(map(str, (source, *references))), None)
 
 
 def scores(arguments: argparse.Namespace, text: ParallelText) -> dict[str, Any]:
     """Scores of one checkpoint's translations, or of two with the probability that the difference is chance."""
-    recipe = read_settings(Path(arguments.checkpoint[0]))
+    recipe = read_run_recipe(Path(arguments.checkpoint[0]))
     systems: list[tuple[str, list[str]]] = []
     for names in filter(None, (arguments.checkpoint, arguments.compare)):
         translator = load_translator(names, arguments.device)
@@ -110,11 +114,15 @@ def scores(arguments: argparse.Namespace, text: ParallelText) -> dict[str, Any]:
         return found if arguments.compare else found[systems[0][0]]
     language = arguments.target_lang or recipe.get("target_lang", "de")
     moses = TranslationMetric(language).moses
-    columns = by_reference(references)
-    results = significance(systems, {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}, columns, arguments.samples)
+    columns = transpose_references(references)
+    results = significance(
+        systems, {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}, columns, arguments.num_bootstrap_samples
+    )
     tokenized = [(name, moses(outputs)) for name, outputs in systems]
     papers = {"bleu_tokenized_lc": BLEU(tokenize="none", force=True)}
-    return results | significance(tokenized, papers, [moses(column) for column in columns], arguments.samples)
+    return results | significance(
+        tokenized, papers, [moses(column) for column in columns], arguments.num_bootstrap_samples
+    )
 
 
 def significance(systems: list, metrics: dict[str, Any], columns: list, samples: int) -> dict[str, Any]:
@@ -141,12 +149,12 @@ def translate(translator: TranslationPipeline, sources: list[str], arguments: ar
 def nll(text: ParallelText, arguments: argparse.Namespace) -> dict[str, Any]:
     """Negative log-likelihood of the first reference of each source, in nats, the end of sentence included."""
     translator = load_translator(arguments.checkpoint, arguments.device)
-    scored = likelihood(
-        translator.model, translator.tokenizer, text, arguments.batch_size or SENTENCES, translator.ensemble
+    scored = compute_pair_nll(
+        translator.model, translator.tokenizer, text, arguments.batch_size or DEFAULT_BATCH_SIZE, translator.ensemble
     )
-    if arguments.per_line:
+    if arguments.per_pair_output:
         rows = (f"{nats:.4f}\t{tokens}\t{nats / tokens:.4f}\n" for nats, tokens in scored)
-        with whole(arguments.per_line) as path:
+        with atomic_write(arguments.per_pair_output) as path:
             path.write_text("nats\ttokens\tnats_per_token\n" + "".join(rows), encoding="utf-8")
     total, tokens = (sum(column) for column in zip(*scored, strict=True))
     mean = total / tokens

@@ -17,31 +17,43 @@ from pathlib import Path
 from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, set_seed
 
 from training.data.corpora import read_corpus
-from training.data.encoding import refuse_endless
+from training.data.tokenization import validate_eval_lengths
 from training.data.tokenizer import vocabulary_sizes
 from training.metrics import make_metric
 from training.recipe import Recipe, read_recipe
-from training.run.build import count_positions, make_model, make_tokenizer, make_train_set, settle_precision
-from training.run.checkpoints import LIST, all_checkpoints, keep_only
-from training.run.folder import claim, refuse_other_run, validate_state, write_recipe, write_state
-from training.run.hardware import keep_memory
-from training.run.pictures import plot_training_curve
-from training.run.processes import die_with_parent, launch, leave_together, let_one_speak, the_first_fails_first
-from training.run.results import facts, keep_alignment_heads, last_losses, push, score_test_set, show
+from training.run.checkpoints import MANIFEST, all_checkpoints, keep_only
+from training.run.distributed import (
+    exit_after_barrier,
+    launch,
+    main_process_reports_first,
+    mute_other_ranks,
+    set_parent_death_signal,
+)
+from training.run.evaluation import last_losses, push, run_metadata, save_alignment_heads, score_test_set, show
+from training.run.factories import (
+    count_positions,
+    make_model,
+    make_tokenizer,
+    make_train_set,
+    resolve_precision_and_attention,
+)
+from training.run.hardware import configure_malloc
+from training.run.output_dir import prepare_output_dir, validate_same_recipe, validate_state, write_recipe, write_state
+from training.run.plots import plot_training_curve
 from training.run.trainer import TokenBatchTrainer
-from vanilla_transformer.shared.command_line import one_line_errors
-from vanilla_transformer.shared.outputs import whole, writing
+from vanilla_transformer.shared.atomic_io import atomic_write, wrap_write_errors
+from vanilla_transformer.shared.command_line import exit_on_user_error
 
 
 def main() -> None:
-    keep_memory()
-    die_with_parent()
-    with one_line_errors("training.train", FloatingPointError, ImportError):
+    configure_malloc()
+    set_parent_death_signal()
+    with exit_on_user_error("training.train", FloatingPointError, ImportError):
         recipe = read_recipe()
-        if recipe.training.processes > 1 and "LOCAL_RANK" not in os.environ:
-            sys.exit(launch(recipe.training.processes, sys.argv[1:]))
-        let_one_speak(recipe.training)
-        with the_first_fails_first(recipe.training):
+        if recipe.training.num_processes > 1 and "LOCAL_RANK" not in os.environ:
+            sys.exit(launch(recipe.training.num_processes, sys.argv[1:]))
+        mute_other_ranks(recipe.training)
+        with main_process_reports_first(recipe.training):
             run(recipe)
 
 
@@ -49,12 +61,12 @@ def run(recipe: Recipe) -> None:
     """Every step from text to scored checkpoint."""
     args, folder = recipe.training, Path(recipe.training.output_dir)
     if (folder / "all_results.json").exists():
-        refuse_other_run(recipe, folder)
+        validate_same_recipe(recipe, folder)
         print(f"{folder} holds this run, finished; remove it or give another --output_dir to train anew.\n")
         show(folder)
         return
     with args.main_process_first(local=False):
-        checkpoint = claim(recipe, folder)
+        checkpoint = prepare_output_dir(recipe, folder)
     set_seed(args.seed)
     corpus = read_corpus(recipe.data)
     print(", ".join(f"{name}: {len(text)} pairs" for name, text in corpus.items()))
@@ -69,11 +81,11 @@ def run(recipe: Recipe) -> None:
     model = make_model(recipe, tokenizer)
     positions = count_positions(model)
     with args.main_process_first(local=False):
-        refuse_endless(corpus, tokenizer, recipe.data, positions)
+        validate_eval_lengths(corpus, tokenizer, recipe.data, positions)
         train_set = make_train_set(recipe, corpus, tokenizer, positions)
     print(f"{model.num_parameters():,} parameters, vocabulary {vocabulary_sizes(tokenizer)[1]:,}")
     collator = DataCollatorForSeq2Seq(tokenizer, model=model)
-    settle_precision(recipe, model, train_set, collator, folder)
+    resolve_precision_and_attention(recipe, model, train_set, collator, folder)
     if args.process_index == 0 and not checkpoint:
         write_recipe(recipe, folder)
     metric = make_metric(recipe.decoding.metric, recipe.data.target_lang)
@@ -89,31 +101,36 @@ def run(recipe: Recipe) -> None:
     )
     outcome = trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     if trainer.stop.received is not None:
-        saved = [path.name for path in all_checkpoints(folder) if (path / LIST).exists()]
+        saved = [path.name for path in all_checkpoints(folder) if (path / MANIFEST).exists()]
         done = f"stopped at update {trainer.state.global_step} of {trainer.state.max_steps}"
         print(f"{done}; the same command goes on from {saved[-1] if saved else 'the start: nothing was saved'}.")
         sys.exit(128 + trainer.stop.received)
     seconds = trainer.seconds
-    with writing(folder):
+    with wrap_write_errors(folder):
         trainer.save_final()
         with args.main_process_first(local=False):
             pairs = corpus.get("validation", corpus.get("train"))
             if trainer.is_world_process_zero() and pairs is not None:
-                keep_alignment_heads(folder, pairs, args.device)
-    results = {**outcome.metrics, **facts(recipe, corpus, trainer), "train_runtime": seconds, **last_losses(trainer)}
+                save_alignment_heads(folder, pairs, args.device)
+    results = {
+        **outcome.metrics,
+        **run_metadata(recipe, corpus, trainer),
+        "train_runtime": seconds,
+        **last_losses(trainer),
+    }
     if "test" in corpus:
         results |= score_test_set(recipe, folder, corpus["test"], trainer)
     if trainer.is_world_process_zero():
         weights = args.label_smoothing_factor, args.rdrop_alpha, args.simcut_alpha
         plot_training_curve(trainer.state.log_history, folder / "training_curve.png", *weights)
-        with whole(folder / "all_results.json") as path:  # which says that the run is finished
+        with atomic_write(folder / "all_results.json") as path:  # which says that the run is finished
             path.write_text(json.dumps(results, indent=2, ensure_ascii=False), encoding="utf-8")
         keep_only(folder, trainer.kept_checkpoints())  # without that of a stop
         show(folder)
         if args.push_to_hub:
             push(recipe, folder)
     if args.world_size > 1:
-        leave_together(trainer)
+        exit_after_barrier(trainer)
 
 
 if __name__ == "__main__":

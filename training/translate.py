@@ -24,22 +24,22 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from training.data.pairs import ParallelText
-from training.loading import CHECKPOINTS, decoding_options, load_translator, n_best_options, read_settings
-from training.run.hardware import keep_memory, usable_device
+from training.data.parallel_text import ParallelText
+from training.run.hardware import configure_malloc, device_type
+from training.translators import CHECKPOINTS, decoding_options, load_translator, n_best_options, read_run_recipe
 from vanilla_transformer import TranslationPipeline
-from vanilla_transformer.pipeline_vanilla_transformer import SENTENCES
-from vanilla_transformer.shared.command_line import CommandLine, exponent, one_line_errors
-from vanilla_transformer.shared.lines import as_cell, read_lines
-from vanilla_transformer.shared.outputs import whole
+from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
+from vanilla_transformer.shared.atomic_io import atomic_write
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent
+from vanilla_transformer.shared.text_lines import read_lines, sanitize_tsv_cell
 from vanilla_transformer.text.documents import translate_document
 
 RERANK_WEIGHT = 0.5  # of the other direction
-LINES_A_WINDOW = 64  # batches of lines that are reranked together
+BATCHES_PER_RERANK_WINDOW = 64  # batches of lines that are reranked together
 
 
 def main() -> None:
-    parser = CommandLine("training.translate", __doc__)
+    parser = CommandLineParser("training.translate", __doc__)
     parser.add_argument("checkpoint", nargs="+", help=CHECKPOINTS)
     parser.add_argument("--input", type=Path, help="text file; default: stdin")
     parser.add_argument("--output", type=Path, help="file to be made; default: stdout")
@@ -65,12 +65,10 @@ def main() -> None:
     parser.add_argument(
         "--rerank_weight", type=float, default=RERANK_WEIGHT, help="of that checkpoint (default: %(default)s)"
     )
-    parser.add_argument(
-        "--device", type=usable_device, help="cpu, cuda, cuda:1, ...; default: a GPU where there is one"
-    )
+    parser.add_argument("--device", type=device_type, help="cpu, cuda, cuda:1, ...; default: a GPU where there is one")
     arguments = parser.parse_args()
-    keep_memory()
-    with one_line_errors(parser.prog, ImportError):
+    configure_malloc()
+    with exit_on_user_error(parser.prog, ImportError):
         run(arguments)
 
 
@@ -94,7 +92,7 @@ def run(arguments: argparse.Namespace) -> None:
         source = files.enter_context(arguments.input.open("rb")) if arguments.input else sys.stdin.buffer
         sink: TextIO = sys.stdout
         if arguments.output:
-            path = files.enter_context(whole(arguments.output))
+            path = files.enter_context(atomic_write(arguments.output))
             sink = files.enter_context(path.open("w", encoding="utf-8", newline=""))
         if arguments.document:
             translate_text(translator, source.read(), sink, options, arguments)
@@ -108,10 +106,10 @@ def translate_lines(
     """Line by line, or an object or some columns for each."""
     with_scores = arguments.scores or arguments.nbest > 1
     options |= {"return_scores": with_scores or arguments.json, "progress": sys.stderr.isatty()}
-    lines, unanswered = remembered(decoded(source))
+    lines, unanswered = tee_lines(decode_lines(source))
     if arguments.rerank:
         backward = load_translator(arguments.rerank, arguments.device)
-        results: Iterable = reranked(translator, backward, lines, options, arguments)
+        results: Iterable = rerank(translator, backward, lines, options, arguments)
     else:
         options |= everything_known(translator) if arguments.json else {}
         if sys.stdin.isatty() and not arguments.input:  # somebody types: answer each line at once
@@ -129,7 +127,7 @@ def translate_lines(
             sink.write(as_json(text.rstrip("\r\n"), candidates))
         else:
             for candidate in candidates:
-                text = as_cell(candidate["translation_text"])
+                text = sanitize_tsv_cell(candidate["translation_text"])
                 sink.write(f"{number}\t{candidate.get('score', 0.0):.4f}\t{text}\n" if with_scores else f"{text}\n")
         terms += are_met(candidates)
         if sink is sys.stdout:
@@ -170,7 +168,7 @@ def translate_text(
         text = source.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not UTF-8 text: convert the document to UTF-8.") from error
-    settings = read_settings(Path(arguments.checkpoint[0]))
+    settings = read_run_recipe(Path(arguments.checkpoint[0]))
     language = arguments.source_lang or str(settings.get("source_lang") or "en")
     longest = settings.get("max_length")
     options |= {"batch_size": arguments.batch_size, "progress": sys.stderr.isatty()}
@@ -208,7 +206,7 @@ def as_json(source: str, candidates: list[dict[str, Any]], **more: Any) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
-def reranked(
+def rerank(
     translator: TranslationPipeline,
     backward: TranslationPipeline,
     lines: Iterable[str],
@@ -217,15 +215,15 @@ def reranked(
 ) -> Iterator[list[dict[str, Any]]]:
     """The best of `num_beams` translations by log p(target | source) / length^penalty + weight * log p(source | target)
     / length: the noisy channel, as in Yee et al. 2019, without their language model."""
-    from training.metrics import likelihood  # with what scores translations, which is slow to import
+    from training.metrics import compute_pair_nll  # with what scores translations, which is slow to import
 
     beams = options.get("num_beams") or translator.model.generation_config.num_beams or 1
     wanted = max(beams, arguments.nbest, 2)
     options |= {"num_beams": wanted, "num_return_sequences": wanted, "return_scores": True}
     if arguments.json:
         options |= everything_known(translator)
-    waiting, size = enumerate(lines, start=1), arguments.batch_size or SENTENCES
-    while window := list(islice(waiting, size * LINES_A_WINDOW)):
+    waiting, size = enumerate(lines, start=1), arguments.batch_size or DEFAULT_BATCH_SIZE
+    while window := list(islice(waiting, size * BATCHES_PER_RERANK_WINDOW)):
         found = translator([line for _, line in window], batch_size=arguments.batch_size, **options)
         scored, pairs = list[dict[str, Any]](), list[tuple[str, str]]()
         for (number, line), candidates in zip(window, found, strict=True):
@@ -238,7 +236,7 @@ def reranked(
             scored += candidates
             pairs += both
         text = ParallelText([target for target, _ in pairs], [source for _, source in pairs])
-        back = likelihood(backward.model, backward.tokenizer, text, size, show=False) if pairs else []
+        back = compute_pair_nll(backward.model, backward.tokenizer, text, size, show=False) if pairs else []
         for each, (nats, tokens) in zip(scored, back, strict=True):
             each["score"] -= arguments.rerank_weight * nats / tokens
         for candidates in found:
@@ -249,11 +247,11 @@ def why_not_scored(backward: TranslationPipeline, pairs: list[tuple[str, str]]) 
     """Return why a model cannot score all of the pairs, or None if it can."""
     encoded = backward.tokenizer([source for source, _ in pairs], text_target=[target for _, target in pairs])
     lengths = [len(ids) for name in ("input_ids", "labels") for ids in encoded[name]]
-    last = backward._last_position()
-    return next(filter(None, (backward._not_fitting(length, last) for length in lengths)), None)
+    last = backward._max_source_length()
+    return next(filter(None, (backward._length_error(length, last) for length in lengths)), None)
 
 
-def remembered(lines: Iterator[str]) -> tuple[Iterator[str], deque[str]]:
+def tee_lines(lines: Iterator[str]) -> tuple[Iterator[str], deque[str]]:
     """The lines, and those of them that were read and not yet taken from the left."""
     unanswered: deque[str] = deque()
 
@@ -265,7 +263,7 @@ def remembered(lines: Iterator[str]) -> tuple[Iterator[str], deque[str]]:
     return reading(), unanswered
 
 
-def decoded(lines: BinaryIO) -> Iterator[str]:
+def decode_lines(lines: BinaryIO) -> Iterator[str]:
     """Lines as text; one that is not UTF-8 is told, and is blank."""
     for number, line in enumerate(lines, start=1):
         try:

@@ -22,9 +22,9 @@ Span = tuple[int, int]  # the first character, and the one behind the last
 Link = tuple[Span, Span]  # of a word of the source, of a word of the target
 Heads = list[list[int]]  # [layer, head], counted from 0, as Whisper's `alignment_heads`
 
-LARGEST_LOGITS = 2**24  # of a batch: 64 MiB of float32
-LARGEST_BATCH = 2**20  # attention weights that a layer's head makes of one batch: 4 MiB of float32
-WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")  # a word a character, there
+MAX_LOGITS_PER_BATCH = 2**24  # of a batch: 64 MiB of float32
+MAX_ATTENTION_WEIGHTS_PER_BATCH = 2**20  # attention weights that a layer's head makes of one batch: 4 MiB of float32
+UNSEGMENTED_SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")  # a word a character, there
 
 
 def align(
@@ -81,7 +81,7 @@ def choose_alignment_heads(
     model = eager_copy(model)
     for i, words, _, weights in word_attention(model, tokenizer, sources, targets, batch_size=16):
         if len(words) > 1:  # one word is right for every head
-            seen.append((weights, needed_words(model, tokenizer, sources[i], targets[i])))
+            seen.append((weights, prediction_difference_alignment(model, tokenizer, sources[i], targets[i])))
     if not seen:
         return None
     hits = sum(((weights.argmax(-1) == need).sum(-1) for weights, need in seen), torch.tensor(0))  # (L, H)
@@ -94,10 +94,10 @@ def choose_alignment_heads(
     return [[index // hits.shape[1], index % hits.shape[1]] for index in sorted(first.tolist())]
 
 
-def needed_words(model: PreTrainedModel, tokenizer: Any, source: str, target: str) -> torch.Tensor:
+def prediction_difference_alignment(model: PreTrainedModel, tokenizer: Any, source: str, target: str) -> torch.Tensor:
     """For each word of the target, the place of that of the source's several words that it needs most."""
     pair = Pairs(model, tokenizer, [source], [target])
-    holds, spelled = pair.membership(0)  # (S, source words), (target words, T)
+    holds, spelled = pair.token_word_matrices(0)  # (S, source words), (target words, T)
     hidden = torch.cat([torch.zeros(1, len(holds)), holds.T]).bool()  # nothing in the first row, one word in each other
     found = []
     for rows in hidden.to(model.device).split(16):
@@ -125,7 +125,7 @@ def word_attention(
         for row, i in enumerate(indices):
             words, others = word_spans(sources[i]), word_spans(targets[i])
             if words and others:
-                holds, spelled = pairs.membership(i)
+                holds, spelled = pairs.token_word_matrices(i)
                 own = weights[row, :, :, : spelled.shape[1], : len(holds)]
                 spelled = spelled / spelled.sum(-1, keepdim=True).clamp(min=1)
                 yield i, words, others, spelled @ own @ holds
@@ -153,7 +153,7 @@ class Pairs:
         batch: list[int] = []
         for i in order:
             cells = (len(batch) + 1) * lengths[batch[0] if batch else i][0] * max(lengths[j][1] for j in [*batch, i])
-            if batch and (len(batch) == batch_size or cells > LARGEST_BATCH):
+            if batch and (len(batch) == batch_size or cells > MAX_ATTENTION_WEIGHTS_PER_BATCH):
                 yield batch
                 batch = []
             batch.append(i)
@@ -180,7 +180,7 @@ class Pairs:
         labels = torch.tensor(self.labels["input_ids"][0], device=self.model.device)
         return log_probabilities(self.model, batch, labels.expand(len(batch["input_ids"]), -1))
 
-    def membership(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def token_word_matrices(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Which tokens belong to which words: (S, source words) and (target words, T), of zeros and ones."""
         source = overlaps(self.encoded["offset_mapping"][i], word_spans(self.sources[i]))
         return source, overlaps(self.labels["offset_mapping"][i], word_spans(self.targets[i])).T
@@ -208,7 +208,7 @@ def token_scores(
     """
     (size, n, _), device = sequences.shape, model.device
     given, labels = sequences.to(device)[..., :-1], sequences.to(device)[..., 1:]
-    rows = max(1, LARGEST_LOGITS // (labels.shape[-1] * model.get_output_embeddings().weight.shape[0]))
+    rows = max(1, MAX_LOGITS_PER_BATCH // (labels.shape[-1] * model.get_output_embeddings().weight.shape[0]))
     found = []
     for indices in torch.arange(size * n, device=device).split(rows):
         inputs = {name: values.to(device)[indices // n] for name, values in batch.items()}
@@ -243,7 +243,7 @@ def word_spans(text: str) -> list[Span]:
     spans: list[Span] = []
     in_word = False
     for place, character in enumerate(text):
-        kind = kind_of(character)
+        kind = character_class(character)
         touches = bool(spans) and spans[-1][1] == place
         if touches and (kind == "mark" or (kind == "word" and in_word)):
             spans[-1] = (spans[-1][0], place + 1)
@@ -254,11 +254,11 @@ def word_spans(text: str) -> list[Span]:
 
 
 @lru_cache(maxsize=4096)
-def kind_of(character: str) -> str:
+def character_class(character: str) -> str:
     """What a character is to `word_spans`: "word", "mark" (it joins what it follows), "sign" or "space"."""
     category = unicodedata.category(character)
     if category[0] in "LN" or character == "_":
-        return "sign" if unicodedata.name(character, "").startswith(WITHOUT_SPACES) else "word"
+        return "sign" if unicodedata.name(character, "").startswith(UNSEGMENTED_SCRIPTS) else "word"
     if category[0] == "M" or category == "Cf":
         return "mark"
     return "space" if category[0] in "ZC" else "sign"

@@ -39,7 +39,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def about(default: Any, text: str) -> Any:
+def config_field(default: Any, text: str) -> Any:
     """A field with its meaning in words, which `--help` and the documentation show."""
     return field(default=default, metadata={"help": text})
 
@@ -71,61 +71,69 @@ class VanillaTransformerConfig(PretrainedConfig):
     }
 
     # Vocabulary
-    vocab_size: int = about(37000, "Source tokens (section 5.1: about 37,000 shared byte-pair tokens).")
-    decoder_vocab_size: int | None = about(None, "Target tokens. None: as many as source tokens.")
-    share_encoder_decoder_embeddings: bool = about(True, "Source and target share one embedding matrix (section 3.4).")
-    tie_word_embeddings: bool = about(
+    vocab_size: int = config_field(37000, "Source tokens (section 5.1: about 37,000 shared byte-pair tokens).")
+    decoder_vocab_size: int | None = config_field(None, "Target tokens. None: as many as source tokens.")
+    share_encoder_decoder_embeddings: bool = config_field(
+        True, "Source and target share one embedding matrix (section 3.4)."
+    )
+    tie_word_embeddings: bool = config_field(
         True, "The target embedding and the projection before the softmax share one matrix (section 3.4)."
     )
-    pad_token_id: int | None = about(0, "Id of the token that fills a batch up.")
-    bos_token_id: int | None = about(1, "Id of the token that begins a sequence.")
-    eos_token_id: int | list[int] | None = about(2, "Id of the token that ends a sequence.")
-    decoder_start_token_id: int | None = about(1, "Id that the decoder begins with.")
+    pad_token_id: int | None = config_field(0, "Id of the token that fills a batch up.")
+    bos_token_id: int | None = config_field(1, "Id of the token that begins a sequence.")
+    eos_token_id: int | list[int] | None = config_field(2, "Id of the token that ends a sequence.")
+    decoder_start_token_id: int | None = config_field(1, "Id that the decoder begins with.")
 
     # Size (section 3, table 3)
-    d_model: int = about(512, "Width of every layer's input and output.")
-    encoder_layers: int = about(6, "Layers of the encoder (N in the paper).")
-    decoder_layers: int = about(6, "Layers of the decoder (N in the paper).")
-    encoder_attention_heads: int = about(8, "Attention heads of the encoder (h in the paper).")
-    decoder_attention_heads: int = about(8, "Attention heads of the decoder, in self- and cross-attention.")
-    encoder_ffn_dim: int = about(2048, "Inner width of the encoder's feed-forward networks (d_ff in the paper).")
-    decoder_ffn_dim: int = about(2048, "Inner width of the decoder's feed-forward networks.")
-    key_head_dim: int | None = about(None, "Width of a head's queries and keys (d_k). None: d_model / heads.")
-    value_head_dim: int | None = about(None, "Width of a head's values (d_v). None: d_model / heads.")
-    activation_function: str = about(
+    d_model: int = config_field(512, "Width of every layer's input and output.")
+    encoder_layers: int = config_field(6, "Layers of the encoder (N in the paper).")
+    decoder_layers: int = config_field(6, "Layers of the decoder (N in the paper).")
+    encoder_attention_heads: int = config_field(8, "Attention heads of the encoder (h in the paper).")
+    decoder_attention_heads: int = config_field(8, "Attention heads of the decoder, in self- and cross-attention.")
+    encoder_ffn_dim: int = config_field(2048, "Inner width of the encoder's feed-forward networks (d_ff in the paper).")
+    decoder_ffn_dim: int = config_field(2048, "Inner width of the decoder's feed-forward networks.")
+    key_head_dim: int | None = config_field(None, "Width of a head's queries and keys (d_k). None: d_model / heads.")
+    value_head_dim: int | None = config_field(None, "Width of a head's values (d_v). None: d_model / heads.")
+    activation_function: str = config_field(
         "relu",
         "What stands between the two linear maps of the feed-forward network (section 3.3): relu, gelu, silu, ...",
     )
 
     # Normalization (section 3.1)
-    norm_position: Literal["post", "pre"] = about("post", "post: LayerNorm(x + f(x)). pre: x + f(LayerNorm(x)).")
-    final_norm: bool | None = about(None, "LayerNorm after the last layer of each stack. None: with pre-norm only.")
-    embedding_norm: bool = about(False, "LayerNorm on the sum of embeddings and positions.")
-    layer_norm_eps: float = about(1e-5, "What LayerNorm adds to the variance. The paper names none; this is torch's.")
+    norm_position: Literal["post", "pre"] = config_field("post", "post: LayerNorm(x + f(x)). pre: x + f(LayerNorm(x)).")
+    final_norm: bool | None = config_field(
+        None, "LayerNorm after the last layer of each stack. None: with pre-norm only."
+    )
+    embedding_norm: bool = config_field(False, "LayerNorm on the sum of embeddings and positions.")
+    layer_norm_eps: float = config_field(
+        1e-5, "What LayerNorm adds to the variance. The paper names none; this is torch's."
+    )
 
     # Embeddings and positions (sections 3.4 and 3.5)
-    scale_embedding: bool = about(True, "Multiply embeddings by the square root of d_model (section 3.4).")
-    position_embedding_type: Literal["sinusoidal", "learned"] = about(
+    scale_embedding: bool = config_field(True, "Multiply embeddings by the square root of d_model (section 3.4).")
+    position_embedding_type: Literal["sinusoidal", "learned"] = config_field(
         "sinusoidal", "How positions are told apart (section 3.5)."
     )
-    max_position_embeddings: int = about(1024, "Hard limit of learned positions; sinusoids go on beyond it.")
-    lm_head_bias: bool = about(False, "The projection before the softmax has a bias.")
+    max_position_embeddings: int = config_field(1024, "Hard limit of learned positions; sinusoids go on beyond it.")
+    lm_head_bias: bool = config_field(False, "The projection before the softmax has a bias.")
 
     # Regularization (section 5.4), as probabilities
-    dropout: float | int = about(0.1, "Dropout on every sublayer's output and on the sum of embeddings and positions.")
-    attention_dropout: float | int = about(0.0, "Dropout on attention weights.")
-    activation_dropout: float | int = about(0.0, "Dropout inside the feed-forward network.")
+    dropout: float | int = config_field(
+        0.1, "Dropout on every sublayer's output and on the sum of embeddings and positions."
+    )
+    attention_dropout: float | int = config_field(0.0, "Dropout on attention weights.")
+    activation_dropout: float | int = config_field(0.0, "Dropout inside the feed-forward network.")
 
     # Initialization
-    initialization: Literal["xavier", "torch", "normal"] = about(
+    initialization: Literal["xavier", "torch", "normal"] = config_field(
         "xavier",
         "xavier: uniform Glorot for every matrix, zero biases. torch: PyTorch's own defaults. normal: N(0, "
         "init_std^2), zero biases.",
     )
-    init_std: float = about(0.02, "Standard deviation of the initial weights, with initialization: normal.")
+    init_std: float = config_field(0.02, "Standard deviation of the initial weights, with initialization: normal.")
 
-    use_cache: bool = about(True, "Keep keys and values of earlier tokens while decoding.")
-    is_encoder_decoder: bool = about(True, "What other tools read; it is one.")
+    use_cache: bool = config_field(True, "Keep keys and values of earlier tokens while decoding.")
+    is_encoder_decoder: bool = config_field(True, "What other tools read; it is one.")
 
     def __post_init__(self, **kwargs):
         unknown = self._unknown_names(kwargs)

@@ -24,14 +24,17 @@ from transformers.generation import logits_process as stock
 Process = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ids (N, T), scores (N, V) -> scores (N, V)
 
 
-def prepare(processors: LogitsProcessorList, vocab_size: int, device: torch.device) -> tuple[Process | None, bool]:
+def build_logits_processor(
+    processors: LogitsProcessorList, vocab_size: int, device: torch.device
+) -> tuple[Process | None, bool]:
     """All of them as one function, which may change the scores it gets, or None where there is none; and whether each
     looks at a row alone, so that rows may leave."""
     if not processors:
         return None, True
     with device:  # where they make what they hold
         steps: list[Process] = [
-            EQUALS[type(each)](each, vocab_size) if type(each) in EQUALS else each for each in processors
+            IN_PLACE_EQUIVALENTS[type(each)](each, vocab_size) if type(each) in IN_PLACE_EQUIVALENTS else each
+            for each in processors
         ]
 
     def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -39,22 +42,22 @@ def prepare(processors: LogitsProcessorList, vocab_size: int, device: torch.devi
             scores = step(ids, scores)
         return scores
 
-    return process, all(goes_by_rows(each) for each in processors)
+    return process, all(is_row_independent(each) for each in processors)
 
 
-def goes_by_rows(processor: Any) -> bool:
+def is_row_independent(processor: Any) -> bool:
     """Whether scores of a row depend on that row alone, whatever its number. Unknown of a processor of the user's."""
     if isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor):  # one for each row
         return False
-    return type(processor) in EQUALS or type(processor) in BY_ROWS
+    return type(processor) in IN_PLACE_EQUIVALENTS or type(processor) in ROW_INDEPENDENT_PROCESSORS
 
 
-def existing(ids: Iterable[int] | torch.Tensor, vocab_size: int) -> torch.Tensor:
+def valid_token_ids(ids: Iterable[int] | torch.Tensor, vocab_size: int) -> torch.Tensor:
     ids = torch.as_tensor(ids).flatten()
     return ids[(ids >= 0) & (ids < vocab_size)]
 
 
-def banning(ids: torch.Tensor, applies: Callable[[int], bool]) -> Process:
+def make_ban_processor(ids: torch.Tensor, applies: Callable[[int], bool]) -> Process:
     """No token of `ids` where so many tokens are there."""
 
     def process(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -63,7 +66,7 @@ def banning(ids: torch.Tensor, applies: Callable[[int], bool]) -> Process:
     return process
 
 
-def forcing(token: Any, applies: Callable[[int], bool]) -> Process:
+def make_force_processor(token: Any, applies: Callable[[int], bool]) -> Process:
     """This token alone where so many tokens are there."""
 
     def process(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -75,32 +78,34 @@ def forcing(token: Any, applies: Callable[[int], bool]) -> Process:
     return process
 
 
-def min_length(own: Any, vocab_size: int) -> Process:
-    return banning(existing(own.eos_token_id, vocab_size), lambda length: length < own.min_length)
+def make_min_length_processor(own: Any, vocab_size: int) -> Process:
+    return make_ban_processor(valid_token_ids(own.eos_token_id, vocab_size), lambda length: length < own.min_length)
 
 
-def min_new_tokens(own: Any, vocab_size: int) -> Process:
+def make_min_new_tokens_processor(own: Any, vocab_size: int) -> Process:
     longest = own.prompt_length_to_skip + own.min_new_tokens
-    return banning(existing(own.eos_token_id, vocab_size), lambda length: length < longest)
+    return make_ban_processor(valid_token_ids(own.eos_token_id, vocab_size), lambda length: length < longest)
 
 
-def suppress(own: Any, vocab_size: int) -> Process:
-    return banning(existing(own.suppress_tokens, vocab_size), lambda length: True)
+def make_suppress_processor(own: Any, vocab_size: int) -> Process:
+    return make_ban_processor(valid_token_ids(own.suppress_tokens, vocab_size), lambda length: True)
 
 
-def suppress_at_begin(own: Any, vocab_size: int) -> Process:
-    return banning(existing(own.begin_suppress_tokens, vocab_size), lambda length: length == own.begin_index)
+def make_begin_suppress_processor(own: Any, vocab_size: int) -> Process:
+    return make_ban_processor(
+        valid_token_ids(own.begin_suppress_tokens, vocab_size), lambda length: length == own.begin_index
+    )
 
 
-def forced_bos(own: Any, vocab_size: int) -> Process:
-    return forcing(own.bos_token_id, lambda length: length == 1)
+def make_forced_bos_processor(own: Any, vocab_size: int) -> Process:
+    return make_force_processor(own.bos_token_id, lambda length: length == 1)
 
 
-def forced_eos(own: Any, vocab_size: int) -> Process:
-    return forcing(own.eos_token_id, lambda length: length == own.max_length - 1)
+def make_forced_eos_processor(own: Any, vocab_size: int) -> Process:
+    return make_force_processor(own.eos_token_id, lambda length: length == own.max_length - 1)
 
 
-def no_repeat_ngrams(own: Any, vocab_size: int) -> Process:
+def make_no_repeat_ngram_processor(own: Any, vocab_size: int) -> Process:
     """No n-gram twice in a row of ids: whatever followed the last n - 1 tokens before is banned."""
     size = own.ngram_size
 
@@ -116,7 +121,7 @@ def no_repeat_ngrams(own: Any, vocab_size: int) -> Process:
     return process
 
 
-def sequence_bias(own: Any, vocab_size: int) -> Process:
+def make_sequence_bias_processor(own: Any, vocab_size: int) -> Process:
     """To the last token of each sequence its bias, where the others are the last ones of a row. Bad words: -inf."""
     if any(token >= vocab_size for sequence in own.sequence_bias for token in sequence):
         return own  # and its message
@@ -141,32 +146,32 @@ def sequence_bias(own: Any, vocab_size: int) -> Process:
     return process
 
 
-EQUALS: dict[type, Callable[[Any, int], Process]] = {
-    stock.MinLengthLogitsProcessor: min_length,
-    stock.MinNewTokensLengthLogitsProcessor: min_new_tokens,
-    stock.NoRepeatNGramLogitsProcessor: no_repeat_ngrams,
-    stock.SequenceBiasLogitsProcessor: sequence_bias,
-    stock.NoBadWordsLogitsProcessor: sequence_bias,
-    stock.ForcedBOSTokenLogitsProcessor: forced_bos,
-    stock.ForcedEOSTokenLogitsProcessor: forced_eos,
-    stock.SuppressTokensLogitsProcessor: suppress,
-    stock.SuppressTokensAtBeginLogitsProcessor: suppress_at_begin,
+IN_PLACE_EQUIVALENTS: dict[type, Callable[[Any, int], Process]] = {
+    stock.MinLengthLogitsProcessor: make_min_length_processor,
+    stock.MinNewTokensLengthLogitsProcessor: make_min_new_tokens_processor,
+    stock.NoRepeatNGramLogitsProcessor: make_no_repeat_ngram_processor,
+    stock.SequenceBiasLogitsProcessor: make_sequence_bias_processor,
+    stock.NoBadWordsLogitsProcessor: make_sequence_bias_processor,
+    stock.ForcedBOSTokenLogitsProcessor: make_forced_bos_processor,
+    stock.ForcedEOSTokenLogitsProcessor: make_forced_eos_processor,
+    stock.SuppressTokensLogitsProcessor: make_suppress_processor,
+    stock.SuppressTokensAtBeginLogitsProcessor: make_begin_suppress_processor,
 }
-BY_ROWS = {
+ROW_INDEPENDENT_PROCESSORS = {
     *(stock.RepetitionPenaltyLogitsProcessor, stock.InfNanRemoveLogitsProcessor),
     *(stock.ExponentialDecayLengthPenalty, stock.LogitNormalization),
 }
 
-NOWHERE = -1  # an id that no token has
-FAR = 10_000  # more tokens than a sentence's terms have
-NEVER = -1.0e9  # the score of what is not there
+NO_TOKEN_ID = -1  # an id that no token has
+MAX_CONSTRAINT_TOKENS = 10_000  # more tokens than a sentence's terms have
+MASKED_SCORE = -1.0e9  # the score of what is not there
 WORD = (  # a letter or digit of a script with spaces between words; in any other, each character is a word
     r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff"
     r"\uff66-\uff9f\U00020000-\U0003ffff]"
 )
 
 
-class Glossary:
+class LexicalConstraints:
     """Terms that have to occur: dynamic beam allocation (Post and Vilar 2018), for all sentences at once.
 
     Each step looks at the best tokens of every hypothesis and at those that begin or go on with one of its terms. The
@@ -190,7 +195,7 @@ class Glossary:
     ):
         flat = [[(c, ids) for c, variants in enumerate(each) for ids in variants] for each in terms]
         shape = (len(flat), max(1, *map(len, flat)), max((len(ids) for row in flat for _, ids in row), default=1))
-        self.tokens = torch.full(shape, NOWHERE)  # (B, R, L)
+        self.tokens = torch.full(shape, NO_TOKEN_ID)  # (B, R, L)
         self.lengths = torch.ones(shape[:2], dtype=torch.long)  # (B, R)
         self.of_term = torch.zeros((shape[0], max(1, *map(len, terms)), shape[1]), dtype=torch.bool)  # (B, C, R)
         for b, row in enumerate(flat):
@@ -205,7 +210,7 @@ class Glossary:
                 self.needed[b, c] = 1 + sum(other < each or (other == each and i < c) for i, other in enumerate(sets))
         self.continuing, self.in_word = continuing, in_word
 
-    def to(self, device: torch.device, vocab_size: int) -> Glossary:
+    def to(self, device: torch.device, vocab_size: int) -> LexicalConstraints:
         """Moves it to a device, for a model that may have more tokens than the tokenizer."""
         for name in ("tokens", "lengths", "of_term", "needed", "continuing", "in_word"):
             value = getattr(self, name)
@@ -236,17 +241,19 @@ class Glossary:
         counts = (self.of_term[active][:, None].float() @ ends.float()).gt(0).sum(-1)
         return counts, torch.stack(suffixes, -1)
 
-    def lacking(self, counts: torch.Tensor, progress: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+    def count_missing_tokens(self, counts: torch.Tensor, progress: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
         """Tokens that are missing (...) where terms stand so often (..., C) and variants have so many tokens (..., R).
         What is begun counts for one term."""
         shape = (len(active), *[1] * (counts.ndim - 2), -1)
         others = ~self.of_term[active].view(*shape[:-1], *self.of_term.shape[1:])
         missing = self.needed[active].view(shape) - counts  # (..., C)
         lengths = self.lengths[active].view(shape)
-        first, further = ((lengths - has)[..., None, :].masked_fill(others, FAR).amin(-1) for has in (progress, 0))
+        first, further = (
+            (lengths - has)[..., None, :].masked_fill(others, MAX_CONSTRAINT_TOKENS).amin(-1) for has in (progress, 0)
+        )
         return torch.where(missing == 1, first, further).masked_fill(missing < 1, 0).sum(-1)
 
-    def continuations(
+    def select_candidates(
         self,
         values: torch.Tensor,
         ids: torch.Tensor,
@@ -279,7 +286,7 @@ class Glossary:
         progress = progress.masked_fill(complete & again, 0)
         variants = self.tokens[active][:, None].expand(-1, beams, -1, -1)  # (B, K, R, L)
         following = variants.gather(-1, progress.clamp(max=size - 1)[..., None])[..., 0]  # (B, K, R)
-        useful = (following != NOWHERE) & (progress < self.lengths[active][:, None])
+        useful = (following != NO_TOKEN_ID) & (progress < self.lengths[active][:, None])
         useful &= (of_term & (counts < needed)[..., None]).any(-2) & (suffixes[..., 0] | (progress > 0))
         if self.continuing is not None:  # behind a complete term also the best token that ends its word
             is_end = torch.isin(torch.arange(len(self.continuing), device=ids.device), eos_ids)
@@ -302,11 +309,11 @@ class Glossary:
         ends = torch.isin(ids, eos_ids)
         goes_on = torch.zeros_like(ends) if self.continuing is None else self.continuing[ids] & ~ends
         met = counts[:, :, None] + (pending[:, :, None] & ~goes_on[..., None])  # (B, K, M, C)
-        lacks = self.lacking(met, new, active)  # (B, K, M)
+        lacks = self.count_missing_tokens(met, new, active)  # (B, K, M)
         values = values.masked_fill(ends & (lacks > 0) & (room > 0)[:, None, None], -math.inf)
         late = lacks + 1 > room[:, None, None]  # no time for all of it and the end, as far as anything else is there
         values, ids, lacks = values.flatten(1), ids.flatten(1), lacks.flatten(1)
-        keys = values + NEVER * (late.flatten(1) & (lacks > 0)) * (1 + lacks)
+        keys = values + MASKED_SCORE * (late.flatten(1) & (lacks > 0)) * (1 + lacks)
 
         # in turns: the best of each number of missing tokens, then the second best of each, ...
         keys, order = keys.sort(descending=True)
@@ -319,13 +326,15 @@ class Glossary:
         firsts = (places * is_first).cummax(1).values
         turn = torch.empty_like(groups).scatter_(1, groups, places - firsts)
         turn[:, 0].fill_(-1)  # the best of all always goes on
-        turn = turn + ((keys < NEVER / 2) + (values < NEVER / 2).int()) * FAR
-        picks = (turn * FAR + lacks.clamp(max=FAR - 1)).argsort(stable=True)[:, :width]
+        turn = turn + ((keys < MASKED_SCORE / 2) + (values < MASKED_SCORE / 2).int()) * MAX_CONSTRAINT_TOKENS
+        picks = (turn * MAX_CONSTRAINT_TOKENS + lacks.clamp(max=MAX_CONSTRAINT_TOKENS - 1)).argsort(stable=True)[
+            :, :width
+        ]
         values, lacks = values.gather(1, picks), lacks.gather(1, picks)
-        return values, ids.gather(1, picks), parents.gather(1, picks), (lacks == 0) & (values > NEVER / 2)
+        return values, ids.gather(1, picks), parents.gather(1, picks), (lacks == 0) & (values > MASKED_SCORE / 2)
 
 
-class Terminology:
+class GlossaryMatcher:
     """A glossary in words: finds the terms of a sentence, and says which of them its translation has.
 
     Args:
@@ -380,13 +389,13 @@ class Terminology:
         """The translations of a term of which `lower` makes another one than the pattern, such as "İstanbul"."""
         return next(own for each, own in self.targets.items() if re.fullmatch(re.escape(each), term, re.IGNORECASE))
 
-    def glossary(self, sentences: Sequence[str]) -> Glossary | None:
+    def build_constraints(self, sentences: Sequence[str]) -> LexicalConstraints | None:
         """For a batch of sentences; None: there are no terms in it."""
         terms = [
             [[ids for each in targets for ids in self.ids[each]] for targets in self.find(text).values()]
             for text in sentences
         ]
-        return Glossary(terms, self.continuing, self.in_word) if any(terms) else None
+        return LexicalConstraints(terms, self.continuing, self.in_word) if any(terms) else None
 
     def met(self, sentence: str, translation: str) -> list[dict[str, str | None]]:
         """Of each term of the sentence its `source`, and its `target` in the translation; None: it is not there."""
@@ -416,4 +425,4 @@ def word_bounds(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor([id in special or begin for id, begin in enumerate(begins)]), torch.tensor(ends)
 
 
-__all__ = ["Glossary", "Terminology", "prepare"]
+__all__ = ["LexicalConstraints", "GlossaryMatcher", "build_logits_processor"]

@@ -9,7 +9,7 @@ of 64 make it 1.8 times as fast: 0.68 ms instead of 1.23 for 1,536 states of wid
 import torch
 from torch import nn
 
-from .checks_vanilla_transformer import is_eager_on_cpu
+from .validation_vanilla_transformer import is_eager_on_cpu
 
 
 def apply_dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:

@@ -26,9 +26,9 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTime
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 
-from .constraints_vanilla_transformer import Glossary, prepare
-from .incremental_vanilla_transformer import Ensemble, IncrementalDecoder, InPlaceDecoder
-from .search_vanilla_transformer import Task, sample, search
+from .constraints_vanilla_transformer import LexicalConstraints, build_logits_processor
+from .incremental_decoding_vanilla_transformer import Ensemble, IncrementalDecoder, StaticShapeDecoder
+from .search_vanilla_transformer import DecodingTask, decode_single_beam, run_beam_search
 
 
 def beam_search(
@@ -42,7 +42,7 @@ def beam_search(
     extra_tokens: int | None = None,
     ensemble: Sequence[PreTrainedModel] = (),
     streamer: Any = None,
-    glossary: Glossary | None = None,
+    glossary: LexicalConstraints | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateEncoderDecoderOutput | GenerateBeamEncoderDecoderOutput:
     """For `generate(custom_generate=beam_search)`, which prepares the first six arguments and `model_kwargs`.
@@ -76,33 +76,33 @@ def beam_search(
         ValueError: something is asked for that this search does not have, which it names: assisted decoding, a cache
             that holds something, ...; or a model of the ensemble has other vocabularies; or a penalty overflows.
     """
-    refuse_what_is_not_here(model, generation_config, model_kwargs)
-    refuse_combinations(generation_config, logits_processor, extra_tokens, ensemble, glossary)
+    validate_supported_options(model, generation_config, model_kwargs)
+    validate_option_combinations(generation_config, logits_processor, extra_tokens, ensemble, glossary)
     num_beams, num_return = generation_config.num_beams, generation_config.num_return_sequences
     copies = max(num_beams, num_return)  # generate() has repeated each source so many times
     rows = input_ids if num_beams == 1 else input_ids[::copies]
     masks = [model_kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask")]
     mask, prompt_mask = (each if each is None else each[::copies] for each in masks)
     returned = generation_config.return_dict_in_generate
-    asked = {name for name in KEPT if returned and getattr(generation_config, f"output_{name}")}
-    process, goes_by_rows = prepare(logits_processor, model.config.decoder_vocab_size, rows.device)
+    asked = {name for name in STEP_OUTPUT_NAMES if returned and getattr(generation_config, f"output_{name}")}
+    process, is_row_independent = build_logits_processor(logits_processor, model.config.decoder_vocab_size, rows.device)
     criteria = tuple(each for each in stopping_criteria if type(each) not in (MaxLengthCriteria, EosTokenCriteria))
     has_ends = any(hasattr(each, "eos_token_id") for each in stopping_criteria)
     together = (
-        bool(generation_config.do_sample or asked or streamer is not None or not goes_by_rows)
+        bool(generation_config.do_sample or asked or streamer is not None or not is_row_independent)
         or (bool(criteria) and not has_ends)
         or any(type(each) not in (MaxTimeCriteria, StopStringCriteria) for each in criteria)
     )
-    in_place = is_waited_for(rows.device) and not together
+    in_place = is_async_device(rows.device) and not together
     states = [model_kwargs["encoder_outputs"][0][::copies]]
     for other in ensemble:
-        refuse_other_vocabularies(model, other)
-        refuse_no_ids(inputs_tensor)
+        validate_same_vocabularies(model, other)
+        validate_ensemble_inputs(inputs_tensor)
         states.append(other.get_encoder()(inputs_tensor, attention_mask=mask).last_hidden_state)
     decoders: list[IncrementalDecoder] = []
     for each, own in zip((model, *ensemble), states, strict=True):
         if in_place:
-            decoders.append(InPlaceDecoder(each, own, mask, copies, prompt_mask, can_be_recorded(each)))
+            decoders.append(StaticShapeDecoder(each, own, mask, copies, prompt_mask, supports_cuda_graphs(each)))
         else:
             kept = [not decoders and name in asked for name in ("attentions", "hidden_states")]  # of the first
             decoders.append(IncrementalDecoder(each, own, mask, copies, prompt_mask, *kept))
@@ -120,9 +120,9 @@ def beam_search(
         raise ValueError(
             f"the glossary is for {len(glossary.tokens)} sentences, and {len(input_ids) // copies} are given."
         )
-    eos_ids = torch.tensor([id for each in stopping_criteria for id in ids_of(each)], dtype=torch.long)
+    eos_ids = torch.tensor([id for each in stopping_criteria for id in eos_ids_of(each)], dtype=torch.long)
     pad_id = generation_config._pad_token_tensor
-    task = Task(
+    task = DecodingTask(
         decoder=Ensemble(decoders),
         prompt=rows,
         limits=limits,
@@ -130,23 +130,23 @@ def beam_search(
         pad_id=int(pad_id) if pad_id is not None else 0,
         process=process,
         criteria=criteria,
-        is_drawn=generation_config.do_sample,
+        do_sample=generation_config.do_sample,
         together=together,
         in_place=in_place,
         keeps_padding=has_ends or in_place,
         keep=frozenset("states" if name in ("attentions", "hidden_states") else name for name in asked),
-        keeps_parents=bool(returned),
+        return_beam_indices=bool(returned),
         streamer=streamer,
         glossary=None if glossary is None else glossary.to(rows.device, model.config.decoder_vocab_size),
-        horizon=generation_config.max_length if extra_tokens is None and alpha is None else None,
+        max_length_bound=generation_config.max_length if extra_tokens is None and alpha is None else None,
     )
     encoded = model_kwargs["encoder_outputs"]
     if num_beams == 1:
-        tokens = sample(task)
+        tokens = decode_single_beam(task)
         if streamer is not None:
             streamer.end()
         return GenerateEncoderDecoderOutput(sequences=tokens, **steps(task, encoded, asked)) if returned else tokens
-    found = search(task, num_beams, *beam_settings(generation_config, alpha, limits))
+    found = run_beam_search(task, num_beams, *beam_settings(generation_config, alpha, limits))
     if not returned:
         return found.tokens
     return GenerateBeamEncoderDecoderOutput(
@@ -157,19 +157,19 @@ def beam_search(
     )
 
 
-def is_waited_for(device: torch.device) -> bool:
+def is_async_device(device: torch.device) -> bool:
     """Whether asking for a value of a tensor waits for all that the device has been told to do."""
     return device.type != "cpu"
 
 
-def can_be_recorded(model: Any) -> bool:
+def supports_cuda_graphs(model: Any) -> bool:
     """Whether a step is nothing but kernels on one GPU: weights are not fetched for it, nor unpacked on the way."""
     places = set(getattr(model, "hf_device_map", {}).values())  # of its parts, where accelerate has put them
     return model.device.type == "cuda" and len(places) <= 1 and not getattr(model, "is_quantized", False)
 
 
 def beam_settings(config: GenerationConfig, alpha: float | None, limits: torch.Tensor) -> tuple[Any, ...]:
-    """What `search` takes beside its task: width, n-best, the length penalty and when to stop."""
+    """What `run_beam_search` takes beside its task: width, n-best, the length penalty and when to stop."""
 
     def penalty(length: torch.Tensor | int) -> Any:
         return ((5 + length) / 6) ** alpha if alpha is not None else length**config.length_penalty
@@ -187,10 +187,10 @@ def beam_settings(config: GenerationConfig, alpha: float | None, limits: torch.T
     return width, config.num_return_sequences, penalty, early_stopping
 
 
-KEPT = ("scores", "logits", "attentions", "hidden_states")
+STEP_OUTPUT_NAMES = ("scores", "logits", "attentions", "hidden_states")
 
 
-def steps(task: Task, encoded: Any, asked: set[str]) -> dict[str, tuple]:
+def steps(task: DecodingTask, encoded: Any, asked: set[str]) -> dict[str, tuple]:
     """What is returned of each step, as `generate()` names it: that of the beginning is one step."""
     start = task.prompt.shape[1]
     result: dict[str, tuple] = {}
@@ -201,39 +201,42 @@ def steps(task: Task, encoded: Any, asked: set[str]) -> dict[str, tuple]:
             result[name] = tuple(each[start - 1 :])
         else:
             along = 1 if name == "decoder_hidden_states" else 2  # the tokens
-            layers = [[as_long(tensor, start, name) for tensor in layer] for layer in zip(*each[:start], strict=True)]
+            layers = [
+                [pad_attention_weights(tensor, start, name) for tensor in layer]
+                for layer in zip(*each[:start], strict=True)
+            ]
             result[name] = (tuple(torch.cat(layer, along) for layer in layers), *each[start:])
     for name in {"attentions", "hidden_states"} & asked:
         result[f"encoder_{name}"] = encoded.get(name)
     return result
 
 
-def as_long(weights: torch.Tensor, length: int, name: str) -> torch.Tensor:
+def pad_attention_weights(weights: torch.Tensor, length: int, name: str) -> torch.Tensor:
     """Weights on the tokens so far, with zeros for those that come after them."""
     if name != "decoder_attentions":
         return weights
     return torch.nn.functional.pad(weights, (0, length - weights.shape[-1]))
 
 
-def ids_of(criterion: Any) -> list[int]:
+def eos_ids_of(criterion: Any) -> list[int]:
     """The tokens that end a hypothesis by a criterion to stop."""
     return criterion.eos_token_id.flatten().tolist() if type(criterion) is EosTokenCriteria else []
 
 
-KNOWN_INPUTS = {  # of the model, at a step of generate(); others would change a result
+SUPPORTED_MODEL_KWARGS = {  # of the model, at a step of generate(); others would change a result
     *("attention_mask", "decoder_attention_mask", "encoder_outputs", "past_key_values", "use_cache"),
     *("output_attentions", "output_hidden_states", "return_dict", "input_ids", "inputs_embeds"),
 }
 
 
-def refuse_what_is_not_here(model: Any, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
+def validate_supported_options(model: Any, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
     """Raises ValueError that names what would change the result of `generate()`, or is asked for beside it."""
     if model.config.model_type != "vanilla_transformer":
         raise ValueError(f"beam_search decodes a vanilla_transformer, not a {model.config.model_type}.")
     cache, prompt_mask = model_kwargs.get("past_key_values"), model_kwargs.get("decoder_attention_mask")
     wanted = {
-        **dict.fromkeys(absent(config), True),
-        **{name: value is not None for name, value in model_kwargs.items() if name not in KNOWN_INPUTS},
+        **dict.fromkeys(unsupported_options(config), True),
+        **{name: value is not None for name, value in model_kwargs.items() if name not in SUPPORTED_MODEL_KWARGS},
         "past_key_values that hold something": cache is not None and cache.get_seq_length() > 0,
         "decoder_attention_mask of four dimensions": prompt_mask is not None and prompt_mask.ndim != 2,
         "prepare_inputs_for_generation of another (a prompt or prefix of PEFT)": (
@@ -247,7 +250,7 @@ def refuse_what_is_not_here(model: Any, config: GenerationConfig, model_kwargs: 
         raise ValueError(f"beam_search has no {found[0]}: leave custom_generate out, and generate() does it.")
 
 
-def absent(config: GenerationConfig) -> list[str]:
+def unsupported_options(config: GenerationConfig) -> list[str]:
     """What these settings ask for that the search does not have."""
     mode = config.get_generation_mode()
     wanted = {
@@ -268,9 +271,12 @@ def resolve_generation_config(model: Any, arguments: dict[str, Any]) -> Generati
     return config
 
 
-def can_search(model: Any, arguments: dict[str, Any]) -> bool:
+def supports_generate_kwargs(model: Any, arguments: dict[str, Any]) -> bool:
     """Whether `beam_search` has all that these arguments of `generate()` ask for, and not in another's stead."""
-    return not absent(resolve_generation_config(model, arguments)) and arguments.get("assistant_model") is None
+    return (
+        not unsupported_options(resolve_generation_config(model, arguments))
+        and arguments.get("assistant_model") is None
+    )
 
 
 MODES = (
@@ -279,7 +285,7 @@ MODES = (
 )
 
 
-def refuse_combinations(
+def validate_option_combinations(
     config: GenerationConfig,
     processors: LogitsProcessorList,
     extra_tokens: int | None,
@@ -300,7 +306,7 @@ def refuse_combinations(
         raise ValueError(f"beam_search has no {found[0]}: leave one of the two out.")
 
 
-def refuse_no_ids(inputs: torch.Tensor) -> None:
+def validate_ensemble_inputs(inputs: torch.Tensor) -> None:
     """Raises ValueError where the source is not tokens, which further models of an ensemble have to encode."""
     if inputs.is_floating_point() or bool((inputs == -100).all()):  # what generate() has for encoder_outputs alone
         raise ValueError(
@@ -309,7 +315,7 @@ def refuse_no_ids(inputs: torch.Tensor) -> None:
         )
 
 
-def refuse_other_vocabularies(model: Any, other: Any) -> None:
+def validate_same_vocabularies(model: Any, other: Any) -> None:
     for name in ("model_type", "vocab_size", "decoder_vocab_size"):
         first, second = getattr(model.config, name), getattr(other.config, name, None)
         if first != second:
@@ -319,7 +325,7 @@ def refuse_other_vocabularies(model: Any, other: Any) -> None:
             )
 
 
-def handed_on(model: Any, function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+def prepare_custom_generate_kwargs(model: Any, function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `generate()` with a function of its own as `custom_generate`, and what transformers would then drop
     in silence: the streamer, and stop strings, for which it loses the tokenizer.
 
@@ -359,9 +365,15 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         if not callable(function := given.get("custom_generate")):
             return super().generate(*args, **kwargs)
         arguments = {name: value for name, value in given.items() if name not in ("self", "kwargs")}
-        return super().generate(**handed_on(self, function, arguments | given.get("kwargs", {})))
+        return super().generate(**prepare_custom_generate_kwargs(self, function, arguments | given.get("kwargs", {})))
 
 
 GENERATE_SIGNATURE = inspect.signature(GenerationMixin.generate)
 
-__all__ = ["VanillaTransformerGenerationMixin", "beam_search", "can_search", "handed_on", "resolve_generation_config"]
+__all__ = [
+    "VanillaTransformerGenerationMixin",
+    "beam_search",
+    "supports_generate_kwargs",
+    "prepare_custom_generate_kwargs",
+    "resolve_generation_config",
+]

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .checks_vanilla_transformer import is_eager_on_cpu
+from .validation_vanilla_transformer import is_eager_on_cpu
 
-PIECE = 2**23  # elements of logits that are there at a time on a CPU: 32 MB in float32
-LARGE_PIECE = 2**28  # elsewhere: on an H100 a base model's step takes 79 ms with these, 112 ms with a CPU's
+CPU_CHUNK_SIZE = 2**23  # elements of logits that are there at a time on a CPU: 32 MB in float32
+GPU_CHUNK_SIZE = 2**28  # elsewhere: on an H100 a base model's step takes 79 ms with these, 112 ms with a CPU's
 
 
-class _SmoothedCrossEntropy(torch.autograd.Function):
+class _FusedLinearCrossEntropy(torch.autograd.Function):
     """Gradients are computed with the loss, while the logits are there; the backward pass scales them.
 
     Those that nobody asks for are left out: the head's where it is frozen, all of them under `no_grad`.
@@ -44,7 +44,7 @@ class _SmoothedCrossEntropy(torch.autograd.Function):
         gradient = torch.zeros_like(weight, dtype=torch.float32) if wanted[1] else None
         bias_gradient = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wanted[2] else None
         with torch.autocast(device, enabled=False):
-            length = max(1, (PIECE if device == "cpu" else LARGE_PIECE) // size)
+            length = max(1, (CPU_CHUNK_SIZE if device == "cpu" else GPU_CHUNK_SIZE) // size)
             for start in range(0, len(states), length):
                 piece = slice(start, start + length)
                 rows, ids = states[piece], targets[piece, None]
@@ -84,7 +84,7 @@ def is_plain_linear(module: nn.Module) -> bool:
     return type(module.weight) in (nn.Parameter, FakeTensor)
 
 
-def smoothed_cross_entropy(
+def fused_linear_cross_entropy(
     states: torch.Tensor, projection: nn.Module, labels: torch.Tensor, smoothing: float = 0.0
 ) -> torch.Tensor:
     """Sum over target tokens of -sum_v q_v log softmax(W x + b)_v, with q_v = (1 - smoothing) [v is the target] +
@@ -113,4 +113,4 @@ def smoothed_cross_entropy(
         counts = is_target.flatten().float()
     inputs = states, projection.weight, projection.bias
     needed = tuple(torch.is_grad_enabled() and each is not None and each.requires_grad for each in inputs)
-    return _SmoothedCrossEntropy.apply(*inputs, targets, counts, smoothing, needed)
+    return _FusedLinearCrossEntropy.apply(*inputs, targets, counts, smoothing, needed)

@@ -7,7 +7,7 @@
     3.4    embeddings and softmax         look_up, TransformerStack.embed, lm_head
     3.5    positional encoding            sinusoidal_encoding, LearnedPositionalEmbedding
     3.1    encoder and decoder stacks     EncoderLayer, DecoderLayer, Encoder, Decoder
-    5.4    residual dropout               TransformerLayer.residual, apply_dropout in its own file
+    5.4    residual dropout               TransformerLayer.apply_sublayer, apply_dropout in its own file
 
 Shapes: B batch, S source length, T target length, D model width, H heads, K and E width of a head's keys and of its
 values, V target vocabulary. In attention, T is the length of the queries and S that of the keys.
@@ -37,11 +37,11 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .checks_vanilla_transformer import refuse_empty_sources, refuse_long_sequences, refuse_unknown_ids
 from .configuration_vanilla_transformer import VanillaTransformerConfig, saving_code_of
 from .dropout_vanilla_transformer import apply_dropout
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
-from .loss_vanilla_transformer import smoothed_cross_entropy
+from .loss_vanilla_transformer import fused_linear_cross_entropy
+from .validation_vanilla_transformer import validate_input_ids, validate_nonempty_sources, validate_sequence_length
 
 if TYPE_CHECKING:  # never runs: transformers copies the files named in relative imports into a saved checkpoint
     from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401
@@ -112,7 +112,7 @@ class MultiHeadAttention(nn.Module):
             The output (B, T, D), and the attention weights (B, H, T, S) where the attention function computes them.
         """
         query = self.split_heads(self.q_proj(hidden_states), self.key_head_dim)  # (B, H, T, K)
-        key, value = self.keys_and_values(hidden_states, encoder_hidden_states, past_key_values)
+        key, value = self.get_key_value_states(hidden_states, encoder_hidden_states, past_key_values)
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, scaled_dot_product_attention
         )
@@ -123,7 +123,7 @@ class MultiHeadAttention(nn.Module):
         concatenated = heads.reshape(*hidden_states.shape[:-1], -1)  # (B, T, H * E)
         return self.out_proj(concatenated), weights
 
-    def keys_and_values(
+    def get_key_value_states(
         self,
         hidden_states: torch.Tensor,
         encoder_hidden_states: torch.Tensor | None,
@@ -178,7 +178,7 @@ class PositionWiseFeedForward(nn.Module):
 # --- 3.4 Embeddings and softmax --------------------------------------------------------------------------------------
 
 
-def look_up(
+def resolve_inputs_embeds(
     embed_tokens: nn.Module,
     vocab_size: int | None,
     input_ids: torch.Tensor | None,
@@ -200,7 +200,7 @@ def look_up(
         raise ValueError(f"Give exactly one of {side}input_ids and {side}inputs_embeds.")
     if input_ids is None:
         return inputs_embeds  # type: ignore[return-value]
-    refuse_unknown_ids(input_ids, vocab_size, side)  # type: ignore[arg-type]  # the config fills it in
+    validate_input_ids(input_ids, vocab_size, side)  # type: ignore[arg-type]  # the config fills it in
     return embed_tokens(input_ids)
 
 
@@ -229,22 +229,20 @@ class LearnedPositionalEmbedding(nn.Embedding):
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         """(B, T) -> (B, T, D). Raises ValueError for positions beyond the table, where that can be seen on the CPU."""
-        refuse_long_sequences(positions, self.num_embeddings)
+        validate_sequence_length(positions, self.num_embeddings)
         return super().forward(positions)
 
 
-def count_positions(attention_mask: torch.Tensor | None, states: torch.Tensor, past_length: int = 0) -> torch.Tensor:
-    """Positions of the tokens of `states`, counting real tokens alone, so that padding on either side is the same.
+def create_position_ids(
+    attention_mask: torch.Tensor | None, states: torch.Tensor, past_length: int = 0
+) -> torch.Tensor:
+    """Return positions (B, T) or (1, T) that count real tokens only, so that padding on either side does not matter.
 
     Args:
         attention_mask: (B, past and new tokens), non-zero for real tokens; or a causal 4D mask (B, 1, T, S), boolean or
-            additive, in which a token sees itself and the real tokens before it. One that tells nothing (None, or
-            FlexAttention's BlockMask) counts every token.
+            additive. If it is None or a FlexAttention `BlockMask`, all tokens are counted.
         states: (B, T, D).
-        past_length: tokens before them, where the mask does not tell.
-
-    Returns:
-        (B, T) or (1, T).
+        past_length: number of cached tokens before `states`; used if all tokens are counted.
     """
     length = states.shape[1]
     if not isinstance(attention_mask, torch.Tensor):
@@ -268,7 +266,7 @@ class TransformerLayer(GradientCheckpointingLayer):
         self.dropout = config.dropout
         self.norm_position = config.norm_position
 
-    def residual(self, norm: nn.LayerNorm, hidden_states: torch.Tensor, sublayer: Callable) -> torch.Tensor:
+    def apply_sublayer(self, norm: nn.LayerNorm, hidden_states: torch.Tensor, sublayer: Callable) -> torch.Tensor:
         """Section 3.1: LayerNorm(x + Sublayer(x)), with the dropout of section 5.4 on the sublayer's output.
 
         Pre-norm departs from the paper: x + Sublayer(LayerNorm(x)).
@@ -292,12 +290,12 @@ class EncoderLayer(TransformerLayer):
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, **kwargs: Unpack[TransformersKwargs]
     ) -> torch.Tensor:
         """(B, S, D) -> (B, S, D)."""
-        hidden_states = self.residual(
+        hidden_states = self.apply_sublayer(
             self.self_attn_layer_norm,
             hidden_states,
             lambda x: self.self_attn(x, attention_mask=attention_mask, **kwargs)[0],
         )
-        return self.residual(self.feed_forward_layer_norm, hidden_states, self.feed_forward)
+        return self.apply_sublayer(self.feed_forward_layer_norm, hidden_states, self.feed_forward)
 
 
 class DecoderLayer(TransformerLayer):
@@ -322,12 +320,12 @@ class DecoderLayer(TransformerLayer):
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """(B, T, D) and the encoder's (B, S, D) -> (B, T, D)."""
-        hidden_states = self.residual(
+        hidden_states = self.apply_sublayer(
             self.self_attn_layer_norm,
             hidden_states,
             lambda x: self.self_attn(x, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs)[0],
         )
-        hidden_states = self.residual(
+        hidden_states = self.apply_sublayer(
             self.cross_attn_layer_norm,
             hidden_states,
             lambda x: self.cross_attn(
@@ -338,7 +336,7 @@ class DecoderLayer(TransformerLayer):
                 **kwargs,
             )[0],
         )
-        return self.residual(self.feed_forward_layer_norm, hidden_states, self.feed_forward)
+        return self.apply_sublayer(self.feed_forward_layer_norm, hidden_states, self.feed_forward)
 
 
 class VanillaTransformerPreTrainedModel(PreTrainedModel):
@@ -448,10 +446,10 @@ class Encoder(TransformerStack):
             attention_mask: (B, S); None: no padding.
             inputs_embeds: (B, S, D), instead of `input_ids`; scaled here as embeddings are.
         """
-        inputs_embeds = look_up(self.embed_tokens, self.config.vocab_size, input_ids, inputs_embeds)
-        refuse_empty_sources(inputs_embeds, attention_mask)
+        inputs_embeds = resolve_inputs_embeds(self.embed_tokens, self.config.vocab_size, input_ids, inputs_embeds)
+        validate_nonempty_sources(inputs_embeds, attention_mask)
         is_padding_mask = attention_mask is not None and attention_mask.ndim == 2
-        positions = count_positions(attention_mask if is_padding_mask else None, inputs_embeds)
+        positions = create_position_ids(attention_mask if is_padding_mask else None, inputs_embeds)
         hidden_states = self.embed(inputs_embeds, positions)
         attention_mask = create_bidirectional_mask(
             config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
@@ -499,7 +497,9 @@ class Decoder(TransformerStack):
             inputs_embeds: (B, T, D), instead of `input_ids`; scaled here as embeddings are.
             use_cache: return `past_key_values` for the next step.
         """
-        inputs_embeds = look_up(self.embed_tokens, self.config.decoder_vocab_size, input_ids, inputs_embeds, "decoder_")
+        inputs_embeds = resolve_inputs_embeds(
+            self.embed_tokens, self.config.decoder_vocab_size, input_ids, inputs_embeds, "decoder_"
+        )
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
@@ -507,7 +507,7 @@ class Decoder(TransformerStack):
         self_attention_cache = past_key_values.self_attention_cache if past_key_values is not None else None
 
         past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
-        positions = count_positions(attention_mask, inputs_embeds, past_length)
+        positions = create_position_ids(attention_mask, inputs_embeds, past_length)
         hidden_states = self.embed(inputs_embeds, positions)
 
         causal_mask = create_causal_mask(
@@ -708,7 +708,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         )
         logits = loss = None
         if labels is not None and smoothing is not None:
-            loss = smoothed_cross_entropy(outputs.last_hidden_state, self.lm_head, labels, smoothing)
+            loss = fused_linear_cross_entropy(outputs.last_hidden_state, self.lm_head, labels, smoothing)
             loss = loss / (num_items_in_batch if num_items_in_batch is not None else (labels != -100).sum())
         else:
             logits = self.lm_head(outputs.last_hidden_state)  # (B, T, V)

@@ -13,16 +13,16 @@ from transformers.generation import StopStringCriteria
 from transformers.utils import logging
 
 from .alignment_vanilla_transformer import align, token_scores
-from .constraints_vanilla_transformer import Terminology
-from .generation_vanilla_transformer import beam_search, can_search, resolve_generation_config
+from .constraints_vanilla_transformer import GlossaryMatcher
+from .generation_vanilla_transformer import beam_search, resolve_generation_config, supports_generate_kwargs
 
 logger = logging.get_logger(__name__)
 
-BATCHES_A_WINDOW = 64  # sentences of this many batches are sorted by length together
-SENTENCES = 64  # a batch, where nothing else is said
-SENTENCES_ON_A_GPU = 512  # the most
-SHARE = 0.5  # of a GPU's free memory that a batch may take by our reckoning
-BEAMS = 4  # of a glossary, where nothing sets several; section 6.1
+BATCHES_PER_WINDOW = 64  # sentences of this many batches are sorted by length together
+DEFAULT_BATCH_SIZE = 64  # a batch, where nothing else is said
+MAX_GPU_BATCH_SIZE = 512  # the most
+GPU_MEMORY_FRACTION = 0.5  # of a GPU's free memory that a batch may take by our reckoning
+DEFAULT_GLOSSARY_BEAMS = 4  # of a glossary, where nothing sets several; section 6.1
 EXTRA_TOKENS = 50  # section 6.1: "the maximum output length during inference [is] input length + 50"
 
 
@@ -76,13 +76,15 @@ class TranslationPipeline(Pipeline):
         sentences: Iterable[str] = [inputs] if isinstance(inputs, str) else inputs
         total = len(sentences) if isinstance(sentences, Sized) else None
         progress, words = own.pop("progress", False), own.pop("glossary", None)
-        terminology = None if words is None else Terminology(words, self.tokenizer)
+        terminology = None if words is None else GlossaryMatcher(words, self.tokenizer)
         if terminology is not None and not self._can_search(generate_kwargs):
             raise ValueError(
                 "a glossary needs our own beam search, which does not decode this model with these options."
             )
         if words and (resolve_generation_config(self.model, generate_kwargs).num_beams or 1) == 1:
-            generate_kwargs = {"num_beams": BEAMS} | generate_kwargs  # for all sentences, so that a batch changes none
+            generate_kwargs = {
+                "num_beams": DEFAULT_GLOSSARY_BEAMS
+            } | generate_kwargs  # for all sentences, so that a batch changes none
         translations = self._translate(sentences, batch_size, generate_kwargs, terminology, **own)
         if progress:
             translations = tqdm(translations, total=total, unit=" sentences")
@@ -96,14 +98,14 @@ class TranslationPipeline(Pipeline):
         sentences: Iterable[str],
         batch_size: int | None,
         generate_kwargs: dict[str, Any],
-        terminology: Terminology | None = None,
+        terminology: GlossaryMatcher | None = None,
         return_scores: bool = False,
         return_token_scores: bool = False,
         return_alignments: bool = False,
     ) -> Iterator[dict[str, Any] | list[dict[str, Any]]]:
         sentences = iter(sentences)
         config = resolve_generation_config(self.model, generate_kwargs)
-        last = self._last_position(generate_kwargs.get("ensemble"))
+        last = self._max_source_length(generate_kwargs.get("ensemble"))
         own: dict[str, Any] = {"return_scores": return_scores, "return_token_scores": return_token_scores}
         has_limit = config.max_new_tokens is not None or config.max_length is not None
         # Otherwise a batch has one limit, and therefore sources of one length
@@ -112,17 +114,17 @@ class TranslationPipeline(Pipeline):
         def in_shape(candidates: list[dict[str, Any]]) -> Any:
             return candidates[0] if (config.num_return_sequences or 1) == 1 else candidates
 
-        while window := list(islice(sentences, (batch_size or SENTENCES) * BATCHES_A_WINDOW)):
+        while window := list(islice(sentences, (batch_size or DEFAULT_BATCH_SIZE) * BATCHES_PER_WINDOW)):
             window = [each.rstrip("\r\n") if isinstance(each, str) else each for each in window]  # lines of a file
             results: list[Any] = [None] * len(window)
             encoded = {}
             for i, sentence in enumerate(window):
                 if not isinstance(sentence, str):
                     raise ValueError(f"{sentence!r} is not a string: pass sentences, such as a dataset's text column.")
-                model_inputs, error = {}, no_text(sentence)
+                model_inputs, error = {}, encoding_error(sentence)
                 if error is None and sentence.strip():
                     model_inputs = self.preprocess(sentence)
-                    error = self._not_fitting(len(model_inputs["input_ids"]), last)
+                    error = self._length_error(len(model_inputs["input_ids"]), last)
                 if error is not None:
                     logger.warning(f"Not translated: {error} {sentence[:80]!r}...")
                 elif model_inputs:
@@ -141,14 +143,14 @@ class TranslationPipeline(Pipeline):
             order = sorted(encoded, key=lambda i: (has_terms[i], len(encoded[i]["input_ids"])), reverse=True)
             while order:
                 length = len(encoded[order[0]]["input_ids"])
-                size = batch_size or self._fitting(length, generate_kwargs)
+                size = batch_size or self._auto_batch_size(length, generate_kwargs)
                 indices = order[:size]
                 if not is_mixed:
                     indices = [i for i in indices if len(encoded[i]["input_ids"]) == length]
                 order = order[len(indices) :]
                 batch = self.tokenizer.pad([encoded[i] for i in indices], return_tensors="pt")
                 if terminology is not None:
-                    own["glossary"] = terminology.glossary([window[i] for i in indices])
+                    own["glossary"] = terminology.build_constraints([window[i] for i in indices])
                 found = self.postprocess(self.forward(batch, **own, **generate_kwargs))
                 if return_alignments:
                     self._add_alignments([window[i] for i in indices], found)
@@ -180,7 +182,7 @@ class TranslationPipeline(Pipeline):
         config = resolve_generation_config(self.model, generate_kwargs)
         prompt = generate_kwargs.get("decoder_input_ids")
         start = 1 if prompt is None else prompt.shape[-1]
-        last = self._last_position(generate_kwargs.get("ensemble"))
+        last = self._max_source_length(generate_kwargs.get("ensemble"))
         if config.max_new_tokens is None and config.max_length is None:
             if self._has_row_limits(generate_kwargs, config):
                 generate_kwargs.setdefault("extra_tokens", EXTRA_TOKENS)
@@ -219,7 +221,7 @@ class TranslationPipeline(Pipeline):
         adapter = getattr(self.model, "active_peft_config", None)
         has_prompt = adapter is not None and adapter.is_prompt_learning  # PEFT's, which generate() puts in front
         ours = self.model.config.model_type == "vanilla_transformer" and not has_prompt
-        return ours and can_search(self.model, generate_kwargs)
+        return ours and supports_generate_kwargs(self.model, generate_kwargs)
 
     def _has_row_limits(self, generate_kwargs: dict[str, Any], config: GenerationConfig) -> bool:
         """Whether each sentence of a batch has its own limit, by `extra_tokens` of `beam_search`."""
@@ -296,7 +298,7 @@ class TranslationPipeline(Pipeline):
 
     def _add_alignments(self, sources: list[str], found: list[list[dict[str, Any]]]) -> None:
         """Add alignments; a translation that becomes longer than the model's positions, tokenized again, has none."""
-        limit = self._last_position()
+        limit = self._max_source_length()
         pairs = []
         for source, candidates in zip(sources, found, strict=True):
             for each in candidates:
@@ -314,25 +316,25 @@ class TranslationPipeline(Pipeline):
             each["alignments"] = own
 
     @staticmethod
-    def _not_fitting(length: int, limit: int | None) -> str | None:
+    def _length_error(length: int, limit: int | None) -> str | None:
         if not length:
             return "the sentence has no tokens."
         if limit is None or length <= limit:
             return None
         return f"the sentence has {length} tokens, and the model takes at most {limit}."
 
-    def _fitting(self, length: int, generate_kwargs: dict[str, Any]) -> int:
+    def _auto_batch_size(self, length: int, generate_kwargs: dict[str, Any]) -> int:
         """How many sentences of so many tokens make a batch where nobody says it."""
         if self.model.device.type != "cuda" or self.model.config.model_type != "vanilla_transformer":
-            return SENTENCES
+            return DEFAULT_BATCH_SIZE
         config = resolve_generation_config(self.model, generate_kwargs)
         ensemble = generate_kwargs.get("ensemble") or ()
-        limit = config.max_new_tokens or config.max_length or longest_output(length, self._last_position(ensemble))
+        limit = config.max_new_tokens or config.max_length or longest_output(length, self._max_source_length(ensemble))
         models = 1 + len(ensemble)
-        needed = models * memory_of_a_sentence(self.model, length, config.num_beams or 1, limit)
-        return max(1, min(SENTENCES_ON_A_GPU, int(SHARE * free_memory(self.model.device) / needed)))
+        needed = models * estimate_memory_per_sentence(self.model, length, config.num_beams or 1, limit)
+        return max(1, min(MAX_GPU_BATCH_SIZE, int(GPU_MEMORY_FRACTION * free_memory(self.model.device) / needed)))
 
-    def _last_position(self, ensemble: Sequence[PreTrainedModel] | None = None) -> int | None:
+    def _max_source_length(self, ensemble: Sequence[PreTrainedModel] | None = None) -> int | None:
         """Return the number of positions that the model and the ensemble all have; None: there is no limit."""
         configs = [each.config for each in (self.model, *(ensemble or ()))]
         limited = [each for each in configs if getattr(each, "position_embedding_type", None) != "sinusoidal"]
@@ -343,7 +345,7 @@ def longest_output(source_length: int, limit: int | None, start: int = 1) -> int
     return source_length + EXTRA_TOKENS if limit is None else min(source_length + EXTRA_TOKENS, limit - start)
 
 
-def memory_of_a_sentence(model: PreTrainedModel, length: int, beams: int, limit: int) -> int:
+def estimate_memory_per_sentence(model: PreTrainedModel, length: int, beams: int, limit: int) -> int:
     """Bytes that decoding takes for a source of `length` tokens with so many beams, up to `limit` tokens: roughly, and
     rather too many."""
     config, width = model.config, model.dtype.itemsize
@@ -360,7 +362,7 @@ def free_memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] + kept
 
 
-def no_text(sentence: str) -> str | None:
+def encoding_error(sentence: str) -> str | None:
     """What is wrong with a string that has no UTF-8, if it is one."""
     try:
         sentence.encode()

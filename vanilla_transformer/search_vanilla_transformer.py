@@ -22,21 +22,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from .incremental_vanilla_transformer import Ensemble
+from .incremental_decoding_vanilla_transformer import Ensemble
 
-NEVER = -1.0e9  # the score of what is not there
-EMPTY = 1.5 * NEVER  # of a result that no hypothesis fills, not even one that continues what is not there
-FAR = 10_000  # more continuations than are looked at
-PATIENCE = 8  # tokens from one look at the device to the next
+MASKED_SCORE = -1.0e9  # the score of what is not there
+EMPTY = 1.5 * MASKED_SCORE  # of a result that no hypothesis fills, not even one that continues what is not there
+RANK_OFFSET = 10_000  # more continuations than are looked at
+DONE_CHECK_INTERVAL = 8  # tokens from one look at the device to the next
 
 
 @dataclass
-class Task:
+class DecodingTask:
     """What a loop is given, and what it is to keep beside its result.
 
     Args:
         decoder: gives the logits of a step.
-        prompt: (B, T), tokens to begin with; of `sample` (N, T).
+        prompt: (B, T), tokens to begin with; of `decode_single_beam` (N, T).
         limits: (B) or (N), the longest that each may get, with the prompt.
         eos_ids: (n), tokens that end a hypothesis.
         pad_id: stands behind the end.
@@ -47,7 +47,7 @@ class Task:
             what is kept of every step, and for processors and criteria that may know their rows by number.
         keeps_padding: of those that stay, what has ended goes on with `pad_id`.
         keep: names of what is kept of each step: "scores", "logits", or "states" (of the decoder).
-        keeps_parents: of `search`, for `Found.parents`.
+        keeps_parents: of `run_beam_search`, for `Found.parents`.
         streamer: gets the tokens of each step, where hypotheses are grown by themselves.
         glossary: terms that have to occur, which share out the beams; None: there are none.
         horizon: the length that early_stopping="never" takes for the limit; None: `limits`.
@@ -61,27 +61,27 @@ class Task:
     pad_id: int
     process: Callable | None = None
     criteria: tuple = ()
-    is_drawn: bool = False
+    do_sample: bool = False
     together: bool = False
     keeps_padding: bool = True
     keep: frozenset = frozenset()
-    keeps_parents: bool = False
+    return_beam_indices: bool = False
     streamer: Any = None
     glossary: Any = None
-    horizon: int | None = None
+    max_length_bound: int | None = None
     in_place: bool = False
     kept: dict[str, list] = field(default_factory=dict)
 
     @property
-    def stays(self) -> bool:
+    def keeps_finished(self) -> bool:
         """Whether no sentence leaves before the last is done."""
         return self.together or self.in_place
 
-    def looks(self, length: int) -> bool:
+    def should_check_done(self, length: int) -> bool:
         """Whether it is asked at this length if all are done."""
-        return not self.in_place or length % PATIENCE == 0
+        return not self.in_place or length % DONE_CHECK_INTERVAL == 0
 
-    def processed(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def process_scores(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Scores (N, V) by the processors."""
         if self.process is not None:
             scores = self.process(ids, scores)
@@ -99,7 +99,7 @@ class Task:
                 self.kept.setdefault(name, []).append(value)
         return logits
 
-    def stopped(self, ids: torch.Tensor) -> torch.Tensor:
+    def meets_stopping_criteria(self, ids: torch.Tensor) -> torch.Tensor:
         """By another criterion than an end or a limit: booleans (N) for ids (N, T + 1)."""
         scores = tuple(self.kept["scores"]) if "scores" in self.kept else None
         stopped = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
@@ -108,7 +108,7 @@ class Task:
         return stopped
 
 
-def sample(task: Task) -> torch.Tensor:
+def decode_single_beam(task: DecodingTask) -> torch.Tensor:
     """The likeliest token each time, or one drawn, until each hypothesis has ended or is at its limit: ids (N, T)."""
     start, longest = task.prompt.shape[1], int(task.limits.max())
     tokens = torch.full((len(task.prompt), longest), task.pad_id, device=task.prompt.device)
@@ -121,20 +121,20 @@ def sample(task: Task) -> torch.Tensor:
         if length < start:
             continue
         if task.process is not None or task.keep:
-            logits = task.processed(tokens[active, :length], logits)
-        new = torch.multinomial(logits.softmax(-1), 1)[:, 0] if task.is_drawn else best_token(logits)
-        if task.stays:
+            logits = task.process_scores(tokens[active, :length], logits)
+        new = torch.multinomial(logits.softmax(-1), 1)[:, 0] if task.do_sample else best_token(logits)
+        if task.keeps_finished:
             new = torch.where(unfinished if task.keeps_padding else task.limits[active] > length, new, task.pad_id)
         tokens[active, length] = new
         if task.streamer is not None:
             task.streamer.put(new.cpu())
         going = ~torch.isin(new, task.eos_ids) & (task.limits[active] > length + 1)
         if task.criteria:
-            going &= ~task.stopped(tokens[active, : length + 1])
-        if task.stays:
+            going &= ~task.meets_stopping_criteria(tokens[active, : length + 1])
+        if task.keeps_finished:
             lengths += unfinished
             unfinished &= going
-            if task.looks(length) and not unfinished.any():
+            if task.should_check_done(length) and not unfinished.any():
                 break
             continue
         if going.all():
@@ -144,11 +144,11 @@ def sample(task: Task) -> torch.Tensor:
         if not len(active):
             return tokens[:, : length + 1]
         task.decoder.keep(rows, rows)
-    return tokens[:, : int(lengths.max())] if task.stays else tokens
+    return tokens[:, : int(lengths.max())] if task.keeps_finished else tokens
 
 
 @dataclass
-class Found:
+class BeamSearchOutput:
     """What beam search found: ids (B * n, T), scores (B * n), and on request for each new token the row of the
     hypothesis (B * n, T - prompt) that it continued, -1 behind the end."""
 
@@ -157,14 +157,14 @@ class Found:
     parents: torch.Tensor | None
 
 
-def search(
-    task: Task,
+def run_beam_search(
+    task: DecodingTask,
     num_beams: int,
     width: int,
     num_return: int,
     penalty: Callable[[Any], Any],
     early_stopping: bool | str,
-) -> Found:
+) -> BeamSearchOutput:
     """Beam search.
 
     At every step each sentence has K hypotheses. Of their continuations the W (`width`) best are looked at, enough for
@@ -177,13 +177,13 @@ def search(
     active = torch.arange(len(prompt), device=device)  # rows of the result that go on
     is_open = torch.ones_like(active, dtype=torch.bool)  # of them; only where all stay, others are among them
     running = prompt[:, None].expand(-1, num_beams, -1).contiguous()  # (B, K, T)
-    scores = torch.full((len(prompt), num_beams), NEVER, device=device)
+    scores = torch.full((len(prompt), num_beams), MASKED_SCORE, device=device)
     scores[:, 0] = 0.0  # one hypothesis to begin with, not K equal ones
     finished = torch.full((len(prompt), num_beams, longest), pad_id, device=device)
     finished_scores = torch.full((len(prompt), num_beams), EMPTY, device=device)
     is_there = torch.zeros((len(prompt), num_beams), dtype=torch.bool, device=device)  # of the finished; with all terms
     # the rows that each token continued, where they are kept; else nothing
-    steps = longest - start if task.keeps_parents else 0
+    steps = longest - start if task.return_beam_indices else 0
     history = torch.empty((len(prompt), num_beams, 0), dtype=torch.int32, device=device)
     finished_history = torch.full((len(prompt), num_beams, steps), -1, dtype=torch.int32, device=device)
     result_history = finished_history[:, :num_return].clone()
@@ -195,26 +195,28 @@ def search(
         new = length + 1 - start  # tokens behind the prompt
         log_probs = task.step(running[:, :, -1].flatten()).log_softmax(-1)
         if task.process is not None or task.keep:
-            log_probs = task.processed(running.flatten(0, 1), log_probs)
+            log_probs = task.process_scores(running.flatten(0, 1), log_probs)
         if task.glossary is None:
-            values, ids, parents = continuations(task, log_probs, scores, width)  # (B, W)
+            values, ids, parents = select_continuations(task, log_probs, scores, width)  # (B, W)
         else:
             room = limits[active] - length - 1
-            values, ids, parents, is_whole = constrained(task, log_probs, scores, running, active, room, width)
-        grown = torch.cat([take(running, parents), ids[..., None]], -1)  # (B, W, T + 1)
+            values, ids, parents, is_whole = select_constrained_continuations(
+                task, log_probs, scores, running, active, room, width
+            )
+        grown = torch.cat([gather_beams(running, parents), ids[..., None]], -1)  # (B, W, T + 1)
         ended = torch.isin(ids, task.eos_ids) | (limits[active] <= length + 1)[:, None]
         if task.criteria:
-            ended = ended | task.stopped(grown.flatten(0, 1)).view_as(ended)
-        if task.keeps_parents:
+            ended = ended | task.meets_stopping_criteria(grown.flatten(0, 1)).view_as(ended)
+        if task.return_beam_indices:
             rows = (parents + active[:, None] * num_beams).int()
-            grown_history = torch.cat([take(history, parents), rows[..., None]], -1)
+            grown_history = torch.cat([gather_beams(history, parents), rows[..., None]], -1)
 
         among_first = ended & (torch.arange(width, device=device) < num_beams)
         if task.in_place or among_first.any():
             is_new = among_first & is_open[:, None]
             used = torch.where(is_new.any(), length + 1, used) if task.in_place else length + 1
             padded = nn.functional.pad(grown, (0, longest - length - 1), value=pad_id)
-            candidates = torch.add(values / penalty(new), ~is_new, alpha=2 * NEVER)
+            candidates = torch.add(values / penalty(new), ~is_new, alpha=2 * MASKED_SCORE)
             candidates = torch.cat([finished_scores, candidates], 1)
             is_there = torch.cat([is_there, among_first if task.glossary is None else among_first & is_whole], 1)
             order = candidates.topk(num_beams).indices
@@ -225,40 +227,40 @@ def search(
             if task.in_place:  # what is done stays as it is
                 order = torch.where(is_open[:, None], order, torch.arange(num_beams, device=device))
             finished_scores, is_there = candidates.gather(1, order), is_there.gather(1, order)
-            finished = take(torch.cat([finished, padded], 1), order)
-            if task.keeps_parents:
+            finished = gather_beams(torch.cat([finished, padded], 1), order)
+            if task.return_beam_indices:
                 padded = nn.functional.pad(grown_history, (0, longest - length - 1), value=-1)
-                finished_history = take(torch.cat([finished_history, padded], 1), order)
+                finished_history = gather_beams(torch.cat([finished_history, padded], 1), order)
         if task.glossary is None:
-            scores, order = torch.add(values, ended, alpha=NEVER).topk(num_beams)
+            scores, order = torch.add(values, ended, alpha=MASKED_SCORE).topk(num_beams)
             hopes = scores
         else:  # by turns, not by score; and none that lacks a term is waited for once there are K results
-            values = torch.add(values, ended, alpha=NEVER)
-            turns = torch.add(-torch.arange(width, device=device), (values < NEVER / 2), alpha=-FAR)
+            values = torch.add(values, ended, alpha=MASKED_SCORE)
+            turns = torch.add(-torch.arange(width, device=device), (values < MASKED_SCORE / 2), alpha=-RANK_OFFSET)
             order = turns.topk(num_beams).indices
             scores, best_first = values.gather(1, order).sort(descending=True)
             order = order.gather(1, best_first)
             enough = is_there[:, num_return - 1 if early_stopping == "exact" else -1, None]
             hopes = scores.masked_fill(enough & ~is_whole.gather(1, order), -math.inf).amax(1, keepdim=True)
-        running, parents = take(grown, order), parents.gather(1, order)
+        running, parents = gather_beams(grown, order), parents.gather(1, order)
 
-        ends = limits[active] if task.horizon is None else torch.full_like(active, task.horizon)
+        ends = limits[active] if task.max_length_bound is None else torch.full_like(active, task.max_length_bound)
         going = may_improve(hopes, finished_scores, is_there, penalty, new, ends - start, num_return, early_stopping)
         going &= limits[active] > length + 1
-        if task.keeps_parents:
-            history = take(grown_history, order)
+        if task.return_beam_indices:
+            history = gather_beams(grown_history, order)
         if not task.together and (task.criteria or task.process is not None):
             going &= ~ended.all(-1)
-        if task.stays:
+        if task.keeps_finished:
             is_open &= going
-            if task.looks(length) and (not is_open.any() or (task.together and ended.all())):
+            if task.should_check_done(length) and (not is_open.any() or (task.together and ended.all())):
                 break
             task.decoder.keep((active[:, None] * num_beams + parents).flatten(), None)
             continue
         if not going.all():
             gone = active[~going]
             result[gone], result_scores[gone] = finished[~going, :num_return], finished_scores[~going, :num_return]
-            if task.keeps_parents:
+            if task.return_beam_indices:
                 result_history[gone] = finished_history[~going, :num_return]
                 history, finished_history = history[going], finished_history[going]
             active = active[going]
@@ -270,18 +272,18 @@ def search(
         rows = going.nonzero()[:, 0]
         sentences = None if going.all() else rows
         task.decoder.keep((rows[:, None] * num_beams + parents).flatten(), sentences)
-    if task.stays:
+    if task.keeps_finished:
         result, result_scores = finished[:, :num_return], finished_scores[:, :num_return]
         result_history = finished_history[:, :num_return]
     kept = None
-    if task.keeps_parents:
+    if task.return_beam_indices:
         new = int((result_history >= 0).sum(-1).max())
         used, kept = start + new, result_history[..., :new].flatten(0, 1)
-    return Found(result[..., : int(used)].flatten(0, 1), result_scores.flatten(), kept)
+    return BeamSearchOutput(result[..., : int(used)].flatten(0, 1), result_scores.flatten(), kept)
 
 
-def constrained(
-    task: Task,
+def select_constrained_continuations(
+    task: DecodingTask,
     log_probs: torch.Tensor,
     scores: torch.Tensor,
     running: torch.Tensor,
@@ -289,16 +291,16 @@ def constrained(
     room: torch.Tensor,
     width: int,
 ) -> tuple[torch.Tensor, ...]:
-    """As `continuations`, by `Glossary.continuations`."""
+    """As `select_continuations`, by `Glossary.select_continuations`."""
     values, ids = best_tokens(log_probs, min(width, log_probs.shape[-1]))
     shape = (*scores.shape, -1)  # (B, K, ...)
     best = scores[..., None] + values.view(shape), ids.view(shape)
     log_probs = log_probs.view(shape)
-    return task.glossary.continuations(*best, log_probs, scores, running, active, task.eos_ids, room, width)
+    return task.glossary.select_candidates(*best, log_probs, scores, running, active, task.eos_ids, room, width)
 
 
-def continuations(
-    task: Task, log_probs: torch.Tensor, scores: torch.Tensor, width: int
+def select_continuations(
+    task: DecodingTask, log_probs: torch.Tensor, scores: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The W best continuations of a sentence's hypotheses, or W drawn ones: scores, ids and parents, each (B, W).
 
@@ -310,7 +312,7 @@ def continuations(
     if task.together:
         size = log_probs.shape[-1]
         totals = (scores[..., None] + log_probs.view(-1, num_beams, size)).flatten(1)  # (B, K * V)
-        if task.is_drawn:
+        if task.do_sample:
             picks = torch.multinomial(totals.softmax(-1), width)
             values = totals.gather(1, picks)
         else:
@@ -353,7 +355,7 @@ def block_width(size: int) -> int:
     return next((width for width in range(64, 257) if size % width == 0 and size > 4 * width), 0)
 
 
-def take(tokens: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+def gather_beams(tokens: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Rows (B, n, T) of `tokens` (B, K, T) by `order` (B, n)."""
     return tokens.gather(1, order[..., None].expand(-1, -1, tokens.shape[-1]))
 
@@ -376,12 +378,12 @@ def may_improve(
     """
     if early_stopping == "exact":
         bound = scores[:, 0] / penalty(limits)
-        return (bound > finished.masked_fill(~is_there, EMPTY)[:, num_return - 1]) & (scores[:, 0] > NEVER / 2)
+        return (bound > finished.masked_fill(~is_there, EMPTY)[:, num_return - 1]) & (scores[:, 0] > MASKED_SCORE / 2)
     full = is_there.all(-1)
     if early_stopping is True:
         return ~full
     bound = scores[:, 0] / penalty(limits if early_stopping == "never" else new)
-    return bound > torch.where(full, finished[:, -1], NEVER)
+    return bound > torch.where(full, finished[:, -1], MASKED_SCORE)
 
 
-__all__ = ["Task", "sample", "search"]
+__all__ = ["DecodingTask", "decode_single_beam", "run_beam_search"]

@@ -9,7 +9,7 @@ from weakref import ref
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-_READS_TARGETS: ContextVar[frozenset[ref]] = ContextVar("reads_targets", default=frozenset())
+_TARGET_MODE_TOKENIZERS: ContextVar[frozenset[ref]] = ContextVar("reads_targets", default=frozenset())
 # the tokenizers that read targets at the moment; each thread and each asyncio task has its own
 
 
@@ -72,17 +72,17 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
     @property
     def _tokenizer(self) -> Tokenizer:
         """The one in use, as transformers calls it."""
-        return self.target_tokenizer if ref(self) in _READS_TARGETS.get() else self.source_tokenizer
+        return self.target_tokenizer if ref(self) in _TARGET_MODE_TOKENIZERS.get() else self.source_tokenizer
 
     @_tokenizer.setter
     def _tokenizer(self, value: Tokenizer) -> None:
         self.source_tokenizer = value
 
     def _switch_to_input_mode(self) -> None:
-        _READS_TARGETS.set(_READS_TARGETS.get() - {ref(self)})
+        _TARGET_MODE_TOKENIZERS.set(_TARGET_MODE_TOKENIZERS.get() - {ref(self)})
 
     def _switch_to_target_mode(self) -> None:
-        _READS_TARGETS.set(_READS_TARGETS.get() | {ref(self)})
+        _TARGET_MODE_TOKENIZERS.set(_TARGET_MODE_TOKENIZERS.get() | {ref(self)})
 
     def stock(self, side: str) -> PreTrainedTokenizerFast:
         """One side, "source" or "target", as transformers' own class, with the same special tokens."""
@@ -122,7 +122,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
     def _add_tokens(self, new_tokens, special_tokens: bool = False) -> int:
         """Adds to the source's vocabulary; special tokens to both, where their ids must come out equal."""
         special = [token for token in new_tokens if special_tokens or getattr(token, "special", False)]
-        refuse_unequal_ids(self.source_tokenizer, self.target_tokenizer, list(map(str, special)))
+        validate_special_token_ids(self.source_tokenizer, self.target_tokenizer, list(map(str, special)))
         added = super()._add_tokens(new_tokens, special_tokens)
         self.target_tokenizer.add_special_tokens(special)
         return added
@@ -142,7 +142,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         return file_names
 
 
-def refuse_unequal_ids(source: Tokenizer, target: Tokenizer, special: list[str]) -> None:
+def validate_special_token_ids(source: Tokenizer, target: Tokenizer, special: list[str]) -> None:
     """Raises ValueError where special tokens have, or would get, other ids in one vocabulary than in the other."""
     ids = {token: [side.token_to_id(token) for side in (source, target)] for token in special}
     if any(None in pair for pair in ids.values()):  # tried on copies: what is refused changes nothing

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, processors
 from transformers import PreTrainedTokenizerBase
 
 from hub.importing.tokenizer import with_rows
-from hub.importing.toolkits.subwords import of_sentencepiece
+from hub.importing.toolkits.subwords import build_sentencepiece_tokenizer
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
 
 ONLY_JSON = ("onnx",)  # targets whose readers need tokenizer.json
@@ -30,7 +30,7 @@ def prepare(
         tokenizer = as_fast(tokenizer)
     sizes, rows = (model.config.vocab_size, model.lm_head.out_features), {}
     for side, size, vocabulary in zip(SIDES, sizes, vocabularies(tokenizer), strict=True):
-        missing = tokenizer.ids_without_rows(side) if has_two_sides(tokenizer) else set()
+        missing = tokenizer.ids_without_rows(side) if has_separate_vocabularies(tokenizer) else set()
         ids = {*range(size), *vocabulary.values()}
         if (largest := max(ids - missing)) >= size:
             raise ValueError(
@@ -43,7 +43,7 @@ def prepare(
 
 def vocabularies(tokenizer: Any) -> list[dict[str, int]]:
     """Return the tokens of source and target with their ids."""
-    if has_two_sides(tokenizer):
+    if has_separate_vocabularies(tokenizer):
         return [getattr(tokenizer, f"{side}_tokenizer").get_vocab() for side in SIDES]
     return [tokenizer.get_vocab(), getattr(tokenizer, "target_encoder", tokenizer.get_vocab())]  # Marian may have two
 
@@ -69,7 +69,9 @@ def as_fast(tokenizer: Any) -> VanillaTransformerTokenizer:
     codes, end, sides = tokenizer.supported_language_codes, tokenizer.eos_token, []
     for side, vocabulary in zip(SIDES, vocabularies(tokenizer), strict=True):
         content = getattr(tokenizer, f"spm_{side}").serialized_model_proto()
-        made = of_sentencepiece(tokens_by_id(vocabulary), Path(name), content, special | {code: code for code in codes})
+        made = build_sentencepiece_tokenizer(
+            tokens_by_id(vocabulary), Path(name), content, special | {code: code for code in codes}
+        )
         made.add_tokens([AddedToken(code, normalized=False) for code in codes])
         ends = [(end, vocabulary[end])]
         made.post_processor = processors.TemplateProcessing(single=["$A", end], special_tokens=ends)
@@ -87,29 +89,29 @@ def as_fast(tokenizer: Any) -> VanillaTransformerTokenizer:
     return fast
 
 
-def has_two_sides(tokenizer: PreTrainedTokenizerBase) -> bool:
+def has_separate_vocabularies(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether source and target have vocabularies of their own."""
     return hasattr(tokenizer, "target_tokenizer")
 
 
 def tokenizer_folders(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[Path, Path]:
     """Where `save_tokenizer` puts those of source and target: both in `folder`, or each in one below it."""
-    if has_two_sides(tokenizer):
+    if has_separate_vocabularies(tokenizer):
         return folder / "source_tokenizer", folder / "target_tokenizer"
     return folder, folder
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """As stock tokenizers, into `tokenizer_folders`."""
-    sides = [tokenizer.stock(side) for side in SIDES] if has_two_sides(tokenizer) else [tokenizer]
+    sides = [tokenizer.stock(side) for side in SIDES] if has_separate_vocabularies(tokenizer) else [tokenizer]
     for side, place in zip(sides, tokenizer_folders(tokenizer, folder), strict=False):
         side.save_pretrained(place)
-        tell_older_readers(place / "tokenizer_config.json")
+        patch_tokenizer_config(place / "tokenizer_config.json")
         if (place / "tokenizer.json").exists():
-            write_merges_as_before(place / "tokenizer.json")
+            write_legacy_merges(place / "tokenizer.json")
 
 
-def tell_older_readers(path: Path) -> None:
+def patch_tokenizer_config(path: Path) -> None:
     """The class by the name that transformers 4 and 5 both know, no token_type_ids, which a Marian refuses, and that
     no space before a mark is dropped (" ?" in French), as transformers.js and older versions would by default."""
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -120,7 +122,7 @@ def tell_older_readers(path: Path) -> None:
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def write_merges_as_before(path: Path) -> None:
+def write_legacy_merges(path: Path) -> None:
     """Each merge as one string, "t h" for ["t", "h"]: tokenizers 0.19 of transformers 4.40 reads no other, and the
     later ones read both. Where a token has a space in it, merges stay as they are."""
     tokenizer = json.loads(path.read_text(encoding="utf-8"))

@@ -7,8 +7,8 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig
 
-from hub.importing.layout import Facts, Layout, State, Use, fill, pattern
-from hub.importing.settings import setting
+from hub.importing.layout import CheckpointInfo, Layout, State, TensorRule, compile_pattern, expand_pattern
+from hub.importing.layout_settings import format_setting
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -22,7 +22,7 @@ class Tensors(State):
 
 
 @dataclass
-class Placed:
+class MappedTensors:
     """The file's tensors under our names, and what became of each.
 
     Args:
@@ -41,8 +41,8 @@ class Placed:
 
 
 @dataclass
-class Imported:
-    """A model, and what its report says of it: see `Placed`."""
+class ImportResult:
+    """A model, and what its report says of it: see `MappedTensors`."""
 
     model: VanillaTransformerForConditionalGeneration
     shapes: dict[str, Any]  # the architecture, by the names of our configuration
@@ -57,7 +57,7 @@ class Imported:
 
 def convert(
     state: State, layout: Layout, metadata: dict[str, Any], num_heads: int | None, special_ids: dict[str, int]
-) -> Imported:
+) -> ImportResult:
     """Our model with the file's weights.
 
     Args:
@@ -74,11 +74,11 @@ def convert(
     name = next(key for key, use in layout.uses().items() if "model.encoder.embed_tokens.weight" in use.targets)
     if state[name].ndim != 2 or 0 in state[name].shape:
         raise ValueError(f"{name} has the shape {tuple(state[name].shape)}, not (tokens, width).")
-    facts = Facts(state[name].shape[1], num_heads, layout.assumed | metadata, state)
+    facts = CheckpointInfo(state[name].shape[1], num_heads, layout.assumed | metadata, state)
     placed = place(state, layout, facts)
     make(placed, layout, facts)
     fields = layout.config | (layout.variant_config(facts, state) if layout.variant_config else {})
-    heads = heads_of(layout, facts, state)
+    heads = resolve_num_heads(layout, facts, state)
     ids = dict.fromkeys(SPECIAL_IDS) | layout.special_ids
     ids |= {name: fields.pop(name) for name in (*SPECIAL_IDS, "decoder_start_token_id") if name in fields} | special_ids
     ids.setdefault("decoder_start_token_id", ids["bos_token_id"])
@@ -88,14 +88,19 @@ def convert(
     except StrictDataclassError as error:
         raise ValueError(f"the file's architecture cannot be ours: {error}") from error
     zero_biases(placed, layout)
-    refuse_untied(config, placed)
+    validate_tied_weights(config, placed)
     model = build(config, placed, layout)
     shapes = {name: getattr(config, name) for name in shapes}
-    check = [*layout.check, *assumptions(layout, metadata), *without_tables(layout, state), *unset(config)]
-    return Imported(model, shapes, placed.folds, placed.left_out, check, placed.used)
+    check = [
+        *layout.check,
+        *assumptions(layout, metadata),
+        *without_tables(layout, state),
+        *missing_special_id_notes(config),
+    ]
+    return ImportResult(model, shapes, placed.folds, placed.left_out, check, placed.used)
 
 
-def heads_of(layout: Layout, facts: Facts, state: State) -> int:
+def resolve_num_heads(layout: Layout, facts: CheckpointInfo, state: State) -> int:
     told = layout.num_heads(facts, state) if layout.num_heads else None
     heads = facts.num_heads if told is None else told
     if heads is None:
@@ -107,16 +112,16 @@ def heads_of(layout: Layout, facts: Facts, state: State) -> int:
     return heads
 
 
-def place(state: State, layout: Layout, facts: Facts) -> Placed:
+def place(state: State, layout: Layout, facts: CheckpointInfo) -> MappedTensors:
     """Every tensor under our names, folded where the layout says so, or left out."""
-    placed = Placed()
-    regexes = [(pattern(key), use) for key, use in layout.uses().items()]
+    placed = MappedTensors()
+    regexes = [(compile_pattern(key), use) for key, use in layout.uses().items()]
     for name, tensor in state.items():
         match, use = next((m, use) for regex, use in regexes if (m := regex.fullmatch(name)))
-        targets = [fill(target, match.groupdict().values()) for target in use.targets]
+        targets = [expand_pattern(target, match.groupdict().values()) for target in use.targets]
         if not tensor.is_floating_point():
             raise ValueError(f"{name} holds {tensor.dtype}, not floating-point numbers.")
-        for target, value in zip(targets, folded(name, tensor, use, facts), strict=True):
+        for target, value in zip(targets, apply_fold(name, tensor, use, facts), strict=True):
             if value.ndim == 0:
                 raise ValueError(f"{name} is a single number, of shape (), and no row of them.")
             if not value.isfinite().all():
@@ -131,14 +136,14 @@ def place(state: State, layout: Layout, facts: Facts) -> Placed:
     return placed
 
 
-def make(placed: Placed, layout: Layout, facts: Facts) -> None:
+def make(placed: MappedTensors, layout: Layout, facts: CheckpointInfo) -> None:
     """Adds the tensors that the layout's code computes, where it does not take them from a file."""
     for note, tensors in (layout.made(facts, placed.tensors) if layout.made else {}).items():
         placed.tensors |= tensors
         placed.folds[note] = "exact"
 
 
-def folded(name: str, tensor: torch.Tensor, use: Use, facts: Facts) -> tuple[torch.Tensor, ...]:
+def apply_fold(name: str, tensor: torch.Tensor, use: TensorRule, facts: CheckpointInfo) -> tuple[torch.Tensor, ...]:
     """The tensor as ours, computed in float64."""
     tensor = tensor.double()
     try:
@@ -150,7 +155,9 @@ def folded(name: str, tensor: torch.Tensor, use: Use, facts: Facts) -> tuple[tor
     return tuple(result.float().contiguous() for result in results)
 
 
-def architecture(placed: Placed, layout: Layout, heads: int, d_model: int, fields: dict[str, Any]) -> dict[str, Any]:
+def architecture(
+    placed: MappedTensors, layout: Layout, heads: int, d_model: int, fields: dict[str, Any]
+) -> dict[str, Any]:
     """Fields of our configuration, read off the tensors; `fields` are those that the layout fixes."""
     tensors = placed.tensors
 
@@ -199,7 +206,7 @@ def number_of_layers(tensors: State, side: str) -> int:
     return len(numbers)
 
 
-def zero_biases(placed: Placed, layout: Layout) -> None:
+def zero_biases(placed: MappedTensors, layout: Layout) -> None:
     """Fills in the biases of projections that the layout's linear maps do not have: all of one projection, or none."""
     tensors = placed.tensors
     for projection in layout.zero_biases:
@@ -211,7 +218,7 @@ def zero_biases(placed: Placed, layout: Layout) -> None:
                 tensors[bias] = torch.zeros(len(tensors[weight]))
 
 
-def refuse_untied(config: VanillaTransformerConfig, placed: Placed) -> None:
+def validate_tied_weights(config: VanillaTransformerConfig, placed: MappedTensors) -> None:
     """Raises ValueError where two tables that are to be one differ."""
     source, target, output = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"
     for first, second, name in (
@@ -226,7 +233,7 @@ def refuse_untied(config: VanillaTransformerConfig, placed: Placed) -> None:
 
 
 def build(
-    config: VanillaTransformerConfig, placed: Placed, layout: Layout
+    config: VanillaTransformerConfig, placed: MappedTensors, layout: Layout
 ) -> VanillaTransformerForConditionalGeneration:
     """The model, every parameter of it from the file."""
     with torch.device("meta"):  # without memory, until the shapes are known to be the file's
@@ -255,8 +262,8 @@ def missing(name: str, layout: Layout) -> str:
     """Which key of theirs would have filled ours."""
     for key, use in layout.uses().items():
         for target in use.targets:
-            if match := pattern(target).fullmatch(name):
-                return f"the file lacks {fill(key, match.groupdict().values())} (our {name})."
+            if match := compile_pattern(target).fullmatch(name):
+                return f"the file lacks {expand_pattern(key, match.groupdict().values())} (our {name})."
     return f"nothing in the file fills {name}."
 
 
@@ -265,7 +272,7 @@ def assumptions(layout: Layout, metadata: dict[str, Any]) -> list[str]:
     names = [name for name in layout.assumed if name not in metadata]
     if not names:
         return []
-    values = ", ".join(f"{name}={setting(layout.assumed[name])}" for name in names)
+    values = ", ".join(f"{name}={format_setting(layout.assumed[name])}" for name in names)
     return [f"The file does not tell {', '.join(names)}: taken as {values}. If yours differs, say it with --set."]
 
 
@@ -274,7 +281,7 @@ def without_tables(layout: Layout, state: State) -> list[str]:
     return [f"The file lacks {', '.join(names)}: positions are taken as those of section 3.5."] if names else []
 
 
-def unset(config: VanillaTransformerConfig) -> list[str]:
+def missing_special_id_notes(config: VanillaTransformerConfig) -> list[str]:
     """What to do about special ids that are still unknown, as lines of a report."""
     names = [name for name in SPECIAL_IDS if getattr(config, name) is None]
     if not names:

@@ -15,7 +15,7 @@ Run = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], to
 
 
 @dataclass(frozen=True)
-class Use:
+class TensorRule:
     """What becomes of one tensor of the file.
 
     Args:
@@ -27,14 +27,14 @@ class Use:
     """
 
     targets: tuple[str, ...]
-    fold: Callable[[torch.Tensor, "Facts"], tuple[torch.Tensor, ...]] | None = None
+    fold: Callable[[torch.Tensor, "CheckpointInfo"], tuple[torch.Tensor, ...]] | None = None
     note: str = ""
     bound: str = "exact"
     computed: bool = False
 
 
 @dataclass
-class Facts:
+class CheckpointInfo:
     """What file and user say: dimensions, number of heads (None: nobody said), metadata; and the file's tensors."""
 
     d_model: int
@@ -50,8 +50,8 @@ class Layout:
     Args:
         name: as `--layout` takes it.
         title: whose it is.
-        keys: their names -> ours, or a `Use`. `{i}` stands for a number, `{p}` for weight or bias, `{a|b}` for one of
-            these words; on the other side they stand for the same.
+        keys: names in the file -> names of this model, or a `TensorRule`. `{i}` matches a number, `{p}` weight or bias,
+            `{a|b}` one of these words; in the value they insert the matched text.
         config: fields of our configuration that the layout fixes.
         norm_eps: (d_model) -> `layer_norm_eps`.
         num_heads: (facts, state) -> how many heads there are, where the file tells; None: it must be asked for.
@@ -70,44 +70,44 @@ class Layout:
 
     name: str
     title: str
-    keys: dict[str, "str | Use"]
+    keys: dict[str, "str | TensorRule"]
     config: dict[str, Any]
     norm_eps: Callable[[int], float] = lambda d_model: 1e-5
-    num_heads: Callable[[Facts, State], int | None] | None = None
+    num_heads: Callable[[CheckpointInfo, State], int | None] | None = None
     zero_biases: tuple[str, ...] = ()
     special_ids: dict[str, int] = field(default_factory=dict)
     check: tuple[str, ...] = ()
-    variant_config: Callable[[Facts, State], dict[str, Any]] | None = None
+    variant_config: Callable[[CheckpointInfo, State], dict[str, Any]] | None = None
     run: Run = lambda model, source, source_mask, target, target_mask: model(source, target)
     optional: tuple[str, ...] = ()
     settings: dict[str, Kind] = field(default_factory=dict)
     assumed: dict[str, Any] = field(default_factory=dict)
-    made: Callable[[Facts, State], dict[str, State]] | None = None
+    made: Callable[[CheckpointInfo, State], dict[str, State]] | None = None
     generation: dict[str, Any] = field(default_factory=dict)
 
-    def uses(self) -> dict[str, Use]:
-        return {key: use if isinstance(use, Use) else Use((use,)) for key, use in self.keys.items()}
+    def uses(self) -> dict[str, TensorRule]:
+        return {key: use if isinstance(use, TensorRule) else TensorRule((use,)) for key, use in self.keys.items()}
 
 
 ACTIVATIONS: tuple[str, ...] = ("relu", "gelu", "gelu_pytorch_tanh", "silu", "tanh")  # as transformers names them
 
 
-def left_out(reason: str) -> Use:
-    return Use((), note=reason)
+def left_out(reason: str) -> TensorRule:
+    return TensorRule((), note=reason)
 
 
-def copied(*targets: str, note: str) -> Use:
+def copied(*targets: str, note: str) -> TensorRule:
     """One tensor that their code uses in several places."""
-    return Use(targets, lambda tensor, facts: (tensor,) * len(targets), note)
+    return TensorRule(targets, lambda tensor, facts: (tensor,) * len(targets), note)
 
 
 ENCODER, DECODER = "model.encoder.layers.{i}", "model.decoder.layers.{i}"  # ours
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
-def attention(theirs: str, names: Iterable[str], *ours: str) -> dict[str, "str | Use"]:
+def attention(theirs: str, names: Iterable[str], *ours: str) -> dict[str, "str | TensorRule"]:
     """The four projections of one attention, theirs in the order q, k, v, output; `ours` where it is, or several."""
-    table: dict[str, str | Use] = {}
+    table: dict[str, str | TensorRule] = {}
     for name, projection in zip(names, PROJECTIONS, strict=True):
         targets = [f"{place}.{projection}.{{p}}" for place in ours]
         several = copied(*targets, note="one attention that their decoder uses for itself and across")
@@ -115,7 +115,7 @@ def attention(theirs: str, names: Iterable[str], *ours: str) -> dict[str, "str |
     return table
 
 
-def feed_forward(theirs: str, names: Iterable[str], ours: str) -> dict[str, "str | Use"]:
+def feed_forward(theirs: str, names: Iterable[str], ours: str) -> dict[str, "str | TensorRule"]:
     """The two maps of a feed-forward network."""
     return {
         f"{theirs}{name}.{{p}}": f"{ours}.feed_forward.{fc}.{{p}}"
@@ -123,7 +123,7 @@ def feed_forward(theirs: str, names: Iterable[str], ours: str) -> dict[str, "str
     }
 
 
-def pattern(key: str) -> re.Pattern:
+def compile_pattern(key: str) -> re.Pattern:
     """`layers.{i}.fc.{p}` -> a regular expression with a group for each variable, numbered v0, v1, ..."""
     parts = re.split(r"(\{[^}]*\})", key)
     regex, count = "", 0
@@ -137,7 +137,7 @@ def pattern(key: str) -> re.Pattern:
     return re.compile(regex)
 
 
-def fill(target: str, values: Iterable[str]) -> str:
+def expand_pattern(target: str, values: Iterable[str]) -> str:
     """Our name with the variables' values, in their order."""
     values = iter(values)
     return re.sub(r"\{[^}]*\}", lambda _: next(values), target)

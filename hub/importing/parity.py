@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hub.importing.layout import Layout, Run, State, pattern
+from hub.importing.layout import Layout, Run, State, compile_pattern
 from hub.importing.tokenizer import repeats
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 
@@ -37,9 +37,9 @@ def compare(
         ValueError: no such code, it does not take the state, or the difference is above `TOLERANCE`, or no number.
     """
     try:
-        theirs = load_theirs(place)
+        theirs = load_user_model(place)
         load_state(place, theirs, layout, state)
-        difference = parity(layout.run, theirs.eval(), model, rows)
+        difference = max_log_prob_difference(layout.run, theirs.eval(), model, rows)
     except ValueError:
         raise
     except (Exception, SystemExit) as error:  # the user's own code, which may raise anything, and end the program
@@ -58,7 +58,7 @@ def compare(
     return {"with": place, "largest_difference_of_log_probabilities": difference, "batches": BATCHES}
 
 
-def load_theirs(place: str) -> nn.Module:
+def load_user_model(place: str) -> nn.Module:
     module_name, _, name = place.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
@@ -74,7 +74,7 @@ def load_theirs(place: str) -> nn.Module:
 
 def load_state(place: str, theirs: nn.Module, layout: Layout, state: State) -> None:
     """Fills their model. It keeps the tables of positions that it computed where the file's are rounded or absent."""
-    tables = [pattern(key) for key, use in layout.uses().items() if use.computed]
+    tables = [compile_pattern(key) for key, use in layout.uses().items() if use.computed]
     computed = {name for name in theirs.state_dict() if any(table.fullmatch(name) for table in tables)}
     kept = {name for name in computed if name not in state or state[name].dtype.itemsize < 4}
     try:
@@ -88,7 +88,7 @@ def load_state(place: str, theirs: nn.Module, layout: Layout, state: State) -> N
 
 
 @torch.no_grad()
-def parity(
+def max_log_prob_difference(
     run_theirs: Run,
     theirs: nn.Module,
     model: VanillaTransformerForConditionalGeneration,

@@ -10,9 +10,9 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from hub.importing.conversion import Imported
+from hub.importing.conversion import ImportResult
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
-from vanilla_transformer.shared.loading import panics_as_errors
+from vanilla_transformer.shared.loading import rust_panics_as_errors
 
 KNOWN = {  # how tutorials write their special tokens
     "pad_token": ("<pad>", "[PAD]", "<blank>", "<PAD>"),
@@ -25,7 +25,7 @@ UNLIKELY = 30.0  # nats: in float32 exp(-30) adds nothing to a sum that is 1; a 
 
 
 @dataclass
-class Side:
+class SideTokenizer:
     """One language's tokenizer and, for each of its ids, the row of the file: `rows[id]`.
 
     Tokens that the file has no row for have that of the unknown token, which is then there several times.
@@ -41,29 +41,29 @@ class Side:
 
 
 @dataclass
-class Tokenizers:
+class TokenizerPair:
     """Both sides, ready to be used; `apply_to` makes a model agree with them."""
 
     tokenizer: PreTrainedTokenizerFast
-    source: Side
-    target: Side
-    whole: bool = False  # whether they have a token for each of the model's rows
+    source: SideTokenizer
+    target: SideTokenizer
+    covers_all_rows: bool = False  # whether they have a token for each of the model's rows
 
-    def apply_to(self, imported: Imported) -> dict[str, list[int]]:
+    def apply_to(self, imported: ImportResult) -> dict[str, list[int]]:
         """Reorder the model's rows as in the tokenizers, add the missing ones, and set the special ids.
 
         Returns:
             For each side ("source", "target"), the row of the file for each row of the model.
 
         Raises:
-            ValueError: a tokenizer has more tokens than the model has rows, or fewer where it is `whole`; or both
-                sides share one matrix, and differ in its order.
+            ValueError: a tokenizer has more tokens than the model has rows, or fewer although `covers_all_rows` is set;
+                or both sides share one matrix but order it differently.
         """
         sizes = {"source": imported.model.config.vocab_size, "target": imported.model.lm_head.out_features}
         rows = {}
         for name, side in (("source", self.source), ("target", self.target)):
             number = max(side.rows) + 1
-            if number > sizes[name] or (self.whole and number != sizes[name]):
+            if number > sizes[name] or (self.covers_all_rows and number != sizes[name]):
                 raise ValueError(
                     f"the {name}'s tokenizer has {number} tokens, but the model has {sizes[name]} rows for "
                     f"them: it is not the one that the model was trained with."
@@ -127,7 +127,7 @@ def with_rows(
     return made.eval(), rows
 
 
-def read_tokenizers(source: Path | None, target: Path | None, source_begins: Any = None) -> Tokenizers | None:
+def read_tokenizers(source: Path | None, target: Path | None, source_begins: Any = None) -> TokenizerPair | None:
     """The tokenizers of both sides; one file serves for both. None where no file was given.
 
     Special tokens get the same ids in both vocabularies: where they have others, they are moved to the front.
@@ -148,10 +148,12 @@ def read_tokenizers(source: Path | None, target: Path | None, source_begins: Any
     if source is None:
         raise ValueError("--target_tokenizer needs --source_tokenizer.")
     sides = [read_side(path) for path in ((source, target) if target else (source,))]
-    return together(sides, source_begins=bool(source_begins))
+    return combine_tokenizers(sides, source_begins=bool(source_begins))
 
 
-def together(sides: list[Side], source_begins: bool = False, source_ends: bool = True) -> Tokenizers:
+def combine_tokenizers(
+    sides: list[SideTokenizer], source_begins: bool = False, source_ends: bool = True
+) -> TokenizerPair:
     """One tokenizer of one side for both, or of two; targets end with the end token.
 
     Args:
@@ -159,7 +161,7 @@ def together(sides: list[Side], source_begins: bool = False, source_ends: bool =
             as before and behind targets, it takes two sides.
     """
     if len(sides) == 2 and sides[0].ids() != sides[1].ids():
-        sides = [with_special_in_front(side) for side in sides]
+        sides = [move_special_tokens_first(side) for side in sides]
     for i, side in enumerate(sides):
         begin = f"{side.special['bos_token']} " if source_begins and i == 0 and len(sides) == 2 else ""
         tokens = [(side.special[name], side.ids()[name]) for name in ("bos_token", "eos_token")]
@@ -168,23 +170,23 @@ def together(sides: list[Side], source_begins: bool = False, source_ends: bool =
         side.tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=tokens)
     if len(sides) == 1:
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=sides[0].tokenizer, **sides[0].special)
-        return Tokenizers(tokenizer, sides[0], sides[0])
+        return TokenizerPair(tokenizer, sides[0], sides[0])
     both = VanillaTransformerTokenizer(
         source_tokenizer_object=sides[0].tokenizer,
         target_tokenizer_object=sides[1].tokenizer,
         **sides[0].special,
     )
-    return Tokenizers(both, sides[0], sides[1])
+    return TokenizerPair(both, sides[0], sides[1])
 
 
-def read_side(path: Path) -> Side:
+def read_side(path: Path) -> SideTokenizer:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as text ({error}).") from error
     if text.lstrip().startswith("{"):
         try:
-            with panics_as_errors():
+            with rust_panics_as_errors():
                 tokenizer = Tokenizer.from_str(text)
         except Exception as error:  # tokenizers raises no narrower type
             raise ValueError(f"{path} is no file of the library tokenizers: {error}") from error
@@ -213,10 +215,12 @@ def read_side(path: Path) -> Side:
     largest = max(ids)
     if largest >= LARGEST_VOCABULARY:
         raise ValueError(f"{path} has a token with the id {largest}, more than any vocabulary has: it is broken.")
-    return Side(tokenizer, special, list(range(largest + 1)))  # of an id that no token has, the row stays as well
+    return SideTokenizer(
+        tokenizer, special, list(range(largest + 1))
+    )  # of an id that no token has, the row stays as well
 
 
-def with_special_in_front(side: Side) -> Side:
+def move_special_tokens_first(side: SideTokenizer) -> SideTokenizer:
     """The same tokens with other ids: the special ones first, in the order padding, begin, end, unknown."""
     state = json.loads(side.tokenizer.to_str())
     vocabulary = state["model"].get("vocab")
@@ -232,4 +236,4 @@ def with_special_in_front(side: Side) -> Side:
         token["id"] = new[token["id"]]
     state["added_tokens"].sort(key=lambda token: token["id"])
     state["post_processor"] = None
-    return Side(Tokenizer.from_str(json.dumps(state)), side.special, [side.rows[old] for old in order])
+    return SideTokenizer(Tokenizer.from_str(json.dumps(state)), side.special, [side.rows[old] for old in order])

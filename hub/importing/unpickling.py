@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import torch
 
-from hub.importing.metadata import STAND_INS, records
+from hub.importing.pickle_stubs import PICKLE_STUBS, records
 
 try:
     import resource
@@ -33,7 +33,7 @@ PICKLES = 4  # of a file of before PyTorch 1.6: a number, a version, the machine
 
 def load(path: Path) -> Any:
     """Loads a file with torch's unpickler that executes nothing."""
-    known = [*STAND_INS, *records(names_in_pickle(path))]
+    known = [*PICKLE_STUBS, *records(names_in_pickle(path))]
     with torch.serialization.safe_globals(known), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of old formats
         return torch.load(path, map_location="cpu", weights_only=True)

@@ -14,17 +14,17 @@ from pathlib import Path
 from httpx2 import TransportError  # of huggingface_hub
 from huggingface_hub import HfApi, RepoCard
 
-from hub.errors import explain
-from hub.private import validate_private
-from hub.records import places_of
-from hub.repository import commit_files, full_name
-from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
+from hub.commits import commit_files, full_name
+from hub.hub_errors import hub_error_message
+from hub.run_files import local_paths
+from hub.sensitive_data import validate_private
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
 FILES = ("app.py", "requirements.txt")
 
 
 def main() -> None:
-    parser = CommandLine("hub.space", __doc__)
+    parser = CommandLineParser("hub.space", __doc__)
     parser.add_argument("checkpoint", help="folder, or repository on the Hub")
     parser.add_argument("--port", type=int, help="default: the first free one from 7860")
     parser.add_argument("--push", metavar="USER/SPACE", help="publish the page as this Space instead of showing it")
@@ -37,7 +37,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     named = arguments.push or arguments.checkpoint
-    with one_line_errors(parser.prog, TransportError, in_words=partial(explain, repo_id=named)):
+    with exit_on_user_error(parser.prog, TransportError, in_words=partial(hub_error_message, repo_id=named)):
         if arguments.static:
             make_static(arguments.checkpoint, arguments.static)
             if arguments.push:
@@ -71,7 +71,7 @@ def push_static(page: Path, repo_id: str, private: bool = False, replace: bool =
     files: dict[str, Path | bytes] = {
         path.relative_to(page).as_posix(): path for path in sorted(page.rglob("*")) if path.is_file()
     }
-    validate_private(files, places_of(page))
+    validate_private(files, local_paths(page))
     return commit_files(
         repo_id, files, "Page that translates in the browser", private=private, replace=replace, repo_type="space",
         space_sdk="static",
@@ -90,7 +90,7 @@ def push(checkpoint: str, repo_id: str, private: bool = False, replace: bool = F
     try:
         api.model_info(checkpoint)
     except (ValueError, OSError) as error:
-        raise ValueError(explain(error, checkpoint)) from error
+        raise ValueError(hub_error_message(error, checkpoint)) from error
     here = Path(__file__).parent
     card = RepoCard.load(here / "README.md")
     card.data.title, card.data.models = checkpoint.rpartition("/")[2], [checkpoint]

@@ -20,7 +20,7 @@ from huggingface_hub import RepoCard
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.generation.streamers import BaseStreamer
 
-LONGEST = 200  # source tokens that the page takes
+MAX_SOURCE_TOKENS = 200  # source tokens that the page takes
 EXTRA_TOKENS = 50  # section 6.1 of the paper: "the maximum output length during inference [is] input length + 50"
 ATTENTIONS = {
     "cross": "from translation to source",
@@ -81,7 +81,7 @@ class Translator:
         if not words:
             raise ValueError("Type a sentence first.")
         batch = self.tokenizer(text.strip(), return_tensors="pt")
-        longest = LONGEST
+        longest = MAX_SOURCE_TOKENS
         if self.model.config.position_embedding_type == "learned":
             longest = min(longest, self.model.config.max_position_embeddings)
         if (length := batch["input_ids"].shape[1]) > longest:

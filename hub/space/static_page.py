@@ -9,15 +9,15 @@ from pathlib import Path
 
 from huggingface_hub import RepoCard
 
+from hub.atomic_dirs import validate_new_dir, write_dir_atomically
 from hub.export import load
-from hub.exporting.onnx import convert
+from hub.exporting.to_onnx import convert
 from hub.exporting.tokenizer import save_tokenizer, tokenizer_folders
-from hub.folders import refuse_existing, write_whole
 from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS
 
 FILES = ("index.html", "page.css", "page.js")
 NEEDED = ("encoder_model_quantized.onnx", "decoder_model_merged_quantized.onnx")  # the others are for other readers
-LONGEST = 200  # source tokens that the page takes
+MAX_SOURCE_TOKENS = 200  # source tokens that the page takes
 
 
 def make(checkpoint: str, out: Path) -> None:
@@ -26,13 +26,13 @@ def make(checkpoint: str, out: Path) -> None:
     Raises:
         ValueError: no checkpoint of ours; or `out` exists.
     """
-    refuse_existing(out)
+    validate_new_dir(out)
     model, tokenizer = load(checkpoint, "onnx")
     config = model.config
     limit = config.max_position_embeddings if config.position_embedding_type == "learned" else None
     generation = model.generation_config
     own = generation.max_new_tokens or (generation.max_length and generation.max_length - 1)
-    most = own or LONGEST + EXTRA_TOKENS
+    most = own or MAX_SOURCE_TOKENS + EXTRA_TOKENS
     name = Path(checkpoint).resolve().name if Path(checkpoint).exists() else checkpoint
     here = Path(__file__).parent / "static"
 
@@ -52,7 +52,7 @@ def make(checkpoint: str, out: Path) -> None:
             "name": name,
             "source": source.as_posix(),
             "target": target.as_posix(),
-            "longest": min(LONGEST, limit or LONGEST),
+            "longest": min(MAX_SOURCE_TOKENS, limit or MAX_SOURCE_TOKENS),
             "extra": own or EXTRA_TOKENS,
             "most": min(most, limit - 1) if limit else most,
             "unknown": [] if unknown is None else (table == table[unknown]).all(-1).nonzero()[:, 0].tolist(),
@@ -65,4 +65,4 @@ def make(checkpoint: str, out: Path) -> None:
             card.data.models = [checkpoint]
         (folder / "README.md").write_text(str(card), encoding="utf-8")
 
-    write_whole(out, write)
+    write_dir_atomically(out, write)

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 SECONDS = float(os.environ.get("VT_FUZZ_SECONDS", "20"))  # a family
-LONGEST = 60  # seconds that one input may take, on whatever machine
+MAX_SENTENCE_CHARS = 60  # seconds that one input may take, on whatever machine
 STATUSES = (0, 1, 2, 130)
 
 
@@ -47,7 +47,7 @@ def call(main: Callable[[], None], prog: str, arguments: list[str], standard_inp
         raise TooLong
 
     signal.signal(signal.SIGALRM, stop)
-    signal.alarm(LONGEST)
+    signal.alarm(MAX_SENTENCE_CHARS)
     try:
         with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
             main()
@@ -55,7 +55,7 @@ def call(main: Callable[[], None], prog: str, arguments: list[str], standard_inp
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except TooLong:
-        raise AssertionError(f"{prog} {shown}: took longer than {LONGEST} s") from None
+        raise AssertionError(f"{prog} {shown}: took longer than {MAX_SENTENCE_CHARS} s") from None
     except BaseException as error:
         where = "".join(traceback.format_exception(error)[-3:])
         raise AssertionError(f"{prog} {shown}: {type(error).__name__}\n{where}") from None

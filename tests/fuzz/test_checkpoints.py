@@ -20,9 +20,9 @@ from tests.fuzz.contract import call, fingerprint, fuzz
 from training import average, diversify, score, translate
 from training.data.tokenizer import train_tokenizer
 from training.recipe import TokenizerArguments, read_recipe
-from training.run.build import load_base, make_tokenizer
+from training.run.factories import load_base_model, make_tokenizer
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.shared.command_line import one_line_errors
+from vanilla_transformer.shared.command_line import exit_on_user_error
 
 MEMORY = 16 * 2**30  # bytes; a setting of 10**9 must not take the machine's
 SENTENCES = {"en": ["the dog runs", "a cat sleeps"], "de": ["der Hund rennt", "eine Katze schläft"]}
@@ -47,7 +47,7 @@ def tiny(tmp_path_factory) -> tuple[Path, Path]:
 
 
 def make_tiny(folder: Path, shared: bool) -> Path:
-    arguments = TokenizerArguments(tokenizer_size=60, shared_vocabulary=shared)
+    arguments = TokenizerArguments(tokenizer_vocab_size=60, shared_vocabulary=shared)
     tokenizer = train_tokenizer(SENTENCES["en"], SENTENCES["de"], arguments)
     sizes = {"vocab_size": len(tokenizer)}
     if not shared:
@@ -165,10 +165,10 @@ def base_model(recipe_path: Path, base: Path) -> Callable[[], None]:
     """What a training does with its base model before it begins."""
 
     def main() -> None:
-        with one_line_errors("training.train"):
+        with exit_on_user_error("training.train"):
             recipe = read_recipe([str(recipe_path), "--base_model", str(base)])
             make_tokenizer(recipe, {}, recipe_path.parent / "run", None)
-            load_base(recipe)
+            load_base_model(recipe)
 
     return main
 
@@ -182,8 +182,19 @@ def command(rng: random.Random, verb: str, tiny: Path, folder: Path) -> tuple[Ca
         more = rng.choice(([], ["--nbest", "2"], ["--num_beams", "1"], ["--scores"]))
         return translate.main, "training.translate", [bad, "--input", source, "--output", out, *more]
     if verb == "score":
-        more = rng.choice(([], ["--nll"], ["--nll", "--per_line", folder / "lines.tsv"], ["--compare", good]))
-        arguments = [bad, "--source", source, "--reference", target, "--output", out, "--samples", "2", *more]
+        more = rng.choice(([], ["--nll"], ["--nll", "--per_pair_output", folder / "lines.tsv"], ["--compare", good]))
+        arguments = [
+            bad,
+            "--source",
+            source,
+            "--reference",
+            target,
+            "--output",
+            out,
+            "--num_bootstrap_samples",
+            "2",
+            *more,
+        ]
         return score.main, "training.score", arguments
     if verb == "average":
         return average.main, "training.average", [out, *both]

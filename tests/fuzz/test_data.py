@@ -9,12 +9,12 @@ import pytest
 from pyarrow import parquet
 
 from tests.fuzz.contract import call, fingerprint, fuzz
+from training.arguments import DataArguments, TokenizerArguments
 from training.data.corpora import read_corpus
-from training.data.encoding import encode, refuse_endless
 from training.data.streaming import stream_pairs
+from training.data.tokenization import tokenize_corpus, validate_eval_lengths
 from training.data.tokenizer import train_tokenizer
-from training.keys import DataArguments, TokenizerArguments
-from vanilla_transformer.shared.command_line import one_line_errors
+from vanilla_transformer.shared.command_line import exit_on_user_error
 
 pytestmark = pytest.mark.slow
 
@@ -103,10 +103,10 @@ def table(rng: random.Random, kind: str, folder, name: str) -> None:
 
 
 def test_data(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.data.encoding.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("training.data.tokenization.HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
     def try_one(rng: random.Random, folder):
-        keys = {"data_dir": str(folder), "bad_lines": rng.choice(("refuse", "drop", "drop"))}
+        keys = {"data_dir": str(folder), "on_bad_lines": rng.choice(("error", "drop", "drop"))}
         for split in ("train", "validation", "test"):
             kind = rng.choice(("text", "text", "tsv", "jsonl", "parquet"))
             keys[f"{split}_file"] = None if split != "train" and rng.random() < 0.4 else f"{split}.{kind}"
@@ -121,7 +121,7 @@ def test_data(tmp_path, monkeypatch):
         if rng.random() < 0.1:
             table(rng, "tsv", folder, "refs.tsv")
             keys["test_references"] = "refs.tsv"
-        keys |= {"overlap": rng.choice(("keep", "drop", "refuse")), "validation_size": rng.choice((0, 0, 1, 5))}
+        keys |= {"on_eval_overlap": rng.choice(("keep", "drop", "error")), "validation_size": rng.choice((0, 0, 1, 5))}
         keys |= {"max_length": rng.choice((3, 256)), "max_length_ratio": rng.choice((None, None, 1.5))}
         keys["streaming"] = rng.random() < 0.3
         kind = rng.choice(("bpe", "bpe", "unigram", "word", "char"))
@@ -129,7 +129,7 @@ def test_data(tmp_path, monkeypatch):
         before = fingerprint(folder)
 
         def main():
-            with one_line_errors("training.train"):
+            with exit_on_user_error("training.train"):
                 data = DataArguments(**keys)
                 corpus = read_corpus(data)
                 if data.streaming:
@@ -137,11 +137,11 @@ def test_data(tmp_path, monkeypatch):
                     sources, targets = [pair["source"] for pair in pairs], [pair["target"] for pair in pairs]
                 else:
                     sources, targets = corpus["train"].sources, corpus["train"].targets
-                arguments = TokenizerArguments(tokenizer_type=kind, tokenizer_size=size, shared_vocabulary=shared)
+                arguments = TokenizerArguments(tokenizer_type=kind, tokenizer_vocab_size=size, shared_vocabulary=shared)
                 tokenizer = train_tokenizer(sources, targets, arguments)
-                refuse_endless(corpus, tokenizer, data)
+                validate_eval_lengths(corpus, tokenizer, data)
                 if "train" in corpus:
-                    encode(corpus["train"], tokenizer, data)
+                    tokenize_corpus(corpus["train"], tokenizer, data)
                 for text in corpus.values():
                     assert all(text.sources + text.targets)
                     assert "\0" not in "".join(text.sources + text.targets)

@@ -76,7 +76,7 @@ def fork(monkeypatch):
         except EOFError:
             raise ValueError(f"{path} is refused: to read it takes more than 5 s.") from None
 
-    monkeypatch.setattr("hub.importing.file.try_load_in_process", try_load_in_fork)
+    monkeypatch.setattr("hub.importing.checkpoint_file.try_load_in_process", try_load_in_fork)
 
 
 @pytest.fixture(scope="module")
@@ -532,7 +532,7 @@ CODE = {
 
 
 SETTINGS = ["activation", "norm_first", "source_begins", "proj_share_weight", "scale_embedding", "n_head", "x", ""]
-EQUALS = ["=", "=", "=", "", "=="]
+IN_PLACE_EQUIVALENTS = ["=", "=", "=", "", "=="]
 SETTING_VALUES = ["true", "False", "gelu", "4", "[[", "[" * 9999]
 
 
@@ -570,7 +570,7 @@ def test_arguments(states, tmp_path, monkeypatch):
                     ["--layout", r.choice(["hkproj", "joeynmt", "x", ""])],
                     [
                         "--set",
-                        r.choice(SETTINGS) + r.choice(EQUALS) + r.choice([*SETTING_VALUES, *WORDS]),
+                        r.choice(SETTINGS) + r.choice(IN_PLACE_EQUIVALENTS) + r.choice([*SETTING_VALUES, *WORDS]),
                     ],
                     [
                         "--compare_with",

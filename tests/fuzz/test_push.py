@@ -11,7 +11,7 @@ import torch
 from huggingface_hub import CommitOperationAdd
 from safetensors.torch import save_file
 
-from hub import push, repository
+from hub import commits, push
 from tests.fuzz.contract import call, fingerprint, fuzz
 from tests.fuzz.test_cards import OPTIONS, fill, write
 
@@ -36,7 +36,14 @@ MORE = (
         ("--message", "\n"),
         ("--replace",),
     ),
-    *(("--card", "made"), ("--card", "folder"), ("--card", "keep"), ("--card", "x"), ("--revision", "-"), ("extra",)),
+    *(
+        ("--card", "generated"),
+        ("--card", "local"),
+        ("--card", "keep"),
+        ("--card", "x"),
+        ("--revision", "-"),
+        ("extra",),
+    ),
 )
 REPOSITORIES = ("user/name",) * 9 + (
     "",
@@ -74,17 +81,17 @@ def fill_checkpoint(rng: random.Random, folder: Path) -> None:
 def test_checkpoints(tmp_path, monkeypatch):
     """Up to the upload: nothing is changed, and what would go up holds neither the token nor the place."""
     gone_up = []
-    monkeypatch.setattr(push, "translate_elsewhere", lambda files, source: source)
+    monkeypatch.setattr(push, "smoke_test_upload", lambda files, source: source)
     monkeypatch.setattr(push, "commit_files", lambda name, files, *_, **__: gone_up.append(files) or "address")
     monkeypatch.setattr(push.ModelCard, "validate", lambda self: None)
-    monkeypatch.setattr(push, "full_name", repository.repository_name)
+    monkeypatch.setattr(push, "full_name", commits.repository_name)
 
     def try_one(rng: random.Random, folder: Path) -> None:
         fill_checkpoint(rng, folder)
         before = fingerprint(folder)
         options = [word for _ in range(rng.choice((0, 0, 1, 2))) for word in rng.choice(OPTIONS + MORE)]
         options += ["--dry_run"] if rng.random() < 0.1 else []
-        options += ["--card", "made"] if (folder / "README.md").is_file() and rng.random() < 0.8 else []
+        options += ["--card", "generated"] if (folder / "README.md").is_file() and rng.random() < 0.8 else []
         gone_up.clear()
         status, _ = call(push.main, "hub.push", [str(folder), rng.choice(REPOSITORIES), *options])
         assert fingerprint(folder) == before
@@ -178,14 +185,14 @@ def test_repositories(tmp_path, monkeypatch):
 
     def try_one(rng: random.Random, folder: Path) -> None:
         hub = Hub(rng, folder)
-        monkeypatch.setattr(repository, "HfApi", lambda: hub)
+        monkeypatch.setattr(commits, "HfApi", lambda: hub)
 
         def meddle() -> None:
-            name = rng.choice((*PLACES, repository.LIST))
+            name = rng.choice((*PLACES, commits.MANIFEST_NAME))
             if rng.random() < 0.3:
                 hub.files.pop(name, None)
             else:
-                hub.files[name] = rng.choice(LISTS if name == repository.LIST else CONTENTS)
+                hub.files[name] = rng.choice(LISTS if name == commits.MANIFEST_NAME else CONTENTS)
             hub.exists, hub.commits = True, hub.commits + 1
 
         for _ in range(rng.randrange(1, 6)):
@@ -195,7 +202,7 @@ def test_repositories(tmp_path, monkeypatch):
             replace, private = rng.random() < 0.1, rng.random() < 0.1
             keep = ("README.md",) if rng.random() < 0.3 else ()
             hub.meddler = meddle if rng.random() < 0.1 else None
-            before, was_public = dict(hub.files), hub.exists and not hub.private
+            before, was_public = dict(hub.files), hub.exists and not hub.sensitive_data
             ours = dict(hub.ours)
             given: dict[str, Path | bytes] = dict(new)
             for name in new:
@@ -203,14 +210,14 @@ def test_repositories(tmp_path, monkeypatch):
                     given[name] = folder / f"{PLACES.index(name)}"
                     given[name].write_bytes(new[name])
             try:
-                repository.commit_files("a/b", given, "x", private=private, replace=replace, keep=keep)
+                commits.commit_files("a/b", given, "x", private=private, replace=replace, keep=keep)
             except ValueError:
                 if not hub.meddler:
                     assert hub.files == before
                 continue
             assert not (private and was_public)
             for name, content in before.items():
-                theirs = name != repository.LIST and ours.get(name) != content
+                theirs = name != commits.MANIFEST_NAME and ours.get(name) != content
                 if theirs and not replace:
                     assert hub.files.get(name) == content, f"{name} was somebody else's"
                 if theirs and name not in new:

@@ -38,7 +38,7 @@ TUTORIALS = load_module("importing/references.py")
 @pytest.fixture(autouse=True)
 def trust_pickles(monkeypatch):
     """Files of the tests are loaded by this process; starting another one for each takes seconds."""
-    monkeypatch.setattr("hub.importing.file.try_load_in_process", lambda path, _: try_load(path))
+    monkeypatch.setattr("hub.importing.checkpoint_file.try_load_in_process", lambda path, _: try_load(path))
 
 
 @pytest.fixture(scope="session")

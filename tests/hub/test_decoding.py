@@ -56,7 +56,7 @@ def test_card_and_folder(tmp_path, run_main, capsys):
     assert 'custom_generate="search"' in card.text
     code = tmp_path / "search" / "custom_generate"
     own = {path.name for path in decoding.CODE}
-    names = ("generation", "incremental", "search", "constraints")
+    names = ("generation", "incremental_decoding", "search", "constraints")
     assert own == {f"{name}_vanilla_transformer.py" for name in names}
     assert {path.name for path in code.iterdir()} == {"generate.py"} | own
     for path in decoding.CODE:

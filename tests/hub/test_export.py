@@ -7,9 +7,9 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel
 
 from hub.export import main
+from training.arguments import TokenizerArguments
 from training.data.tokenizer import train_tokenizer
-from training.keys import TokenizerArguments
-from vanilla_transformer.shared.stock import to_marian
+from vanilla_transformer.shared.transformers_conversion import to_marian
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_trained_model_translates_the_same_everywhere(demo_checkpoint, demo_se
 def test_lower_casing_and_splitting_go_along(make_model, command, tmp_path):
     """From raw text to the same ids, and from generated ids to the same text, whatever the export is for."""
     texts = ["The dog\u2019s 1,000 cats \u2013 isn't it?", "Dr. M\u00fcller sieht z.B. \u201eHunde\u201c!"]
-    tokenizer = train_tokenizer(texts, texts, TokenizerArguments(tokenizer_size=120, moses=True, lowercase=True))
+    tokenizer = train_tokenizer(texts, texts, TokenizerArguments(tokenizer_vocab_size=120, moses=True, lowercase=True))
     tokenizer.save_pretrained(tmp_path / "ours")
     model = make_model(vocab_size=len(tokenizer))
     model.save_pretrained(tmp_path / "ours")
@@ -145,7 +145,7 @@ def test_a_kill_leaves_nothing_that_looks_whole(save_checkpoint, command, start_
     """While graphs are made; the next run removes what the killed one left."""
     _, _, folder = save_checkpoint(encoder_layers=1, decoder_layers=1)
     out = tmp_path / "out"
-    with start_programs("hub.export", "hub.exporting.onnx") as programs:
+    with start_programs("hub.export", "hub.exporting.to_onnx") as programs:
         process = programs.start("hub.export", folder, out, "--to", "onnx")
         process.wait_for(lambda: list(tmp_path.glob("out.unfinished-*/result")))
         process.kill()

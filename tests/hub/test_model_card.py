@@ -8,7 +8,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from hub.model_card import main, make_card, plain
-from hub.records import count_parameters
+from hub.run_files import count_parameters
 
 HASH = "ab" * 32
 HUB = {"source": "hub", "dataset": "somebody/pairs", "config": "de-en"}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hub.push import gather, translate_elsewhere
+from hub.push import gather, smoke_test_upload
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +104,7 @@ def test_strangers_load_what_was_pushed(programs, hub, checkpoint, tmp_path, mak
     assert told == {"refused": True, "text": tokenizer.decode(ids[0], skip_special_tokens=True)}
 
 
-FAST = "import hub.push; hub.push.translate_elsewhere = lambda *_: ''"  # it is looked at in other tests
+FAST = "import hub.push; hub.push.smoke_test_upload = lambda *_: ''"  # it is looked at in other tests
 FAULTS = [
     ("create", "500"), ("create", "drop"), ("preupload", "403"), ("preupload", "500"), ("batch", "403"),
     ("put", "403"), ("verify", "403"), ("commit", "500"), ("commit", "drop"), ("commit", "lost"),
@@ -244,11 +244,11 @@ def test_a_readme_in_the_folder_is_not_passed_over(programs, hub, checkpoint):
     folder = checkpoint()
     (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# My own words\n")
     process = programs.run("hub.push", folder, "user/readme", status=2, before=FAST)
-    assert "--card folder takes it as the card, --card made another" in process.stderr
+    assert "--card local takes it as the card, --card generated another" in process.stderr
     assert "user/readme" not in hub.repositories
-    programs.run("hub.push", folder, "user/readme", "--card", "folder", before=FAST)
+    programs.run("hub.push", folder, "user/readme", "--card", "local", before=FAST)
     assert b"# My own words" in hub.repositories["user/readme"].files("main")["README.md"]
-    programs.run("hub.push", folder, "user/readme", "--card", "made", before=FAST)
+    programs.run("hub.push", folder, "user/readme", "--card", "generated", before=FAST)
     assert b"12.34" in hub.repositories["user/readme"].files("main")["README.md"]
 
 
@@ -292,8 +292,8 @@ def test_a_bare_name_is_that_of_the_user(programs, hub, checkpoint):
         (("user/empty", "--revision", "a..b"), "give the name of a branch"),
         (("user/empty", "--revision", "../main"), "give the name of a branch"),
         (("user/empty", "--license", "not a thing!"), "is no license"),
-        (("user/empty", "--card", "folder"), "README.md"),
-        (("user/empty", "--card", "folder", "--license", "mit"), "go into a made card"),
+        (("user/empty", "--card", "local"), "README.md"),
+        (("user/empty", "--card", "local", "--license", "mit"), "go into a made card"),
         (("user/empty", "--card", "keep", "--license", "mit"), "go into a made card"),
     ],
 )
@@ -408,7 +408,7 @@ def test_a_model_of_few_learned_positions_passes_the_check(tmp_path, make_model,
         model.lm_head.weight[tokenizer.eos_token_id] = -model.lm_head.weight[3]
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "run")
-    assert translate_elsewhere(gather(tmp_path / "run"), "the dog") is not None
+    assert smoke_test_upload(gather(tmp_path / "run"), "the dog") is not None
 
 
 def test_both_vocabularies_of_a_marian_tokenizer_are_uploaded(checkpoint):

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from training import benchmark
-from training.benchmarks.decoding import Task, in_int8
+from training.benchmarks.decoding import DecodingBenchmark, quantize_int8
 
 
 @pytest.mark.slow
 def test_the_command(tmp_path):
     """Real measurements of the smallest size; no figure is asserted, but that they agree with each other."""
-    command = [sys.executable, "-m", "training.benchmark", "--sizes", "t128", "--lines", "step", "greedy", "beam"]
+    command = [sys.executable, "-m", "training.benchmark", "--sizes", "t128", "--benchmarks", "step", "greedy", "beam"]
     command += ["--target_tokens", "64", "--rounds", "2", "--sentences", "4", "--output_dir", str(tmp_path)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     kept = json.loads((tmp_path / "benchmark.json").read_text())
@@ -40,8 +40,8 @@ def test_the_command(tmp_path):
         (["--source", "x"], "--source needs --model"),
         (["--reference", "x"], "--reference needs --source"),
         (["--model", "x", "--source", "missing.txt"], "missing.txt does not exist"),
-        (["--lines", "recipe"], "needs --recipe and --data_dir"),
-        (["--lines", "serving"], "invalid choice: 'serving'"),
+        (["--benchmarks", "recipe"], "needs --recipe and --data_dir"),
+        (["--benchmarks", "serving"], "invalid choice: 'serving'"),
         (["--sizes", "huge"], "invalid choice: 'huge'"),
     ],
 )
@@ -72,7 +72,7 @@ def test_an_earlier_benchmark_is_not_overwritten(tmp_path):
 
 def test_a_missing_torchao_is_told_before_anything_is_measured(monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "find_spec", lambda name: None, raising=False)
-    monkeypatch.setattr(sys, "argv", ["training.benchmark", "--device", "cpu", "--lines", "step", "beam"])
+    monkeypatch.setattr(sys, "argv", ["training.benchmark", "--device", "cpu", "--benchmarks", "step", "beam"])
     with pytest.raises(SystemExit) as end:
         benchmark.parse()
     assert end.value.code == 2
@@ -89,7 +89,7 @@ def test_int8_decodes_with_nothing_that_is_deprecated(make_model):
     )
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error", DeprecationWarning)
-        logits = in_int8(model)(source, decoder_input_ids=source).logits
+        logits = quantize_int8(model)(source, decoder_input_ids=source).logits
     expected = model(source, decoder_input_ids=source).logits
     assert 0 < float((logits - expected).detach().abs().max()) < 0.3 * float(expected.detach().std())
 
@@ -98,7 +98,9 @@ def test_int8_decodes_with_nothing_that_is_deprecated(make_model):
 def test_what_is_compared_on_a_gpu(num_beams):
     """Shown by a device that computes nothing: both with a static cache, and our search in both precisions."""
     arguments = argparse.Namespace(model=None, source=None, reference=None, sentences=4, batch_size=2)
-    decoders = Task(arguments, "t128", torch.device("meta")).decoders({"num_beams": num_beams, "do_sample": False})
+    decoders = DecodingBenchmark(arguments, "t128", torch.device("meta")).decoders(
+        {"num_beams": num_beams, "do_sample": False}
+    )
     names = {"ours sdpa", "Marian sdpa", "ours sdpa static", "Marian sdpa static"}
     assert names | {"ours beam_search", "ours beam_search, bf16"} <= decoders.keys()
     assert decoders["Marian sdpa static"].args[1]["cache_implementation"] == "static"

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from training.loading import load_translator
-from vanilla_transformer.shared.loading import load_model, load_tokenizer, panics_as_errors
+from training.translators import load_translator
+from vanilla_transformer.shared.loading import load_model, load_tokenizer, rust_panics_as_errors
 
 # At these tokenizers panics
 CONTINUED = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
@@ -97,8 +97,8 @@ def test_a_tokenizer_of_another_model_is_refused(checkpoint, make_model):
 
 def test_what_others_write_to_stderr_while_a_checkpoint_is_loaded_is_not_lost(capfd):
     for write in (lambda: os.write(2, b"below Python\n"), lambda: print("by Python", file=sys.stderr)):
-        with panics_as_errors():
+        with rust_panics_as_errors():
             write()
-    with pytest.raises(KeyError), panics_as_errors():
+    with pytest.raises(KeyError), rust_panics_as_errors():
         {}[os.write(2, b"before an error\n")]
     assert sorted(capfd.readouterr().err.splitlines()) == ["before an error", "below Python", "by Python"]

@@ -56,7 +56,7 @@ def tune(programs, tmp_path, make_recipe):
     recipe.write_text(
         f"data_dir: {data}\noutput_dir: {tmp_path / 'tuned'}\nmax_tokens: 256\nmax_steps: 6\nlearning_rate: 1.0e-3\n"
         "warmup_steps: 2\neval_strategy: steps\neval_steps: 3\nsave_steps: 3\nnum_beams: 2\nmax_new_tokens: 12\n"
-        "test_file: test\ndisable_tqdm: true\nprecision: fp32\nattention: sdpa\n"
+        "test_file: test\ndisable_tqdm: true\nprecision: fp32\nattn_implementation: sdpa\n"
     )
 
     def run(base: Path | str, *arguments: str, status: int = 0):
@@ -132,7 +132,7 @@ def test_lora_goes_on_bit_for_bit(make_base, tune, programs, tmp_path):
     [
         (["nowhere"], "base_model=nowhere: cannot be loaded"),
         (["base", "--d_model", "64"], "d_model is settled by base_model=base"),
-        (["base", "--tokenizer_size", "64"], "tokenizer_size is settled by base_model"),
+        (["base", "--tokenizer_vocab_size", "64"], "tokenizer_vocab_size is settled by base_model"),
         (["base", "--lora_rank", "-1"], "lora_rank=-1"),
         (["base", "--lora_rank", "2", "--ema_decay", "0.9"], "goes with neither ema_decay"),
         (["base", "--push_to_hub", "true", "--hub_strategy", "every_save"], "uploads at the end"),

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import sacrebleu
 
-from training.data.pairs import ParallelText
-from training.metrics import TranslationMetric, likelihood
+from training.data.parallel_text import ParallelText
+from training.metrics import TranslationMetric, compute_pair_nll
 
 PREDICTIONS = ["Ein Hund rennt durch den Park.", "Zwei Männer spielen Karten."]
 REFERENCES = ["Ein Hund läuft durch den Park.", "Zwei Männer spielen Karten."]
@@ -49,14 +49,14 @@ def test_batches_of_the_likelihood_are_limited_in_tokens(make_model, make_tokeni
     tokenizer, sizes = make_tokenizer(True)
     model, shapes = make_model(**sizes), []
     text = ParallelText([f"A dog {'runs ' * i}." for i in range(12)], [f"Ein {'Hund ' * (12 - i)}." for i in range(12)])
-    expected = likelihood(model, tokenizer, text, 1, show=False)
+    expected = compute_pair_nll(model, tokenizer, text, 1, show=False)
     monkeypatch.setattr("training.metrics.MAX_TOKENS", 90)
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda **batch: shapes.append(batch["input_ids"].shape) or forward(**batch))
-    found = likelihood(model, tokenizer, text, 3, show=False)
+    found = compute_pair_nll(model, tokenizer, text, 3, show=False)
     assert sum(rows for rows, _ in shapes) == 12
     assert max(rows for rows, _ in shapes) == 3
     assert max(rows * length for rows, length in shapes) <= 90
     for (nats, tokens), (other, count) in zip(found, expected, strict=True):
         assert (nats, tokens) == (pytest.approx(other, rel=1e-5), count)
-    assert likelihood(model, tokenizer, text.select([]), 3) == []
+    assert compute_pair_nll(model, tokenizer, text.select([]), 3) == []

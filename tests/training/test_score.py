@@ -16,7 +16,9 @@ pytestmark = pytest.mark.slow
 
 def test_score_agrees_with_the_run_and_has_intervals(programs, finished, test_files):
     source, reference = test_files
-    process = programs.run("training.score", finished, "--source", source, "--reference", reference, "--samples", "50")
+    process = programs.run(
+        "training.score", finished, "--source", source, "--reference", reference, "--num_bootstrap_samples", "50"
+    )
     scores = json.loads(process.stdout)
     results = json.loads((finished / "all_results.json").read_text())
     for name in ("bleu", "chrf", "ter", "bleu_tokenized_lc"):
@@ -34,7 +36,7 @@ def test_score_takes_several_references_and_compares(programs, finished, test_fi
     shutil.copytree(finished / "checkpoint-2", tmp_path / "early")
     process = programs.run(
         *("training.score", finished, "--source", tmp_path / "test.tsv", "--compare", tmp_path / "early"),
-        *("--samples", "50"),
+        *("--num_bootstrap_samples", "50"),
     )
     scores = json.loads(process.stdout)
     assert scores["chrf"][str(finished)]["score"] == pytest.approx(100)  # its own outputs are among the references
@@ -45,7 +47,15 @@ def test_score_takes_several_references_and_compares(programs, finished, test_fi
 
 def test_score_gives_the_models_own_likelihood(programs, finished, test_files, tmp_path):
     source, reference = test_files
-    arguments = ("--source", source, "--reference", reference, "--likelihood", "--per_line", tmp_path / "lines.tsv")
+    arguments = (
+        "--source",
+        source,
+        "--reference",
+        reference,
+        "--likelihood",
+        "--per_pair_output",
+        tmp_path / "lines.tsv",
+    )
     result = json.loads(programs.run("training.score", finished, *arguments).stdout)
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(finished), AutoTokenizer.from_pretrained(finished)
     rows = [line.split("\t") for line in (tmp_path / "lines.tsv").read_text().splitlines()[1:]]
@@ -60,7 +70,15 @@ def test_score_gives_the_models_own_likelihood(programs, finished, test_files, t
 def test_likelihood_of_several_models_is_the_mean_of_their_probabilities(programs, finished, test_files, tmp_path):
     source, reference = test_files
     shutil.copytree(finished / "checkpoint-2", tmp_path / "early")
-    arguments = ("--source", source, "--reference", reference, "--likelihood", "--per_line", tmp_path / "lines.tsv")
+    arguments = (
+        "--source",
+        source,
+        "--reference",
+        reference,
+        "--likelihood",
+        "--per_pair_output",
+        tmp_path / "lines.tsv",
+    )
     programs.run("training.score", finished, tmp_path / "early", *arguments)
     names = (finished, tmp_path / "early")
     models, tokenizer = (
@@ -103,7 +121,7 @@ def test_an_ensemble_is_translated_and_scored(programs, finished, test_files, tm
     source, reference = test_files
     pair = (finished, finished / "checkpoint-4")
     process = programs.run(
-        *("training.score", *pair, "--source", source, "--reference", reference, "--samples", "20"),
+        *("training.score", *pair, "--source", source, "--reference", reference, "--num_bootstrap_samples", "20"),
         *("--compare", finished, finished),
     )
     chrf = json.loads(process.stdout)["chrf"]
@@ -125,4 +143,4 @@ def test_a_bad_line_is_told_without_an_option_that_the_program_lacks(tmp_path, m
         main()
     told = capsys.readouterr().err
     assert "1 lines blank, at line 2. Correct the file." in told
-    assert "--bad_lines" not in told
+    assert "--on_bad_lines" not in told

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from training.recipe import read_recipe
-from training.run.checkpoints import choose
+from training.run.checkpoints import select_checkpoints
 from training.run.trainer import TokenBatchTrainer
 from training.train import run
 
 UPDATES = 40
 RECIPE = """
-tokenizer_size: 120
+tokenizer_vocab_size: 120
 d_model: 8
 encoder_layers: 1
 decoder_layers: 1
@@ -31,7 +31,7 @@ warmup_steps: 3
 logging_steps: 3
 per_device_eval_batch_size: 8
 precision: fp32
-attention: sdpa
+attn_implementation: sdpa
 use_cpu: true
 num_beams: 1
 max_new_tokens: 6
@@ -185,7 +185,7 @@ def test_a_signal_during_the_last_evaluation_saves(train, capsys, monkeypatch, s
     assert status == 128 + signal.SIGTERM
     done = f"stopped at update {UPDATES} of {UPDATES}; the same command goes on from checkpoint-{UPDATES}."
     assert done in capsys.readouterr().out
-    assert choose(folder, 9, "last") == []  # it only serves to resume the run
+    assert select_checkpoints(folder, 9, "last") == []  # it only serves to resume the run
     assert train(settings, "stopped")[0] == 0
     assert result(folder) == expected
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from training.loading import load_translator
+from training.translators import load_translator
 
 FILES = {
     *("config.json", "generation_config.json", "model.safetensors", "recipe.yaml", "all_results.json"),
@@ -81,8 +81,8 @@ def test_from_files_to_a_scored_checkpoint(train, tmp_path, shared):
         ["--streaming", "true", "--buffer_size", "50", "--gradient_accumulation_steps", "2"],
         ["--rdrop_alpha", "1", "--ema_decay", "0.9", "--average_checkpoints", "2", "--average_by", "best"],
         ["--tokenizer_type", "char", "--metric", "sequence", "--lr_scheduler_type", "reduce_lr_on_plateau"]
-        + ["--metric_for_best_model", "loss", "--vocabulary_multiple", "8", "--early_stopping_patience", "1"],
-        ["--precision", "bf16", "--attention", "auto", "--eval_strategy", "no", "--learning_rate", "None"],
+        + ["--metric_for_best_model", "loss", "--pad_vocab_to_multiple_of", "8", "--early_stopping_patience", "1"],
+        ["--precision", "bf16", "--attn_implementation", "auto", "--eval_strategy", "no", "--learning_rate", "None"],
     ],
 )
 def test_what_a_recipe_can_ask_for(train, tmp_path, arguments):
@@ -262,7 +262,7 @@ def test_processes_and_accumulation_share_a_batch_alike(programs, recipe, tmp_pa
     both, one = tmp_path / "both", tmp_path / "one"
     keys = (*SGD, "--eval_strategy", "steps", "--eval_steps", "20", "--per_device_eval_batch_size", "4")
     launched(
-        recipe, *keys, "--processes", "2", "--gradient_accumulation_steps", str(accumulation), "--output_dir", both
+        recipe, *keys, "--num_processes", "2", "--gradient_accumulation_steps", str(accumulation), "--output_dir", both
     )
     programs.run("training.train", recipe, *keys, "--gradient_accumulation_steps", str(alone), "--output_dir", one)
     results = [json.loads((folder / "all_results.json").read_text()) for folder in (both, one)]
@@ -292,7 +292,7 @@ def test_validation_data_with_several_references_get_the_scores_of_the_test(fini
         f"data_dir: {tmp_path}\noutput_dir: {tmp_path / 'out'}\nbase_model: {finished}\nlearning_rate: 1.0e-12\n"
         f"train_file: {finished.parent / 'data' / 'train'}\nvalidation_file: several.tsv\ntest_file: several.tsv\n"
         "max_tokens: 256\nmax_steps: 1\neval_strategy: steps\neval_steps: 1\nnum_beams: 1\nmax_new_tokens: 20\n"
-        "processes: 2\nper_device_eval_batch_size: 4\nprecision: fp32\nattention: sdpa\nuse_cpu: true\n"
+        "num_processes: 2\nper_device_eval_batch_size: 4\nprecision: fp32\nattn_implementation: sdpa\nuse_cpu: true\n"
     )
     launched(recipe)
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
@@ -332,8 +332,8 @@ def test_the_notebooks_recipe_ends_with_its_results(programs, repository, tmp_pa
 @pytest.mark.slow
 def test_two_processes_train_a_compiled_step_on_a_stream(recipe, tmp_path):
     """Real processes, the real compiler: as many updates as were asked for, with what was trained on counted."""
-    keys = ("--step", "compiled", "--streaming", "true", "--max_steps", "4", "--eval_strategy", "no")
-    launched(recipe, *keys, "--processes", "2", "--encoder_layers", "1", "--decoder_layers", "1")
+    keys = ("--step_mode", "compiled", "--streaming", "true", "--max_steps", "4", "--eval_strategy", "no")
+    launched(recipe, *keys, "--num_processes", "2", "--encoder_layers", "1", "--decoder_layers", "1")
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert results["processes"] == 2
     assert results["train_target_tokens"] > 0
@@ -341,7 +341,7 @@ def test_two_processes_train_a_compiled_step_on_a_stream(recipe, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_resume_bit_for_bit(recipe, tmp_path):
-    arguments = (*LONG, "--processes", "2")
+    arguments = (*LONG, "--num_processes", "2")
     launched(recipe, *arguments, "--output_dir", tmp_path / "whole")
     command = [sys.executable, "-m", "training.train", str(recipe), *arguments]
     process = subprocess.Popen(
@@ -434,7 +434,7 @@ def test_recipes_on_real_corpora_run_through(programs, tmp_path, repository, nam
     """Shortened."""
     data = Path(os.environ["VT_DATA"]) / folder
     arguments = ["--data_dir", data, "--output_dir", tmp_path / "out", "--max_steps", "4", "--num_beams", "1"]
-    arguments += ["--max_new_tokens", "4", "--eval_strategy", "no", "--save_strategy", "no", "--processes", "1"]
+    arguments += ["--max_new_tokens", "4", "--eval_strategy", "no", "--save_strategy", "no", "--num_processes", "1"]
     arguments += ["--average_checkpoints", "1", "--average_by", "last", "--warmup_steps", "2"]
     programs.run("training.train", repository / "training" / "recipes" / f"{name}.yaml", *arguments)
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
@@ -448,7 +448,7 @@ def test_one_pair_for_two_processes_is_an_error_in_one_line(recipe, tmp_path, st
     for language in ("en", "de"):
         path = tmp_path / "data" / f"train.{language}"
         path.write_text(path.read_text().splitlines()[0] + "\n")
-    keys = ("--processes", "2", "--streaming", streaming, "--eval_strategy", "no")
+    keys = ("--num_processes", "2", "--streaming", streaming, "--eval_strategy", "no")
     process = launch(recipe, *keys)
     assert process.returncode != 0
     assert "Traceback" not in process.stderr

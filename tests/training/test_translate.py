@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from training.translate import reranked
+from training.translate import rerank
 from vanilla_transformer import TranslationPipeline
 
 pytestmark = pytest.mark.slow
@@ -128,7 +128,7 @@ def test_a_line_that_is_too_long_for_the_other_direction_keeps_its_order(make_mo
     lines = ["the dog runs\n", "two birds sing " * 9 + "\n", "\n", "a cat sleeps\n"]
 
     def rows(translator, lines):
-        found = reranked(translator, backward, lines, dict(options), arguments)
+        found = rerank(translator, backward, lines, dict(options), arguments)
         return [[(each["translation_text"], each.get("score")) for each in candidates] for candidates in found]
 
     plain = forward([lines[1]], num_return_sequences=2, return_scores=True, **options)[0]

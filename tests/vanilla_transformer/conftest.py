@@ -10,7 +10,7 @@ from vanilla_transformer import generation_vanilla_transformer
 def way(request, monkeypatch):
     """Our search as on a CPU, where sentences leave the batch, and as on a GPU, where they stay in their places."""
     if request.param == "in place":
-        monkeypatch.setattr(generation_vanilla_transformer, "is_waited_for", lambda device: True)
+        monkeypatch.setattr(generation_vanilla_transformer, "is_async_device", lambda device: True)
 
 
 @pytest.fixture

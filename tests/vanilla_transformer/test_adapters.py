@@ -177,7 +177,7 @@ def test_adapters_elsewhere_keep_the_loss_in_chunks(make_adapted, batch, monkeyp
     """All linear layers but the LM head, as LoRA in training: no logits are kept."""
     model = make_adapted({}, lora("all-linear"))
     assert is_plain_linear(model.base_model.model.lm_head)
-    monkeypatch.setattr(loss_vanilla_transformer, "PIECE", 60)
+    monkeypatch.setattr(loss_vanilla_transformer, "CPU_CHUNK_SIZE", 60)
     assert_equal_losses(model, batch)
 
 

@@ -140,7 +140,7 @@ def test_the_needed_word_is_the_one_whose_absence_costs_most(make_model, make_to
             ]
             losses.append(float((scores(here["input_ids"]) - scores(hidden))[rows].sum()))
         expected.append(max(range(len(losses)), key=losses.__getitem__))
-    assert alignment.needed_words(model, tokenizer, source, target).tolist() == expected
+    assert alignment.prediction_difference_alignment(model, tokenizer, source, target).tolist() == expected
 
 
 def test_the_heads_that_agree_are_chosen(make_model, make_tokenizer, monkeypatch):
@@ -151,7 +151,7 @@ def test_the_heads_that_agree_are_chosen(make_model, make_tokenizer, monkeypatch
         (SOURCES[i], TARGETS[i]): weights[1, 2].argmax(-1)
         for i, _, _, weights in alignment.word_attention(model, tokenizer, SOURCES, TARGETS, 4)
     }
-    monkeypatch.setattr(alignment, "needed_words", lambda model, tokenizer, *pair: looked_at[pair])
+    monkeypatch.setattr(alignment, "prediction_difference_alignment", lambda model, tokenizer, *pair: looked_at[pair])
     assert choose_alignment_heads(model, tokenizer, SOURCES, TARGETS) == [[1, 2]]
     assert model.training
     assert choose_alignment_heads(model, tokenizer, ["two"], ["zwei"]) is None
@@ -201,7 +201,7 @@ def test_scores_of_tokens_are_the_models(make_translator, shared, options):
 def test_token_scores_in_small_batches(make_translator, monkeypatch):
     translator = make_translator()
     expected = translator(SOURCES, return_token_scores=True)
-    monkeypatch.setattr(alignment, "LARGEST_LOGITS", 1)
+    monkeypatch.setattr(alignment, "MAX_LOGITS_PER_BATCH", 1)
     for one, other in zip(translator(SOURCES, return_token_scores=True), expected, strict=True):
         assert one["token_scores"] == pytest.approx(other["token_scores"], abs=1e-4)
 

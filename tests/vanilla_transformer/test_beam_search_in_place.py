@@ -10,10 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vanilla_transformer import generation_vanilla_transformer, incremental_vanilla_transformer
-from vanilla_transformer.constraints_vanilla_transformer import Glossary
+from vanilla_transformer import generation_vanilla_transformer, incremental_decoding_vanilla_transformer
+from vanilla_transformer.constraints_vanilla_transformer import LexicalConstraints
 from vanilla_transformer.generation_vanilla_transformer import beam_search
-from vanilla_transformer.search_vanilla_transformer import PATIENCE
+from vanilla_transformer.search_vanilla_transformer import DONE_CHECK_INTERVAL
 
 ASKS = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "unique")  # the last but one: from Python
 
@@ -73,9 +73,9 @@ def graphs(monkeypatch):
 
         return repeat
 
-    monkeypatch.setattr(generation_vanilla_transformer, "is_waited_for", lambda device: True)
-    monkeypatch.setattr(generation_vanilla_transformer, "can_be_recorded", lambda model: True)
-    monkeypatch.setattr(incremental_vanilla_transformer, "record", record)
+    monkeypatch.setattr(generation_vanilla_transformer, "is_async_device", lambda device: True)
+    monkeypatch.setattr(generation_vanilla_transformer, "supports_cuda_graphs", lambda model: True)
+    monkeypatch.setattr(incremental_decoding_vanilla_transformer, "record", record)
     return found
 
 
@@ -89,7 +89,7 @@ WAYS = {
     "a beginning": {"decoder_input_ids": BEGINNING, "decoder_attention_mask": (BEGINNING != 0).long()},
     "a beginning of beams": {"num_beams": 3, "decoder_input_ids": BEGINNING},
     "a long beginning": {"num_beams": 2, "decoder_input_ids": LONG, "decoder_attention_mask": (LONG != 0).long()},
-    "a glossary": {"num_beams": 3, "glossary": lambda: Glossary([[], [[[7, 8]]], [[[9]], [[11]]], [], []])},
+    "a glossary": {"num_beams": 3, "glossary": lambda: LexicalConstraints([[], [[[7, 8]]], [[[9]], [[11]]], [], []])},
 }
 
 
@@ -109,7 +109,7 @@ def test_what_is_recorded_gives_the_same(make_model, source, graphs, monkeypatch
         model = make_model(seed, vocab_size=30, norm_position="pre" if seed else "post")
         model.generation_config.eos_token_id = 2 if seed else None
         with monkeypatch.context() as patch:
-            patch.setattr(generation_vanilla_transformer, "is_waited_for", lambda device: False)
+            patch.setattr(generation_vanilla_transformer, "is_async_device", lambda device: False)
             expected = decode(model, source, WAYS[way])
         assert not graphs
         found = decode(model, source, WAYS[way])
@@ -128,9 +128,9 @@ def test_it_goes_on_where_nothing_can_be_recorded(make_model, source, graphs, mo
     def record(function, device):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(incremental_vanilla_transformer, "record", record)
+    monkeypatch.setattr(incremental_decoding_vanilla_transformer, "record", record)
     told = []
-    monkeypatch.setattr(incremental_vanilla_transformer.logger, "warning_once", told.append)
+    monkeypatch.setattr(incremental_decoding_vanilla_transformer.logger, "warning_once", told.append)
     (found,) = decode(model, source, {"num_beams": 3})
     assert torch.equal(found, expected[0])
     assert len(told) == 1
@@ -151,10 +151,10 @@ def test_little_is_asked_from_a_gpu(make_model, source, monkeypatch, way):
     model.generation_config.eos_token_id = None
     options = {name: value for name, value in WAYS[way].items() if name not in ("extra_tokens", "min_length")}
     for in_place in (False, True):
-        monkeypatch.setattr(generation_vanilla_transformer, "is_waited_for", lambda device, own=in_place: own)
+        monkeypatch.setattr(generation_vanilla_transformer, "is_async_device", lambda device, own=in_place: own)
         more = asked(model, source, options, 60) - asked(model, source, options, 20)
         if in_place:
-            assert more == {"_local_scalar_dense": 40 // PATIENCE}
+            assert more == {"_local_scalar_dense": 40 // DONE_CHECK_INTERVAL}
         else:
             assert more["_local_scalar_dense"] >= 40
 
@@ -164,20 +164,20 @@ def test_it_ends_soon_after_the_last_sentence(make_model, source, graphs, monkey
     model = make_model(2, vocab_size=30)
     model.lm_head.bias = torch.nn.Parameter(torch.zeros(30).index_fill_(0, torch.tensor([2]), 1.0))  # likely ends
     steps = []
-    step = incremental_vanilla_transformer.Ensemble.step
+    step = incremental_decoding_vanilla_transformer.Ensemble.step
     monkeypatch.setattr(
-        incremental_vanilla_transformer.Ensemble, "step", lambda own, ids: steps.append(1) or step(own, ids)
+        incremental_decoding_vanilla_transformer.Ensemble, "step", lambda own, ids: steps.append(1) or step(own, ids)
     )
     found = model.generate(**source, num_beams=num_beams, max_new_tokens=500, custom_generate=beam_search)
-    assert found.shape[1] - 1 <= len(steps) <= found.shape[1] - 1 + PATIENCE + 8 * (num_beams > 1)
+    assert found.shape[1] - 1 <= len(steps) <= found.shape[1] - 1 + DONE_CHECK_INTERVAL + 8 * (num_beams > 1)
 
 
 def test_buffers_go_with_the_call(make_model, source, graphs, monkeypatch):
     """Not when Python next looks for cycles: a GPU's memory would fill up before."""
     decoders = []
-    grow = incremental_vanilla_transformer.InPlaceDecoder.grow
+    grow = incremental_decoding_vanilla_transformer.StaticShapeDecoder.grow
     monkeypatch.setattr(
-        incremental_vanilla_transformer.InPlaceDecoder,
+        incremental_decoding_vanilla_transformer.StaticShapeDecoder,
         "grow",
         lambda own: decoders.append(weakref.ref(own)) or grow(own),
     )

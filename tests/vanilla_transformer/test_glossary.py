@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from vanilla_transformer import TranslationPipeline
-from vanilla_transformer.constraints_vanilla_transformer import Glossary, Terminology
+from vanilla_transformer.constraints_vanilla_transformer import GlossaryMatcher, LexicalConstraints
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 
 pytestmark = pytest.mark.usefixtures("way")
@@ -41,7 +41,7 @@ def test_every_term_occurs(make_model, source):
         for num_beams in (2, 5):
             found = model.generate(
                 **source, num_beams=num_beams, max_new_tokens=18, custom_generate=beam_search,
-                glossary=Glossary(terms, CONTINUING),
+                glossary=LexicalConstraints(terms, CONTINUING),
             )  # fmt: skip
             for row, own in zip(found.tolist(), terms, strict=True):
                 row = row[: row.index(2)] if 2 in row else row
@@ -63,7 +63,7 @@ def test_terms_with_the_same_translation_each_have_one(make_model, source, terms
         for num_beams in (2, 5):
             found = model.generate(
                 **source, num_beams=num_beams, max_new_tokens=18, custom_generate=beam_search,
-                glossary=Glossary([terms] * 5, CONTINUING),
+                glossary=LexicalConstraints([terms] * 5, CONTINUING),
             )  # fmt: skip
             for row in found.tolist():
                 row = row[: row.index(2)] if 2 in row else row
@@ -77,7 +77,7 @@ def test_sentences_without_terms_are_translated_as_ever(make_model, source):
         model = make_model(seed, vocab_size=30)
         options = {"num_beams": 4, "max_new_tokens": 12, "custom_generate": beam_search}
         free = model.generate(**source, **options)
-        own = model.generate(**source, **options, glossary=Glossary([[], [[[7, 8]]], [], [], []]))
+        own = model.generate(**source, **options, glossary=LexicalConstraints([[], [[[7, 8]]], [], [], []]))
         for row in (0, 2, 3, 4):
             width = min(free.shape[1], own.shape[1])
             assert torch.equal(free[row, :width], own[row, :width])
@@ -85,7 +85,7 @@ def test_sentences_without_terms_are_translated_as_ever(make_model, source):
 
 def test_a_limit_without_room_gives_what_there_is(make_model, source):
     model = make_model(vocab_size=30)
-    glossary = Glossary([[[[7, 8, 9, 10]]]] * 5)
+    glossary = LexicalConstraints([[[[7, 8, 9, 10]]]] * 5)
     options = {"num_beams": 3, "custom_generate": beam_search, "glossary": glossary}
     assert model.generate(**source, **options, max_new_tokens=2).shape == (5, 3)
     whole = model.generate(**source, **options, max_new_tokens=5)
@@ -102,7 +102,7 @@ def test_scores_of_translations_that_lack_a_term_are_theirs(make_model, source):
         model = make_model(seed, vocab_size=30)
         found = model.generate(
             **source, num_beams=num_beams, num_return_sequences=3, max_new_tokens=limit, custom_generate=beam_search,
-            glossary=Glossary([[[variant]]] * 5, CONTINUING), return_dict_in_generate=True, **options,
+            glossary=LexicalConstraints([[[variant]]] * 5, CONTINUING), return_dict_in_generate=True, **options,
         )  # fmt: skip
         rows = found.sequences
         inputs = {name: value.repeat_interleave(3, 0) for name, value in source.items()}
@@ -130,14 +130,14 @@ def test_a_complete_term_is_kept_where_the_likeliest_tokens_continue_its_word(ma
         for num_beams in (2, 4):
             found = model.generate(
                 **source, num_beams=num_beams, max_new_tokens=8, custom_generate=beam_search,
-                glossary=Glossary([terms] * 5, CONTINUING),
+                glossary=LexicalConstraints([terms] * 5, CONTINUING),
             )  # fmt: skip
             assert all(places(row, ids) for row in found.tolist() for [ids] in terms)
 
 
 @pytest.mark.parametrize(("options", "what"), [({"num_beams": 1}, "single beam"), ({"do_sample": True}, "do_sample")])
 def test_what_does_not_go_with_a_glossary_is_refused(make_model, source, options, what):
-    options = {"num_beams": 2, "max_new_tokens": 4, "glossary": Glossary([[]] * 5)} | options
+    options = {"num_beams": 2, "max_new_tokens": 4, "glossary": LexicalConstraints([[]] * 5)} | options
     with pytest.raises(ValueError, match=f"a glossary with .*{what}"):
         make_model(vocab_size=30).generate(**source, custom_generate=beam_search, **options)
 
@@ -150,24 +150,24 @@ def tokenizer(train_bpe, sentences, special_tokens):
 
 def test_terms_are_found_at_words_in_any_case(tokenizer):
     words = {"man": "Mann", "old man": "Greis", "US": "USA", "us": "uns", "dog": ["Hund", "Hunde"]}
-    terminology = Terminology(words, tokenizer)
+    terminology = GlossaryMatcher(words, tokenizer)
     assert terminology.find("The Old Man sees a dog.") == {"Old Man": ["Greis"], "dog": ["Hund", "Hunde"]}
     assert terminology.find("A man, a Man and a womanly manner") == {"man": ["Mann"]}
     assert terminology.find("The US and us") == {"US": ["USA"], "us": ["uns"]}
     assert terminology.find("dogs") == {}
-    assert Terminology({}, tokenizer).find("anything") == {}
+    assert GlossaryMatcher({}, tokenizer).find("anything") == {}
 
 
 def test_terms_with_the_same_translation_are_each_found_and_reported(tokenizer):
     words = {"dog": "Hund", "man": ["Mann", "Hund"], "Dog": "Hund", "old": "Hund"}
-    terminology = Terminology(words, tokenizer)
+    terminology = GlossaryMatcher(words, tokenizer)
     sentence = "a dog, an old Dog and a man"
     assert list(terminology.find(sentence)) == ["dog", "old", "man"]
     reports = [[each["target"] for each in terminology.met(sentence, text)] for text in (
         "ein Hund", "Hund und Hund", "Mann Hund Hunde Hund", "Hund Hund Hund"
     )]  # fmt: skip
     assert reports == [["Hund", None, None], ["Hund", "Hund", None], ["Hund", "Hund", "Mann"], ["Hund"] * 3]
-    terminology = Terminology({"dog": ["Hund", "Hunde"], "man": ["Hund", "Mann"]}, tokenizer)
+    terminology = GlossaryMatcher({"dog": ["Hund", "Hunde"], "man": ["Hund", "Mann"]}, tokenizer)
     assert [each["target"] for each in terminology.met("a dog and a man", "Hund und Hunde")] == ["Hunde", "Hund"]
 
 
@@ -189,7 +189,7 @@ def test_terms_of_byte_level_tokenizers_are_words_of_their_own(make_model):
     rust.decoder = decoders.ByteLevel()
     names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust, **names)
-    first, behind = Terminology({"dog": "Hund"}, tokenizer).ids["Hund"]
+    first, behind = GlossaryMatcher({"dog": "Hund"}, tokenizer).ids["Hund"]
     assert tokenizer.convert_ids_to_tokens(first) == list("Hund")
     assert tokenizer.convert_ids_to_tokens(behind) == list("ĠHund")
     for seed in range(4):
@@ -231,13 +231,13 @@ def test_terms_of_a_tokenizer_that_changes_them_are_reported(make_model, make_to
     ("term", "sentence"), [("istanbul", "İstanbul runs"), ("İstanbul", "istanbul runs"), ("ſun", "the Sun")]
 )
 def test_terms_with_letters_of_several_lower_cases_are_found(tokenizer, term, sentence):
-    assert list(Terminology({term: "Hund"}, tokenizer).find(sentence).values()) == [["Hund"]]
+    assert list(GlossaryMatcher({term: "Hund"}, tokenizer).find(sentence).values()) == [["Hund"]]
 
 
 def test_terms_are_found_in_scripts_without_spaces(make_model, train_bpe, special_tokens):
     texts = ["我的猫睡在家里", "老狗在跑", "the dog runs", "a cat sleeps"]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(texts, 80), **special_tokens)
-    terminology = Terminology({"猫": "cat", "dog": "狗"}, tokenizer)
+    terminology = GlossaryMatcher({"猫": "cat", "dog": "狗"}, tokenizer)
     assert terminology.find("我的猫睡在家里") == {"猫": ["cat"]}
     assert terminology.find("the dogs") == {}
     assert terminology.met("the dog", "老狗在跑") == [{"source": "dog", "target": "狗"}]
@@ -252,17 +252,17 @@ def test_terms_are_found_in_scripts_without_spaces(make_model, train_bpe, specia
 )
 def test_a_glossary_of_other_things_is_refused(tokenizer, glossary):
     with pytest.raises(ValueError, match="give a text, or several"):
-        Terminology(glossary, tokenizer)
+        GlossaryMatcher(glossary, tokenizer)
 
 
 def test_what_the_tokenizer_does_not_know_is_refused(tokenizer):
     with pytest.raises(ValueError, match="does not know all of '☃'"):
-        Terminology({"dog": "☃"}, tokenizer)
+        GlossaryMatcher({"dog": "☃"}, tokenizer)
 
 
 def test_tokens_that_go_on_with_a_word(tokenizer):
     texts = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    continuing = Terminology({}, tokenizer).continuing
+    continuing = GlossaryMatcher({}, tokenizer).continuing
     assert {text for text, goes_on in zip(texts, continuing, strict=True) if not goes_on} == {
         text for text in texts if text.startswith("▁")
     }

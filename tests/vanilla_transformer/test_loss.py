@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vanilla_transformer import loss_vanilla_transformer
-from vanilla_transformer.loss_vanilla_transformer import smoothed_cross_entropy
+from vanilla_transformer.loss_vanilla_transformer import fused_linear_cross_entropy
 
 
 def plain(states, projection, labels, smoothing):
@@ -45,10 +45,10 @@ def test_value_and_gradients_are_the_plain_ones(case, monkeypatch, bias, smoothi
     if place == "GPU":
         monkeypatch.setattr(loss_vanilla_transformer, "is_eager_on_cpu", lambda tensor: False)
     if pieces == "many":
-        monkeypatch.setattr(loss_vanilla_transformer, "PIECE", 4 * 50)
+        monkeypatch.setattr(loss_vanilla_transformer, "CPU_CHUNK_SIZE", 4 * 50)
     states, projection, labels = case(bias)
     expected = gradients(plain, states, projection, labels, smoothing)
-    found = gradients(smoothed_cross_entropy, states, projection, labels, smoothing)
+    found = gradients(fused_linear_cross_entropy, states, projection, labels, smoothing)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
@@ -57,7 +57,7 @@ def test_under_autocast_the_products_are_in_bfloat16_and_gradients_in_float32(ca
     states, projection, labels = case(True)
     with torch.autocast("cpu", torch.bfloat16):
         expected = gradients(plain, states, projection, labels, 0.1)
-        found = gradients(smoothed_cross_entropy, states, projection, labels, 0.1)
+        found = gradients(fused_linear_cross_entropy, states, projection, labels, 0.1)
     assert projection.weight.grad.dtype == torch.float32
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
@@ -65,7 +65,7 @@ def test_under_autocast_the_products_are_in_bfloat16_and_gradients_in_float32(ca
 
 def test_a_batch_without_labels_costs_nothing(case):
     states, projection, labels = case(True)
-    found = gradients(smoothed_cross_entropy, states, projection, torch.full_like(labels, -100), 0.1)
+    found = gradients(fused_linear_cross_entropy, states, projection, torch.full_like(labels, -100), 0.1)
     assert [float(each.abs().sum()) for each in found] == [0.0] * 4
 
 
@@ -96,7 +96,7 @@ def test_the_models_own_smoothing_is_the_plain_one(make_model, batch, variant):
 def test_it_can_be_had_without_gradients(case):
     states, projection, labels = case(False)
     with torch.no_grad():
-        found = smoothed_cross_entropy(states, projection, labels, 0.1)
+        found = fused_linear_cross_entropy(states, projection, labels, 0.1)
         torch.testing.assert_close(found, plain(states, projection, labels, 0.1))
 
 
@@ -116,7 +116,7 @@ def test_only_the_gradients_that_are_wanted_are_computed(case):
     """One product for the logits, one for the states' gradient, one for the weight's; a frozen head's may be left out
     though the states have one, and the other way round."""
     states, projection, labels = case(True)
-    expected = gradients(smoothed_cross_entropy, states, projection, labels, 0.1)
+    expected = gradients(fused_linear_cross_entropy, states, projection, labels, 0.1)
     for frozen, leaf, grad, products in (
         (False, True, True, 3),
         (True, True, True, 2),
@@ -128,7 +128,7 @@ def test_only_the_gradients_that_are_wanted_are_computed(case):
         projection.zero_grad()
         own = states.detach().requires_grad_(leaf)
         with Products() as counted, torch.set_grad_enabled(grad):
-            loss = smoothed_cross_entropy(own, projection, labels, 0.1)
+            loss = fused_linear_cross_entropy(own, projection, labels, 0.1)
         assert counted.count == products, (frozen, leaf, grad)
         torch.testing.assert_close(loss.detach(), expected[0])
         if not grad or (frozen and not leaf):
@@ -147,4 +147,4 @@ def test_where_values_cannot_be_looked_at_no_size_depends_on_them(case):
     """Fake tensors have none: whoever selects by value, or asks for one, fails."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         states, projection, labels = case(True)
-        assert smoothed_cross_entropy(states, projection, labels, 0.1).shape == ()
+        assert fused_linear_cross_entropy(states, projection, labels, 0.1).shape == ()

@@ -6,7 +6,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, pipeline
 
 from vanilla_transformer import TranslationPipeline, beam_search
-from vanilla_transformer.pipeline_vanilla_transformer import SENTENCES, SENTENCES_ON_A_GPU
+from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE, MAX_GPU_BATCH_SIZE
 
 TEXTS = ["the dog runs", "a cat sleeps in the house", "two birds sing", "the old man reads a book", "the man"]
 
@@ -46,7 +46,7 @@ def test_a_list_in_input_order_whatever_the_batches(make_translator):
 
 
 def test_a_generator_is_read_as_it_goes(make_translator, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer.pipeline_vanilla_transformer.BATCHES_A_WINDOW", 1)
+    monkeypatch.setattr("vanilla_transformer.pipeline_vanilla_transformer.BATCHES_PER_WINDOW", 1)
     translator = make_translator()
     read = []
 
@@ -252,28 +252,28 @@ def test_positions_of_the_whole_ensemble_are_the_limit(make_translator, make_mod
 def test_batches_of_a_gpu_are_as_large_as_its_memory_allows(make_translator, monkeypatch):
     """Fewer sentences where they are longer, have more beams or may become longer; never none, never too many."""
     translator = make_translator()
-    assert translator._fitting(5, {}) == SENTENCES
+    assert translator._auto_batch_size(5, {}) == DEFAULT_BATCH_SIZE
     monkeypatch.setattr(type(translator.model), "device", property(lambda model: torch.device("cuda")))
     free = {"bytes": 4e6}
     monkeypatch.setattr(f"{TranslationPipeline.__module__}.free_memory", lambda device: free["bytes"])
-    most = translator._fitting(5, {})
+    most = translator._auto_batch_size(5, {})
     others = [{"num_beams": 5}, {"max_new_tokens": 50}, {"ensemble": [translator.model]}]
-    fitting = [translator._fitting(5, options) for options in others]
-    assert 0 < max(fitting) < most < SENTENCES_ON_A_GPU
-    assert translator._fitting(50, {}) < most
+    fitting = [translator._auto_batch_size(5, options) for options in others]
+    assert 0 < max(fitting) < most < MAX_GPU_BATCH_SIZE
+    assert translator._auto_batch_size(50, {}) < most
     free["bytes"] = 8e6
-    assert most < translator._fitting(5, {}) <= 2 * most + 1
+    assert most < translator._auto_batch_size(5, {}) <= 2 * most + 1
     free["bytes"] = 1
-    assert translator._fitting(5, {}) == 1
+    assert translator._auto_batch_size(5, {}) == 1
     free["bytes"] = 1e12
-    assert translator._fitting(5, {}) == SENTENCES_ON_A_GPU
+    assert translator._auto_batch_size(5, {}) == MAX_GPU_BATCH_SIZE
 
 
 def test_batches_may_differ_in_size(make_translator, monkeypatch):
     translator = make_translator()
     expected = translator(TEXTS)
     sizes = iter((1, 3, 7))
-    monkeypatch.setattr(translator, "_fitting", lambda length, options: next(sizes))
+    monkeypatch.setattr(translator, "_auto_batch_size", lambda length, options: next(sizes))
     assert translator(TEXTS) == expected
     assert not list(sizes)
     assert translator(TEXTS, batch_size=2) == expected

@@ -11,18 +11,18 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from training.benchmarks.sizes import LENGTH, SIZES
+from training.benchmarks.model_sizes import SENTENCE_LENGTH, SIZES
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.generation_vanilla_transformer import beam_search
-from vanilla_transformer.shared.lines import read_lines
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
-from vanilla_transformer.shared.stock import to_marian
+from vanilla_transformer.shared.text_lines import read_lines
+from vanilla_transformer.shared.transformers_conversion import to_marian
 
 NEW = 30  # tokens of each translation of random text
 Decoder = Callable[[], list[list[int]]]
 
 
-def in_int8(model: PreTrainedModel) -> PreTrainedModel:
+def quantize_int8(model: PreTrainedModel) -> PreTrainedModel:
     """A copy whose linear layers have weights of 8 bits, and inputs that are brought to 8 bits as they come."""
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_  # an extra of dev
 
@@ -31,7 +31,7 @@ def in_int8(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-class Task:
+class DecodingBenchmark:
     """Sources in batches of like length, and everything that translates them: functions without arguments that return
     the ids of every translation, without special tokens."""
 
@@ -49,7 +49,7 @@ class Task:
             sources = self.tokenizer(lines)["input_ids"]
             self.limits = {"max_new_tokens": 80}
         else:
-            sources = torch.randint(4, self.ours.config.vocab_size, (arguments.sentences, LENGTH)).tolist()
+            sources = torch.randint(4, self.ours.config.vocab_size, (arguments.sentences, SENTENCE_LENGTH)).tolist()
             self.ours.generation_config.eos_token_id = None  # else nobody knows when a random model ends
             self.limits = {"max_new_tokens": NEW}
         self.references = None
@@ -75,7 +75,7 @@ class Task:
         models["ours beam_search"] = own, search
         models["ours beam_search, bf16"] = copy.deepcopy(own).to(torch.bfloat16), search
         if self.device.type == "cpu":
-            models["ours beam_search, int8"] = in_int8(own), search
+            models["ours beam_search, int8"] = quantize_int8(own), search
         else:  # generate() compiles a static cache
             for name in ("ours sdpa", "Marian sdpa"):
                 models[f"{name} static"] = models[name][0], {"cache_implementation": "static"}

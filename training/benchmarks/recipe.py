@@ -28,14 +28,14 @@ from transformers import (
 
 from training.data.files import read_pair
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
-from vanilla_transformer.shared.stock import to_marian
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
+from vanilla_transformer.shared.transformers_conversion import to_marian
 
 STOCK = "Seq2SeqTrainer"
 
 
 def main() -> None:
-    parser = CommandLine("training.benchmarks.recipe", __doc__)
+    parser = CommandLineParser("training.benchmarks.recipe", __doc__)
     parser.add_argument("recipe", type=Path, help="a recipe with text files")
     parser.add_argument("--data_dir", type=Path, required=True, help="folder of its files")
     parser.add_argument("--updates", type=int, default=120, help="of each in a round")
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=64, help="sentences a batch of the stock one")
     parser.add_argument("--stock", type=Path, help=argparse.SUPPRESS)  # one turn of the stock one, in its own process
     arguments = parser.parse_args()
-    with one_line_errors(parser.prog):
+    with exit_on_user_error(parser.prog):
         run(arguments)
 
 

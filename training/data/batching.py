@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import Sampler
 
-from training.data.shapes import Shape, count_updates, cut_by_shapes, shape_numbers
+from training.data.batch_shapes import Shape, assign_shapes, batch_by_shapes, count_updates
 
-WINDOW = 16  # updates among which batches of equal work are looked for
+GROUPING_WINDOW = 16  # updates among which batches of equal work are looked for
 
 
-def cut_by_tokens(lengths: np.ndarray, max_tokens: int, rng: np.random.Generator) -> list[np.ndarray]:
+def batch_by_tokens(lengths: np.ndarray, max_tokens: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Indices of pairs, sorted by length and cut into batches of at most `max_tokens` tokens with their padding.
 
     A batch counts as its number of pairs times the longest sequence in it, of either side. Lots are drawn among pairs
@@ -67,7 +67,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         self.epoch = 0
         self.shapes = shapes
         if shapes:
-            self.numbers = shape_numbers(lengths, shapes)
+            self.numbers = assign_shapes(lengths, shapes)
             counts = np.bincount(self.numbers, minlength=len(shapes))
             self.updates = count_updates(counts, shapes, batches_per_update)
             self._len = int(self.updates.sum()) * batches_per_update
@@ -89,7 +89,7 @@ class TokenBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         rng = np.random.default_rng([self.seed, self.epoch])
         if self.shapes:
-            shaped = cut_by_shapes(self.numbers, self.updates, self.batches_per_update, rng)
+            shaped = batch_by_shapes(self.numbers, self.updates, self.batches_per_update, rng)
             yield from ([number, *batch.tolist()] for number, batch in shaped)
             return
         batches = self._batches(rng)
@@ -98,7 +98,7 @@ class TokenBatchSampler(Sampler[list[int]]):
             yield from (batch.tolist() for batch in group)
 
     def _batches(self, rng: np.random.Generator) -> list[np.ndarray]:
-        batches = cut_by_tokens(self.lengths, self.max_tokens, rng)
+        batches = batch_by_tokens(self.lengths, self.max_tokens, rng)
         while missing := -len(batches) % self.batches_per_update:
             by_pairs = sorted(range(len(batches)), key=lambda i: -len(batches[i]))[:missing]
             halves = [half for i in by_pairs for half in np.array_split(batches[i], 2) if len(half)]
@@ -113,8 +113,8 @@ class TokenBatchSampler(Sampler[list[int]]):
         if size == 1:
             yield from ([batch] for batch in batches)
             return
-        for i in range(0, len(batches), WINDOW * size):
-            window = sorted(batches[i : i + WINDOW * size], key=lambda batch: work(batch, self.lengths))
+        for i in range(0, len(batches), GROUPING_WINDOW * size):
+            window = sorted(batches[i : i + GROUPING_WINDOW * size], key=lambda batch: work(batch, self.lengths))
             groups = [window[j : j + size] for j in range(0, len(window), size)]
             for k in rng.permutation(len(groups)):
                 yield groups[k]

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from training.data.files import SEVERAL_TARGETS, TABLES, add_references, read_file
+from training.arguments import DataArguments
+from training.data.files import SEVERAL_TARGETS, TABLE_SUFFIXES, add_references, read_file
 from training.data.hub_datasets import read_dataset, use_dataset
-from training.data.pairs import ParallelText, some_lines
+from training.data.parallel_text import ParallelText, some_lines
 from training.demo import corpus as demo
-from training.keys import DataArguments
 
 RANDOM_PAIRS, RANDOM_LENGTH, RANDOM_WORDS = 64, 98, 4996  # of the corpus "random": see random_pairs
 
@@ -19,7 +19,7 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
 
     From files in `data_dir`; where nobody gave a folder and the default one has none, from the recipe's dataset on the
     Hub; or made up. Pairs with a blank side or bytes that are not UTF-8, and training pairs whose source is also in the
-    validation or test set, are treated as `bad_lines` and `overlap` say.
+    validation or test set, are treated as `on_bad_lines` and `on_eval_overlap` say.
 
     Raises:
         ValueError: files that are missing, of different length or not what their name says, bad lines; names the place.
@@ -44,20 +44,20 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
             raise ValueError(f"test_references={arguments.test_references} needs test data: set test_file.")
         add_references(corpus["test"], Path(arguments.data_dir) / arguments.test_references)
     if "train" not in corpus:
-        if corpus and arguments.overlap == "keep":
-            print("streaming: training pairs are not compared with validation and test data; overlap=drop does that")
+        if corpus and arguments.on_eval_overlap == "keep":
+            print("streaming: training pairs are not compared with validation and test data. Use on_eval_overlap=drop.")
         return corpus
     if corpus["train"].references:
         raise ValueError(f"{arguments.train_file} {SEVERAL_TARGETS}")
     if "validation" not in corpus and arguments.validation_size:
         corpus = _split_off_validation(corpus, arguments.validation_size)
-    corpus = _without_overlap(corpus, arguments.overlap)
-    return corpus | {"train": _with_exchanged(corpus["train"])} if arguments.both_directions else corpus
+    corpus = _filter_overlap(corpus, arguments.on_eval_overlap)
+    return corpus | {"train": _add_swapped_pairs(corpus["train"])} if arguments.both_directions else corpus
 
 
-def _with_exchanged(text: ParallelText) -> ParallelText:
+def _add_swapped_pairs(text: ParallelText) -> ParallelText:
     """The pairs, and then each with its sides exchanged."""
-    both = ParallelText(text.sources + text.targets, text.targets + text.sources, text.numbers * 2)
+    both = ParallelText(text.sources + text.targets, text.targets + text.sources, text.line_numbers * 2)
     both.dropped, both.origin = text.dropped, text.origin | {"both_directions": True}
     return both
 
@@ -74,7 +74,7 @@ def _split_off_validation(corpus: dict[str, ParallelText], size: int) -> dict[st
     return parts | {name: text for name, text in corpus.items() if name != "train"}
 
 
-def _without_overlap(corpus: dict[str, ParallelText], overlap: str) -> dict[str, ParallelText]:
+def _filter_overlap(corpus: dict[str, ParallelText], overlap: str) -> dict[str, ParallelText]:
     """Tells which training pairs have a source of the validation or test set, and drops or refuses them."""
     train = corpus["train"]
     leaks: set[int] = set()
@@ -84,10 +84,10 @@ def _without_overlap(corpus: dict[str, ParallelText], overlap: str) -> dict[str,
         held_out = set(text.sources)
         same = [i for i, source in enumerate(train.sources) if source in held_out]
         if same:
-            lines = some_lines(train.numbers[i] for i in same)
+            lines = some_lines(train.line_numbers[i] for i in same)
             told = f"{len(same)} training pairs have a source of the {split} set, at {lines}"
-            if overlap == "refuse":
-                raise ValueError(f"{told}. Remove them, or choose --overlap drop or keep.")
+            if overlap == "error":
+                raise ValueError(f"{told}. Remove them, or choose --on_eval_overlap drop or keep.")
             print(f"{told}: {'left out' if overlap == 'drop' else 'kept'}")
             leaks.update(same)
     if overlap != "drop" or not leaks:
@@ -116,7 +116,7 @@ def origin(arguments: DataArguments, split: str) -> dict[str, Any]:
     name = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}[split]
     path = Path(str(name))
     languages = (arguments.source_lang, arguments.target_lang)
-    files = [path.name] if path.suffix in TABLES else [f"{path.name}.{language}" for language in languages]
+    files = [path.name] if path.suffix in TABLE_SUFFIXES else [f"{path.name}.{language}" for language in languages]
     return {"source": "files", "files": files, **further}
 
 

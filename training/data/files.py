@@ -9,23 +9,23 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 
-from training.data.pairs import ParallelText, clean, pair_of_row, some_lines
-from training.keys import DataArguments
+from training.arguments import DataArguments
+from training.data.parallel_text import ParallelText, collect_valid_pairs, pair_of_row, some_lines
 
 SEVERAL_TARGETS = (
     "has more than two columns: a training file has one target per line, only validation and test files several."
 )
-TABLES = (".tsv", ".jsonl", ".json", ".parquet")  # files with both sides; any other name means two text files
+TABLE_SUFFIXES = (".tsv", ".jsonl", ".json", ".parquet")  # files with both sides; any other name means two text files
 
 
 def read_file(arguments: DataArguments, name: str) -> ParallelText:
     """`<data_dir>/<name>` if that is a .tsv, .jsonl or .parquet file, else the two `<data_dir>/<name>.<language>`."""
     path = Path(arguments.data_dir) / name
     languages = (arguments.source_lang, arguments.target_lang)
-    if path.suffix in TABLES:
-        return clean(read_table(path, languages), str(path), arguments.bad_lines)
+    if path.suffix in TABLE_SUFFIXES:
+        return collect_valid_pairs(read_table(path, languages), str(path), arguments.on_bad_lines)
     source, target = (path.with_name(f"{path.name}.{language}") for language in languages)
-    return read_pair(source, target, arguments.bad_lines)
+    return read_pair(source, target, arguments.on_bad_lines)
 
 
 def add_references(text: ParallelText, path: Path) -> None:
@@ -35,14 +35,14 @@ def add_references(text: ParallelText, path: Path) -> None:
     rows, lines = list(read_table(path, ("", ""))), len(text) + sum(text.dropped.values())
     if len(rows) != lines:
         raise ValueError(f"{path} has {len(rows)} lines, and the test data {lines}: line i of one belongs to line i.")
-    text.references = [[cell for cell in rows[number - 1][1:] if cell] for number in text.numbers]
-    if without := [number for number, found in zip(text.numbers, text.references, strict=True) if not found]:
+    text.references = [[cell for cell in rows[number - 1][1:] if cell] for number in text.line_numbers]
+    if without := [number for number, found in zip(text.line_numbers, text.references, strict=True) if not found]:
         raise ValueError(f"{path} has no translation at {some_lines(without)}: add one, or remove the test pair.")
 
 
-def read_pair(source_path: Path, target_path: Path, bad_lines: str = "refuse") -> ParallelText:
+def read_pair(source_path: Path, target_path: Path, on_bad_lines: str = "error") -> ParallelText:
     """Two text files with a sentence a line; line i of one translates line i of the other."""
-    return clean(read_rows(source_path, target_path), f"{source_path}, {target_path}", bad_lines)
+    return collect_valid_pairs(read_rows(source_path, target_path), f"{source_path}, {target_path}", on_bad_lines)
 
 
 def read_rows(source_path: Path, target_path: Path) -> Iterator[tuple]:

@@ -6,8 +6,8 @@ from typing import Any
 from datasets import DatasetDict, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
-from training.data.pairs import ParallelText, clean, pair_of_row
-from training.keys import DataArguments
+from training.arguments import DataArguments
+from training.data.parallel_text import ParallelText, collect_valid_pairs, pair_of_row
 
 
 def use_dataset(arguments: DataArguments) -> bool:
@@ -46,5 +46,5 @@ def read_dataset(arguments: DataArguments) -> dict[str, ParallelText]:
         if split in splits:
             place = f"{arguments.dataset_name}, {split}"
             rows = (pair_of_row(row, languages, f"{place}, row {i}") for i, row in enumerate(splits[split], start=1))
-            corpus[split] = clean(rows, place, arguments.bad_lines)
+            corpus[split] = collect_valid_pairs(rows, place, arguments.on_bad_lines)
     return corpus

@@ -10,19 +10,19 @@ from datasets import IterableDataset
 from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import PreTrainedTokenizerFast
 
-from training.data.batching import cut_by_tokens
-from training.data.encoding import CHUNK, encode_rows, reasons_to_drop
-from training.data.files import SEVERAL_TARGETS, TABLES, read_lines, read_table, validate_lines
+from training.arguments import DataArguments
+from training.data.batch_shapes import Shape, assign_shapes, batch_by_shapes, count_updates
+from training.data.batching import batch_by_tokens
+from training.data.files import SEVERAL_TARGETS, TABLE_SUFFIXES, read_lines, read_table, validate_lines
 from training.data.hub_datasets import load, use_dataset
-from training.data.pairs import pair_of_row, why_bad
-from training.data.shapes import Shape, count_updates, cut_by_shapes, shape_numbers
-from training.keys import DataArguments
+from training.data.parallel_text import invalid_pair_reason, pair_of_row
+from training.data.tokenization import CHUNK_SIZE, length_filters, tokenize_rows
 
 
 def stream_pairs(arguments: DataArguments, held_out: Container[str] = ()) -> IterableDataset:
     """The training set with columns `source` and `target`, read as it is needed; it tells and takes its state.
 
-    Pairs that are `why_bad` are left out where `bad_lines` says so, else refused.
+    Pairs that are `invalid_pair_reason` are left out where `on_bad_lines` says so, else refused.
 
     Args:
         arguments: settings of the data.
@@ -35,37 +35,39 @@ def stream_pairs(arguments: DataArguments, held_out: Container[str] = ()) -> Ite
 
         def pair(row: dict[str, Any]) -> dict[str, str]:
             source, target = pair_of_row(row, languages, place)
-            if arguments.bad_lines == "refuse":
-                refuse_bad((source, target), place)
+            if arguments.on_bad_lines == "error":
+                validate_row((source, target), place)
             return {"source": source, "target": target}
 
         pairs = streamed.map(pair, remove_columns=streamed.column_names)
-        pairs = pairs.filter(lambda row: why_bad((row["source"], row["target"])) is None)
+        pairs = pairs.filter(lambda row: invalid_pair_reason((row["source"], row["target"])) is None)
     else:
         path = Path(arguments.data_dir) / arguments.train_file
-        paths = [path] if path.suffix in TABLES else [path.with_name(f"{path.name}.{lang}") for lang in languages]
+        paths = (
+            [path] if path.suffix in TABLE_SUFFIXES else [path.with_name(f"{path.name}.{lang}") for lang in languages]
+        )
         if len(paths) > 1:
             validate_lines(*paths)
-        given = {"paths": tuple(map(str, paths)), "languages": languages, "bad_lines": arguments.bad_lines}
+        given = {"paths": tuple(map(str, paths)), "languages": languages, "on_bad_lines": arguments.on_bad_lines}
         pairs = IterableDataset.from_generator(_rows, gen_kwargs=given)
     return pairs.filter(lambda row: row["source"] not in held_out) if held_out else pairs
 
 
-def _rows(paths: tuple[str, ...], languages: tuple[str, str], bad_lines: str) -> Iterator[dict[str, str]]:
+def _rows(paths: tuple[str, ...], languages: tuple[str, str], on_bad_lines: str) -> Iterator[dict[str, str]]:
     first, *second = map(Path, paths)
     rows = zip(read_lines(first), read_lines(*second), strict=True) if second else read_table(first, languages)
     for number, row in enumerate(rows, start=1):
-        if bad_lines == "refuse":
-            refuse_bad(row, f"{', '.join(paths)}, line {number}")
-        if why_bad(row) is None:
+        if on_bad_lines == "error":
+            validate_row(row, f"{', '.join(paths)}, line {number}")
+        if invalid_pair_reason(row) is None:
             if any(row[2:]):
                 raise ValueError(f"{paths[0]}, line {number} {SEVERAL_TARGETS}")
             yield {"source": row[0], "target": row[1]}
 
 
-def refuse_bad(row: tuple, place: str) -> None:
-    if reason := why_bad(row):
-        raise ValueError(f"{place}: {reason}. Correct the file, or leave such pairs out with --bad_lines drop.")
+def validate_row(row: tuple, place: str) -> None:
+    if reason := invalid_pair_reason(row):
+        raise ValueError(f"{place}: {reason}. Correct the file, or leave such pairs out with --on_bad_lines drop.")
 
 
 class TokenBatchStream(TorchIterableDataset):
@@ -77,11 +79,11 @@ class TokenBatchStream(TorchIterableDataset):
     `pairs_read` counts the pairs of the buffers that were read for training, `pairs_dropped` those that a filter of the
     recipe dropped.
 
-    `state_at(n)` is what `load_state` needs to go on behind the first `n` batches: where the buffer that holds the
+    `state_dict_at(n)` is what `load_state` needs to go on behind the first `n` batches: where the buffer that holds the
     next one begins, as the dataset tells it, how many of its batches to pass over, and the two counts before it.
 
-    After `fix_shapes`, all processes have batches of one shape at an update: they tell each other at every buffer how
-    many pairs of each shape they have, and who has fewer than another hands out emptier batches. A batch is then the
+    After `set_batch_shapes`, all processes have batches of the same shape in an update. For every buffer they exchange
+    the number of pairs of each shape, and a process that has fewer pairs returns smaller batches. A batch is then the
     number of its shape, and pairs of token ids: what a `FixedShapeCollator` takes.
 
     Args:
@@ -108,7 +110,7 @@ class TokenBatchStream(TorchIterableDataset):
         self._start = pairs.state_dict()
         self.load_state({"batches": 0, "buffer": 0, "rows": self._start})
 
-    def fix_shapes(
+    def set_batch_shapes(
         self, shapes: list[Shape], batches_per_update: int, most: Callable[[np.ndarray], np.ndarray]
     ) -> None:
         """Batches of these shapes from now on; one of the longest sentences has to be among them.
@@ -129,18 +131,18 @@ class TokenBatchStream(TorchIterableDataset):
         """Return True if the filters leave no pair of this process's share."""
         self.pairs.load_state_dict(self._start)
         rows = iter(self.pairs)
-        while chunk := list(islice(rows, CHUNK)):
+        while chunk := list(islice(rows, CHUNK_SIZE)):
             if len(self._encode(chunk)[1]):
                 return False
         return True
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Goes on where `state_at` was taken; to be called before iterating."""
+        """Goes on where `state_dict_at` was taken; to be called before iterating."""
         self._skip = state.get("skip", 0)
         self.pairs_read, self.pairs_dropped = state.get("read", 0), state.get("dropped", 0)
         self._buffers = [state]  # where those buffers began whose batches may not all have been trained on
 
-    def state_at(self, batches: int) -> dict[str, Any]:
+    def state_dict_at(self, batches: int) -> dict[str, Any]:
         while len(self._buffers) > 1 and self._buffers[1]["batches"] <= batches:
             self._buffers.pop(0)
         return self._buffers[0] | {"skip": batches - self._buffers[0]["batches"]}
@@ -154,7 +156,7 @@ class TokenBatchStream(TorchIterableDataset):
             chunk = list(islice(rows, self.arguments.buffer_size))
             if not chunk:  # the corpus is over
                 if not gained:
-                    raise ValueError("no pair of the training data is left: see max_length and bad_lines.")
+                    raise ValueError("no pair of the training data is left: see max_length and on_bad_lines.")
                 self.pairs.load_state_dict(self._start)
                 rows, gained = iter(self.pairs), False
                 continue
@@ -167,10 +169,10 @@ class TokenBatchStream(TorchIterableDataset):
 
     def _encode(self, rows: list[dict[str, str]]) -> tuple[list[tuple[list[int], list[int]]], np.ndarray]:
         """Ids of source and target of every row, and the numbers of those rows that are kept."""
-        encoded = encode_rows(self.tokenizer, [row["source"] for row in rows], [row["target"] for row in rows])
+        encoded = tokenize_rows(self.tokenizer, [row["source"] for row in rows], [row["target"] for row in rows])
         pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
         lengths = np.array([[len(source), len(target)] for source, target in pairs])
-        return pairs, np.nonzero(~np.any(list(reasons_to_drop(lengths, self.arguments).values()), axis=0))[0]
+        return pairs, np.nonzero(~np.any(list(length_filters(lengths, self.arguments).values()), axis=0))[0]
 
     def _batches(self, rows: list[dict[str, str]], buffer: int) -> list[Any]:
         pairs, kept = self._encode(rows)
@@ -179,13 +181,13 @@ class TokenBatchStream(TorchIterableDataset):
         lengths = np.array([[len(pairs[i][0]), len(pairs[i][1])] for i in kept]).reshape(-1, 2)
         rng = np.random.default_rng([self.seed, buffer])
         if self._shapes:
-            numbers = shape_numbers(lengths, self._shapes)
+            numbers = assign_shapes(lengths, self._shapes)
             counts = np.bincount(numbers, minlength=len(self._shapes))
             updates = self._most(count_updates(counts, self._shapes, self._batches_per_update))
-            shaped = cut_by_shapes(numbers, updates, self._batches_per_update, rng)
+            shaped = batch_by_shapes(numbers, updates, self._batches_per_update, rng)
             return [(number, [pairs[i] for i in kept[batch].tolist()]) for number, batch in shaped]
         if not len(kept):
             return []
-        batches = cut_by_tokens(lengths, self.max_tokens, rng)
+        batches = batch_by_tokens(lengths, self.max_tokens, rng)
         rng.shuffle(batches)  # type: ignore[arg-type]  # a list of arrays is a sequence
         return [[{"input_ids": pairs[i][0], "labels": pairs[i][1]} for i in kept[batch].tolist()] for batch in batches]

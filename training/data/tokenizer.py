@@ -8,8 +8,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from training.data.moses import moses_normalizer, moses_splits
-from training.keys import TokenizerArguments
+from training.arguments import TokenizerArguments
+from training.data.moses_pretokenization import moses_normalizer, moses_splits
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.shared import loading
 
@@ -28,7 +28,7 @@ def train_one(
             character, "word" for each run of characters between spaces.
         vocab_size: tokens at most, the four special ones included; the most frequent ones are kept.
         lowercase: all text becomes lower case.
-        moses: "bpe" and "unigram" split words where Moses does instead, see `training.data.moses`.
+        moses: "bpe" and "unigram" split words where Moses does instead, see `training.data.moses_pretokenization`.
     """
     unk, special = SPECIAL_TOKENS["unk_token"], list(SPECIAL_TOKENS.values())
     options: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": special, "show_progress": False}
@@ -44,7 +44,7 @@ def train_one(
         characters = set().union("▁", *(unicodedata.normalize("NFC", text) for text in texts)) - {" "}
         if vocab_size < len(characters) + len(special):  # the library would make more, or never end
             raise ValueError(
-                f"tokenizer_size={vocab_size} is too small for unigram: {len(characters)} characters and "
+                f"tokenizer_vocab_size={vocab_size} is too small for unigram: {len(characters)} characters and "
                 f"{len(special)} special tokens have to be in it."
             )
         tokenizer, trainer = Tokenizer(models.Unigram()), trainers.UnigramTrainer(**options, unk_token=unk)
@@ -76,8 +76,8 @@ def train_tokenizer(
         ValueError: the given one cannot be loaded, lacks a padding or end token, or is for one language alone.
     """
     if arguments.tokenizer_path is not None:
-        return load_tokenizer(arguments.tokenizer_path, "tokenizer_path")
-    settings = arguments.tokenizer_type, arguments.tokenizer_size, arguments.lowercase, arguments.moses
+        return load_training_tokenizer(arguments.tokenizer_path, "tokenizer_path")
+    settings = arguments.tokenizer_type, arguments.tokenizer_vocab_size, arguments.lowercase, arguments.moses
     if arguments.shared_vocabulary:
         return PreTrainedTokenizerFast(tokenizer_object=train_one(sources + targets, *settings), **SPECIAL_TOKENS)
     return VanillaTransformerTokenizer(
@@ -87,7 +87,7 @@ def train_tokenizer(
     )
 
 
-def load_tokenizer(path: str, key: str) -> PreTrainedTokenizerFast:
+def load_training_tokenizer(path: str, key: str) -> PreTrainedTokenizerFast:
     """A tokenizer from a folder or the Hub that ends its sequences; raises ValueError where it cannot be used.
 
     Args:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from training.demo import lexicon
 from training.demo.grammar import DETERMINERS, PRONOUNS, Clause, NounPhrase, Pronoun, Row, finish, join
-from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
-from vanilla_transformer.shared.outputs import whole
+from vanilla_transformer.shared.atomic_io import atomic_write
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
 NOUNS = lexicon.rows(lexicon.NOUNS)
 VERBS = lexicon.rows(lexicon.VERBS)
@@ -32,7 +32,7 @@ PREPOSITIONS = lexicon.rows(lexicon.PREPOSITIONS)
 
 
 @dataclass
-class Speaker:
+class SentenceGenerator:
     """Draws trees. `combinations` collects which words were put together, such as ("eat", "apple")."""
 
     rng: random.Random
@@ -242,7 +242,7 @@ def generate(train: int = 40_000, validation: int = 500, test: int = 1_000, seed
     Returns:
         `{"train": [(english, german), ...], "validation": ..., "test": ...}`.
     """
-    speaker = Speaker(random.Random(seed))
+    speaker = SentenceGenerator(random.Random(seed))
     splits: dict[str, list] = {"train": [], "validation": [], "test": []}
     wanted = {"train": train, "validation": validation, "test": test}
     by_novelty = {name: [0, 0] for name in splits}
@@ -267,11 +267,11 @@ def generate(train: int = 40_000, validation: int = 500, test: int = 1_000, seed
 
 
 def main() -> None:
-    parser = CommandLine("training.demo.corpus", __doc__)
+    parser = CommandLineParser("training.demo.corpus", __doc__)
     parser.add_argument("folder", type=Path, help="where train.en, train.de and so on are written")
     parser.add_argument("--seed", type=int, default=0, help="another seed draws other sentences")
     arguments = parser.parse_args()
-    with one_line_errors(parser.prog):
+    with exit_on_user_error(parser.prog):
         write(arguments.folder, arguments.seed)
 
 
@@ -284,7 +284,7 @@ def write(folder: Path, seed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for split, pairs in corpus.items():
         for side, language in enumerate(("en", "de")):
-            with whole(folder / f"{split}.{language}") as path:
+            with atomic_write(folder / f"{split}.{language}") as path:
                 path.write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
         print(f"{len(pairs):6d} pairs  {folder / split}.{{en,de}}")
 

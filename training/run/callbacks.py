@@ -14,7 +14,7 @@ from vanilla_transformer.shared.command_line import forget_output
 MIN_SOURCE_GAIN = 0.1  # nats per token
 
 
-class TellEpoch(TrainerCallback):
+class SamplerEpochCallback(TrainerCallback):
     """Accelerate does not reach the sampler of a resumed run behind all of its wrappers."""
 
     def __init__(self, sampler: TokenBatchSampler):
@@ -24,7 +24,7 @@ class TellEpoch(TrainerCallback):
         self.sampler.set_epoch(int(state.epoch or 0))
 
 
-class UpdateAverage(TrainerCallback):
+class EmaCallback(TrainerCallback):
     """Draws the moving average after the weights at every update.
 
     After n updates its decay is (1 + n) / (10 + n) at most: a short run has an average of its last tenth or so, not one

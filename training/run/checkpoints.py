@@ -18,35 +18,35 @@ from transformers.trainer_utils import sort_checkpoints
 
 from vanilla_transformer.shared.loading import load_model
 
-LIST = "files.json"
+MANIFEST = "files.json"
 TEMPORARY = "temporary"  # marks a checkpoint of a stop, which only serves to resume the run
-AVERAGED = "ema"  # subfolder: the moving average of the weights, a model as save_pretrained writes it
+EMA_SUBFOLDER = "ema"  # subfolder: the moving average of the weights, a model as save_pretrained writes it
 
 
-def seal(folder: Path) -> None:
+def write_manifest(folder: Path) -> None:
     """Writes the list that makes a checkpoint whole; the files are on the disk before it is."""
     files = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != LIST:
+        if path.is_file() and path.name != MANIFEST:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
             files[str(path.relative_to(folder))] = _size_and_hash(path)
-    temporary = folder / f"{LIST}.tmp"
+    temporary = folder / f"{MANIFEST}.tmp"
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(files, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(folder / LIST)
+    temporary.replace(folder / MANIFEST)
 
 
-def why_not_whole(folder: Path) -> str | None:
+def checkpoint_error(folder: Path) -> str | None:
     """What is wrong with a checkpoint, in words; None: nothing."""
     try:
-        files = json.loads((folder / LIST).read_text(encoding="utf-8"))
+        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return "it was cut off while it was written"
     if not isinstance(files, dict) or not files:
-        return f"its {LIST} is damaged"
+        return f"its {MANIFEST} is damaged"
     for name, expected in files.items():
         path = folder / name
         if not path.is_file():
@@ -66,20 +66,22 @@ def all_checkpoints(run: Path) -> list[Path]:
     return [Path(path) for path in sort_checkpoints(str(run))] if run.exists() else []
 
 
-def last_whole(run: Path) -> Path | None:
+def last_valid_checkpoint(run: Path) -> Path | None:
     """The last whole checkpoint; those passed over for it are told."""
     for folder in reversed(all_checkpoints(run)):
-        reason = why_not_whole(folder)
+        reason = checkpoint_error(folder)
         if reason is None:
             return folder
         print(f"{folder} is passed over: {reason}")
     return None
 
 
-def choose(run: Path, count: int, by: str, metric: str | None = None, greater_is_better: bool = True) -> list[Path]:
+def select_checkpoints(
+    run: Path, count: int, by: str, metric: str | None = None, greater_is_better: bool = True
+) -> list[Path]:
     """The last `count` checkpoints, or those with the best `metric`; whole ones, as far as there are so many. Those
     of a stop are left out."""
-    whole = [f for f in all_checkpoints(run) if (f / LIST).exists() and not (f / TEMPORARY).exists()]
+    whole = [f for f in all_checkpoints(run) if (f / MANIFEST).exists() and not (f / TEMPORARY).exists()]
     if by == "last":
         return whole[-count:]
     scores = {folder: score(folder, metric) for folder in whole}
@@ -105,13 +107,13 @@ def keep_only(run: Path, kept: Iterable[Path]) -> None:
     kept = set(kept)
     for folder in all_checkpoints(run):
         if folder not in kept:
-            (folder / LIST).unlink(missing_ok=True)  # first: a half-removed one is not whole either
+            (folder / MANIFEST).unlink(missing_ok=True)  # first: a half-removed one is not whole either
             shutil.rmtree(folder)
 
 
 def load(folder: Path) -> PreTrainedModel:
     """The model of a checkpoint: the moving average of its weights where it has one."""
-    return load_model(folder / AVERAGED if (folder / AVERAGED).exists() else folder)
+    return load_model(folder / EMA_SUBFOLDER if (folder / EMA_SUBFOLDER).exists() else folder)
 
 
 @torch.no_grad()

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-SHARE = 0.03  # of a run that may be spent on measuring precision and attention
+MAX_TIMING_FRACTION = 0.03  # of a run that may be spent on measuring precision and attention
 SLOW = 2  # times the seconds of the best candidate: no more is measured
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h of glibc
 
 
-def keep_memory() -> None:
+def configure_malloc() -> None:
     """Tells glibc's malloc to keep freed blocks, instead of giving them back to the kernel at every step.
 
     Page faults on fresh memory otherwise take a third of a small model's step on a CPU. Elsewhere nothing is done.
@@ -47,7 +47,8 @@ def choose_precision_and_attention(
     on one shape alone bf16 would look better than it is. bf16 with sdpa is not tried on a CPU: its backward is several
     times as slow as that of eager attention. Nor is bf16 tried on a processor without instructions for it.
 
-    The measurement takes at most `SHARE` of the run, or one step more, and drops a candidate that is clearly slower.
+    The measurement takes at most `MAX_TIMING_FRACTION` of the run, or one step more. Clearly slower
+    candidates are dropped early.
 
     Args:
         batches: of different shapes, as they will come in training; the first is not counted.
@@ -67,7 +68,7 @@ def choose_precision_and_attention(
         for p, a in (("fp32", "sdpa"), ("fp32", "eager"), ("bf16", "eager"))
         if precision in ("auto", p) and attention in ("auto", a) and (p in ("fp32", precision) or has_bf16())
     ]
-    if len(candidates) < 2 or SHARE * steps < 2 * len(candidates):
+    if len(candidates) < 2 or MAX_TIMING_FRACTION * steps < 2 * len(candidates):
         given = ("fp32" if precision == "auto" else precision, "sdpa" if attention == "auto" else attention)
         return *(candidates or [given])[0], {}
     seconds: dict[tuple[str, str], list[float]] = {candidate: [] for candidate in candidates}
@@ -77,7 +78,7 @@ def choose_precision_and_attention(
     for batch, candidate in itertools.product(batches, candidates):  # interleaved: other work meets all of them
         spent = [each for times in seconds.values() for each in times]
         slow = [each for each, median in medians.items() if median > SLOW * min(medians.values())]
-        if len(slow) == len(candidates) - 1 or (spent and sum(spent) > SHARE * steps * min(spent)):
+        if len(slow) == len(candidates) - 1 or (spent and sum(spent) > MAX_TIMING_FRACTION * steps * min(spent)):
             break
         if candidate in slow:
             continue
@@ -104,7 +105,7 @@ def has_bf16() -> bool:
     return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
-def usable_device(text: str) -> str:
+def device_type(text: str) -> str:
     """The type of an option that names a device: refused before a model is loaded if it cannot hold one."""
     try:
         torch.zeros(1, device=text).item()

@@ -10,10 +10,10 @@ from torch import nn
 
 from vanilla_transformer import VanillaTransformerConfig
 
-CUTOFF = 0.05  # share of tokens; the paper's for all of its data sets
+TOKEN_CUTOFF_RATE = 0.05  # share of tokens; the paper's for all of its data sets
 
 
-def smooths_labels(model: Any) -> bool:
+def supports_fused_loss(model: Any) -> bool:
     """Whether a model, or the one inside peft's, computes the smoothed loss itself, in pieces."""
     return model.config.model_type == VanillaTransformerConfig.model_type
 
@@ -23,7 +23,7 @@ def training_loss(
     inputs: dict[str, Any],
     smoothing: float,
     rdrop_alpha: float,
-    in_pieces: bool,
+    use_fused_loss: bool,
     simcut_alpha: float = 0.0,
 ) -> tuple[torch.Tensor, Any]:
     """The smoothed cross-entropy (section 5.4) of a batch, with the divergence of R-Drop or SimCut, summed; and the
@@ -33,34 +33,36 @@ def training_loss(
         in_pieces: the model can smooth labels itself, with less memory; a divergence needs all logits.
     """
     labels = inputs["labels"]
-    if in_pieces and not rdrop_alpha and not simcut_alpha:
+    if use_fused_loss and not rdrop_alpha and not simcut_alpha:
         outputs = model(**inputs, smoothing=smoothing, num_items_in_batch=1)
         return outputs.loss, outputs
     passes = 2 if rdrop_alpha or simcut_alpha else 1
     inputs = {name: torch.cat([value] * passes) for name, value in inputs.items() if name != "labels"}
-    with cut_off(model, len(labels)) if simcut_alpha else nullcontext():
+    with token_cutoff(model, len(labels)) if simcut_alpha else nullcontext():
         outputs = model(**inputs)
     logits = outputs.logits[torch.cat([labels] * passes) != -100]  # (passes * tokens, V), without padding
     log_p = logits.float().log_softmax(-1)
     targets = labels[labels != -100]
     if simcut_alpha:  # of the whole pass alone there is a cross-entropy
         whole, cut = log_p.chunk(2)
-        return cross_entropy(whole, targets, smoothing) + simcut_alpha * relative_entropy(whole, cut), outputs
+        return cross_entropy(whole, targets, smoothing) + simcut_alpha * kl_divergence(whole, cut), outputs
     loss = cross_entropy(log_p, targets.repeat(passes), smoothing) / passes
     if rdrop_alpha:
-        loss = loss + rdrop_alpha / 2 * divergence(*log_p.chunk(2))
+        loss = loss + rdrop_alpha / 2 * symmetric_kl_divergence(*log_p.chunk(2))
     return loss, outputs
 
 
 @contextmanager
-def cut_off(model: nn.Module, whole: int) -> Iterator[None]:
-    """Within it the embeddings of `CUTOFF` of all tokens, at random, are zero in each row of a batch behind the first
-    `whole` ones, on both sides: the token cutoff of SimCut (Gao et al. 2022, section 3.1)."""
+def token_cutoff(model: nn.Module, whole: int) -> Iterator[None]:
+    """Context manager that zeroes the embeddings of a random fraction `TOKEN_CUTOFF_RATE` of the tokens of both sides.
+
+    It applies to all rows after the first `whole` ones: the token cutoff of SimCut (Gao et al. 2022, section 3.1).
+    """
     own: Any = extract_model_from_parallel(model)
     embeddings = {own.get_encoder().get_input_embeddings(), own.get_decoder().get_input_embeddings()}
 
     def cut(module: nn.Module, inputs: Any, embedded: torch.Tensor) -> torch.Tensor:
-        kept = torch.rand(embedded.shape[:2], device=embedded.device) >= CUTOFF  # (rows, T)
+        kept = torch.rand(embedded.shape[:2], device=embedded.device) >= TOKEN_CUTOFF_RATE  # (rows, T)
         kept[:whole] = True
         return embedded * kept[..., None]
 
@@ -84,11 +86,11 @@ def cross_entropy(log_p: torch.Tensor, targets: torch.Tensor, smoothing: float) 
     return -(gains * (targets != -100)).sum()
 
 
-def relative_entropy(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+def kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
     """KL(p, q), summed over tokens; both (tokens, V)."""
     return (log_p.exp() * (log_p - log_q)).sum()
 
 
-def divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+def symmetric_kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
     """R-Drop (Wu et al. 2021), equation 2: mean of KL(p, q) and KL(q, p), summed over tokens; both (tokens, V)."""
     return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum() / 2

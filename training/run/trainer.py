@@ -26,23 +26,25 @@ from transformers.trainer import FSDP_MODEL_NAME
 from transformers.trainer_utils import speed_metrics
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from training.data.batch_shapes import FixedShapeCollator, Shape, ShapedPairs, choose_shapes
 from training.data.batching import TokenBatchSampler
-from training.data.encoding import sequence_lengths
-from training.data.pairs import ParallelText
-from training.data.shapes import FixedShapeCollator, Shape, ShapedPairs, choose_shapes
+from training.data.parallel_text import ParallelText
 from training.data.streaming import TokenBatchStream
-from training.loading import OF_BEAMS
+from training.data.tokenization import sequence_lengths
 from training.metrics import translate_and_score
-from training.run.callbacks import SourceGainWarning, StopOnSignal, TellEpoch, TokenProgress, UpdateAverage
-from training.run.checkpoints import AVERAGED, TEMPORARY, average, choose, keep_only, seal
-from training.run.compiled import COMPILER_ERRORS, choose_step, compile_loss, sign_of_life
-from training.run.losses import smooths_labels, training_loss
-from vanilla_transformer.shared.outputs import FREE, disk_error
+from training.run.callbacks import EmaCallback, SamplerEpochCallback, SourceGainWarning, StopOnSignal, TokenProgress
+from training.run.checkpoints import EMA_SUBFOLDER, TEMPORARY, average, keep_only, select_checkpoints, write_manifest
+from training.run.compilation import COMPILER_ERRORS, compile_loss, log_progress, resolve_step_mode
+from training.run.losses import supports_fused_loss, training_loss
+from training.translators import GREEDY_OVERRIDES
+from vanilla_transformer.shared.atomic_io import FREE_SPACE, disk_error
 
 ADAPTER = "adapter"  # in a run's folder: what LoRA trained, alone
 PROGRESS = "progress.json"  # in a checkpoint: what was done for it
-LOADERS = 2  # processes that make batches for a GPU; one makes 1.9 million target tokens in a second of its time
-STREAM = "stream_{}.json"  # in a checkpoint: where each process's stream goes on
+NUM_DATALOADER_WORKERS = (
+    2  # processes that make batches for a GPU; one makes 1.9 million target tokens in a second of its time
+)
+STREAM_STATE_FILE = "stream_{}.json"  # in a checkpoint: where each process's stream goes on
 
 
 class TokenBatchTrainer(Seq2SeqTrainer):
@@ -73,21 +75,21 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.add_callback(TokenProgress())
         if self.args.fsdp and not self.is_fsdp_enabled:
             raise ValueError("fsdp: Accelerate splits a model over several GPUs alone, one process each; leave it out.")
-        self._model_class = type(self.own_model)
+        self._model_class = type(self.unwrapped_model)
         if self.is_fsdp_enabled:
             if self.args.ema_decay or isinstance(self.model, PeftModel):
                 raise ValueError("ema_decay and lora_rank need whole weights in each process: leave them or FSDP out.")
             self.model.set_input_embeddings(self.model.get_input_embeddings())  # one module where two share a weight
-        self.average_model: PreTrainedModel | None = None
+        self.ema_model: PreTrainedModel | None = None
         if self.args.ema_decay:
-            self.average_model = deepcopy(self.model)
-            self.add_callback(UpdateAverage(self.average_model, self.args.ema_decay))
+            self.ema_model = deepcopy(self.model)
+            self.add_callback(EmaCallback(self.ema_model, self.args.ema_decay))
         lengths_vary = "lengths" in (getattr(self.train_dataset, "column_names", None) or ())  # by BPE-dropout
-        step = choose_step(self.args.step, self.model, self.args, lengths_vary)
-        self.compiled_loss = None if step == "plain" else compile_loss(recorded=step == "recorded")
+        step = resolve_step_mode(self.args.step_mode, self.model, self.args, lengths_vary)
+        self.compiled_loss = None if step == "eager" else compile_loss(recorded=step == "cuda_graph")
         self._has_compiled = False
         self._target_tokens, self._tokens_not_counted = 0, list[Any]()
-        self._was_over = False  # early stopping ended the run at the checkpoint that is resumed
+        self._resumed_from_finished = False  # early stopping ended the run at the checkpoint that is resumed
         self._loss_before: tuple[float, float, int] | None = None  # of the checkpoint: total, not logged, since update
         self.seconds_before = 0.0  # of training, in the runs that this one resumes
         self._start = self._last_log = time.perf_counter()
@@ -98,14 +100,14 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return super().train(*args, **kwargs)
 
     @property
-    def own_model(self) -> PreTrainedModel:
+    def unwrapped_model(self) -> PreTrainedModel:
         """The model itself, where peft has put another around it."""
         return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
 
     @property
-    def has_own_loss(self) -> bool:
+    def uses_fused_loss(self) -> bool:
         """Whether the model smooths labels itself; it reads the projection's weight, of which FSDP keeps parts."""
-        return smooths_labels(self.own_model) and not self.is_fsdp_enabled
+        return supports_fused_loss(self.unwrapped_model) and not self.is_fsdp_enabled
 
     @property
     def seconds(self) -> float:
@@ -115,7 +117,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def _load_callback_state(self) -> None:
         super()._load_callback_state()
         early = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
-        self._was_over = any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in early)
+        self._resumed_from_finished = any(
+            each.early_stopping_patience_counter >= each.early_stopping_patience for each in early
+        )
 
     def _restore_losses(self) -> None:
         """Continue the mean losses of the run that is resumed; transformers counts from the checkpoint."""
@@ -142,7 +146,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Override that trains no further if the checkpoint is the last of its run."""
         self._restore_losses()
-        if self._was_over or self.state.global_step >= self.state.max_steps:
+        if self._resumed_from_finished or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
         else:
             super()._run_epoch(*args, **kwargs)
@@ -168,7 +172,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         dataset: Any = self.train_dataset
         shapes = self._fix_shapes() if self.compiled_loss else None
         if shapes:
-            loading["collate_fn"] = FixedShapeCollator(shapes, self.own_model, self.processing_class.pad_token_id)
+            loading["collate_fn"] = FixedShapeCollator(shapes, self.unwrapped_model, self.processing_class.pad_token_id)
         if isinstance(dataset, TokenBatchStream):  # each process has its own share: nothing to deal out
             own = torch.Generator()  # a loader draws a seed, which a resumed run would draw once more
             return DataLoader(dataset, batch_size=None, generator=own, **loading)
@@ -180,12 +184,12 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                 f"{len(dataset)} training pairs are too few for {self.args.world_size} processes: use fewer."
             )
         if shapes and self.args.device.type == "cuda" and not loading["num_workers"]:  # small models would wait for it
-            loading |= {"num_workers": LOADERS, "pin_memory": True}
+            loading |= {"num_workers": NUM_DATALOADER_WORKERS, "pin_memory": True}
         if shapes:
             print(f"batches of {len(shapes)} shapes; {100 * sampler.padding:.1f} % of their positions hold no token")
             dataset = ShapedPairs(dataset)
-        self.pop_callback(TellEpoch)  # of an earlier training
-        self.add_callback(TellEpoch(sampler))
+        self.pop_callback(SamplerEpochCallback)  # of an earlier training
+        self.add_callback(SamplerEpochCallback(sampler))
         return self.accelerator.prepare(DataLoader(dataset, batch_sampler=sampler, **loading))
 
     def _fix_shapes(self) -> list[Shape]:
@@ -197,7 +201,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         own = choose_shapes(np.concatenate([dataset.first_lengths(), longest]), max_tokens, self.batches_per_update)
         shapes = gather_object([own])[0]
         accumulated = self.args.gradient_accumulation_steps
-        dataset.fix_shapes(shapes, accumulated, lambda updates: np.max(gather_object([updates]), axis=0))
+        dataset.set_batch_shapes(shapes, accumulated, lambda updates: np.max(gather_object([updates]), axis=0))
         return shapes
 
     def get_batch_samples(self, *args: Any) -> tuple[list, torch.Tensor | int | None]:
@@ -212,7 +216,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             return super().training_step(model, inputs, *args, **kwargs)
         self._has_compiled = True
         try:
-            with sign_of_life("compiling the training step"):
+            with log_progress("compiling the training step"):
                 return super().training_step(model, dict(inputs), *args, **kwargs)
         except COMPILER_ERRORS as error:
             reason = " ".join(str(error).partition("\n\n")[0].split())
@@ -235,7 +239,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.compiled_loss is not None and not return_outputs:
             loss = self.compiled_loss(model, inputs, smoothing, self.args.rdrop_alpha)
         else:
-            weights = self.args.rdrop_alpha, self.has_own_loss, self.args.simcut_alpha
+            weights = self.args.rdrop_alpha, self.uses_fused_loss, self.args.simcut_alpha
             loss, outputs = training_loss(model, inputs, smoothing, *weights)
         loss = loss / items
         loss = loss * self.args.world_size  # DDP takes the mean over processes
@@ -253,9 +257,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         """Translate and score `eval_dataset` as the test after training does, but with `generation_num_beams`."""
         text: ParallelText = self.eval_dataset if eval_dataset is None else eval_dataset
         start, beams = time.time(), self.args.generation_num_beams
-        decoding = {} if beams is None else {"num_beams": beams} | (OF_BEAMS if beams == 1 else {})
+        decoding = {} if beams is None else {"num_beams": beams} | (GREEDY_OVERRIDES if beams == 1 else {})
         model = self.plain_model()
-        if "flash" in self.args.attention or "/" in self.args.attention:  # kernels that do not compute in float32
+        if (
+            "flash" in self.args.attn_implementation or "/" in self.args.attn_implementation
+        ):  # kernels that do not compute in float32
             model.set_attn_implementation("sdpa")
         found, _ = translate_and_score(model, self.processing_class, text, self.compute_metrics, self.args, **decoding)
         scores = {f"{metric_key_prefix}_{name}": each for name, each in found.items() if not isinstance(each, str)}
@@ -267,8 +273,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
     def plain_model(self) -> PreTrainedModel:
         """Return a complete model with the present weights: the average if there is one, with merged adapters."""
-        if self.average_model is not None:
-            return self.average_model
+        if self.ema_model is not None:
+            return self.ema_model
         if self.is_fsdp_enabled:
             weights = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
             model = self._model_class.from_pretrained(None, config=self.model.config, state_dict=weights)
@@ -302,12 +308,12 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         try:
             with self.unlimited_checkpoints():
                 super()._save_checkpoint(model, trial)
-            if self.average_model is not None and self.args.should_save:
-                self.average_model.save_pretrained(folder / AVERAGED)
+            if self.ema_model is not None and self.args.should_save:
+                self.ema_model.save_pretrained(folder / EMA_SUBFOLDER)
             if isinstance(self.train_dataset, TokenBatchStream):
                 steps = self.state.global_step * self.args.gradient_accumulation_steps
-                path = folder / STREAM.format(self.args.process_index)
-                path.write_text(json.dumps(self.train_dataset.state_at(steps)), encoding="utf-8")
+                path = folder / STREAM_STATE_FILE.format(self.args.process_index)
+                path.write_text(json.dumps(self.train_dataset.state_dict_at(steps)), encoding="utf-8")
             loss = float(self.accelerator.gather(self._tr_loss).mean())
             if self.args.should_save:
                 if self.stop.temporary:
@@ -323,32 +329,32 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                 (folder / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
                 for pickle in ("training_args.bin", f"{FSDP_MODEL_NAME}.bin"):  # recipe.yaml, model.safetensors say it
                     (folder / pickle).unlink(missing_ok=True)
-                seal(folder)
+                write_manifest(folder)
         except (OSError, RuntimeError, SafetensorError) as error:  # torch.save and safetensors have their own types
             shutil.rmtree(folder, ignore_errors=True)
             untouched = "The checkpoints before it are untouched: make room, and run the same command to go on."
-            raise disk_error(folder, error, f"{FREE}. {untouched}") from error
+            raise disk_error(folder, error, f"{FREE_SPACE}. {untouched}") from error
         if self.args.should_save:
             keep_only(run, [folder, *self.kept_checkpoints()])
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """As in transformers; what FSDP gathers holds a tied weight several times."""
         if state_dict is not None:
-            tied = self.own_model.all_tied_weights_keys
+            tied = self.unwrapped_model.all_tied_weights_keys
             state_dict = {name: tensor for name, tensor in state_dict.items() if name not in tied}
         super()._save(output_dir, state_dict)
 
     def kept_checkpoints(self) -> list[Path]:
         """The newest checkpoints, and those that the final model is to be averaged from."""
-        last = choose(Path(self.args.output_dir), self.args.save_total_limit or sys.maxsize, "last")
+        last = select_checkpoints(Path(self.args.output_dir), self.args.save_total_limit or sys.maxsize, "last")
         return last + self.averaged_checkpoints()
 
     def averaged_checkpoints(self) -> list[Path]:
         """Return the checkpoints whose mean is the final model: the last ones if none has the score."""
         args, run = self.args, Path(self.args.output_dir)
         better = args.metric_for_best_model, bool(args.greater_is_better)
-        best = choose(run, args.average_checkpoints, args.average_by, *better)
-        return best or choose(run, args.average_checkpoints, "last")
+        best = select_checkpoints(run, args.average_checkpoints, args.average_by, *better)
+        return best or select_checkpoints(run, args.average_checkpoints, "last")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
@@ -362,10 +368,10 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self._target_tokens = self._tokens_at_last_log = progress["target_tokens"]
         self.seconds_before = progress["seconds"]
         self._loss_before = progress.get("loss")
-        if self.average_model is not None:
-            self.average_model.load_state_dict(type(self.model).from_pretrained(folder / AVERAGED).state_dict())
+        if self.ema_model is not None:
+            self.ema_model.load_state_dict(type(self.model).from_pretrained(folder / EMA_SUBFOLDER).state_dict())
         if isinstance(self.train_dataset, TokenBatchStream):
-            path = folder / STREAM.format(self.args.process_index)
+            path = folder / STREAM_STATE_FILE.format(self.args.process_index)
             self.train_dataset.load_state(json.loads(path.read_text(encoding="utf-8")))
 
     def save_final(self) -> None:

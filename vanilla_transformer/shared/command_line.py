@@ -19,11 +19,27 @@ from typing import Any, NoReturn
 
 from transformers.utils.logging import disable_progress_bar
 
-LARGEST_EXPONENT = 100  # of a length: any more, and no number is large enough for it
-TOO_LARGE = 2**31  # for seeds and counters of torch
+MAX_EXPONENT = 100  # of a length: any more, and no number is large enough for it
+RENAMED = {  # options of earlier versions and keys of their recipes: the present names
+    "attention": "attn_implementation",
+    "attention_lines": "attention_plot_lines",
+    "bad_lines": "on_bad_lines",
+    "codes": "bpe_codes",
+    "data": "fairseq_data",
+    "lines": "benchmarks",
+    "overlap": "on_eval_overlap",
+    "per_line": "per_pair_output",
+    "processes": "num_processes",
+    "samples": "num_bootstrap_samples",
+    "step": "step_mode",
+    "tokenizer_pairs": "tokenizer_max_train_pairs",
+    "tokenizer_size": "tokenizer_vocab_size",
+    "vocabulary_multiple": "pad_vocab_to_multiple_of",
+}
+INT_LIMIT = 2**31  # for seeds and counters of torch
 
 
-class CommandLine(argparse.ArgumentParser):
+class CommandLineParser(argparse.ArgumentParser):
     """Options are written with underscores, as a recipe's keys are; with dashes they are the same.
 
     A mistake ends the program with one line on stderr, which has the nearest right name of an unknown option, and
@@ -45,11 +61,14 @@ class CommandLine(argparse.ArgumentParser):
         return super().add_argument(*names, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        return super().parse_known_args(underscored(sys.argv[1:] if args is None else args), namespace)
+        return super().parse_known_args(normalize_option_names(sys.argv[1:] if args is None else args), namespace)
 
     def error(self, message: str) -> NoReturn:
         known = [option.lstrip("-") for action in self._actions for option in action.option_strings]
         for word in re.findall(r"(?<!\S)--(\w+)", message):
+            if word not in known and RENAMED.get(word) in known:
+                message += f"; it is now called --{RENAMED[word]}"
+                break
             if word not in known and (name := nearest(word, known)):
                 message += f"; did you mean --{name}?"
                 break
@@ -65,7 +84,7 @@ def finite_number(text: str) -> float:
 
 def whole_number(text: str) -> int:
     value = int(text)
-    if abs(value) >= TOO_LARGE:
+    if abs(value) >= INT_LIMIT:
         raise argparse.ArgumentTypeError(f"{text[:50]} is not between -2^31 and 2^31")
     return value
 
@@ -73,8 +92,8 @@ def whole_number(text: str) -> int:
 def exponent(text: str) -> float:
     """The type of an option that lengths are raised to the power of."""
     value = finite_number(text)
-    if abs(value) > LARGEST_EXPONENT:
-        raise argparse.ArgumentTypeError(f"{text[:50]} is not between -{LARGEST_EXPONENT} and {LARGEST_EXPONENT}")
+    if abs(value) > MAX_EXPONENT:
+        raise argparse.ArgumentTypeError(f"{text[:50]} is not between -{MAX_EXPONENT} and {MAX_EXPONENT}")
     return value
 
 
@@ -87,7 +106,7 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(word, names, n=1)), None)
 
 
-def underscored(arguments: Sequence[str]) -> list[str]:
+def normalize_option_names(arguments: Sequence[str]) -> list[str]:
     """The arguments with underscores in the names of options, up to a bare `--`: `--num-beams=5` is `--num_beams=5`."""
     found: list[str] = []
     for i, argument in enumerate(arguments):
@@ -99,7 +118,7 @@ def underscored(arguments: Sequence[str]) -> list[str]:
     return found
 
 
-def in_plain_words(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """What an error says, without the numbers of the operating system, and never nothing."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
@@ -107,8 +126,8 @@ def in_plain_words(error: Exception) -> str:
 
 
 @contextmanager
-def one_line_errors(
-    prog: str, *more: type[Exception], in_words: Callable[[Exception], str] = in_plain_words
+def exit_on_user_error(
+    prog: str, *more: type[Exception], in_words: Callable[[Exception], str] = format_error
 ) -> Iterator[None]:
     """Within it what a user can mend ends the program: one line on stderr, and status 2.
 

@@ -21,8 +21,8 @@ from transformers.utils import logging
 
 from vanilla_transformer import VanillaTransformerConfig  # and registers the model
 
-MOST_TOKENS = 100_000  # of an output: a larger limit is a slip of the pen, and a search makes room for it
-MOST_LAYERS = 1000  # each is built before a weight is read: a slip of the pen would take the memory
+MAX_OUTPUT_TOKENS = 100_000  # of an output: a larger limit is a slip of the pen, and a search makes room for it
+MAX_LAYERS = 1000  # each is built before a weight is read: a slip of the pen would take the memory
 
 
 def load_model(checkpoint: str | Path, name: str = "", **options: Any) -> Any:
@@ -39,18 +39,18 @@ def load_model(checkpoint: str | Path, name: str = "", **options: Any) -> Any:
     folder, name = Path(checkpoint), name or str(checkpoint)
     if folder.exists() and not (folder / "config.json").exists():
         raise ValueError(f"{name} is no checkpoint: it has no config.json. Give the folder of a model.")
-    with told(name, "config.json"):
+    with wrap_load_errors(name, "config.json"):
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, **options)
         for key in ("encoder_layers", "decoder_layers", "num_hidden_layers"):
-            if (layers := getattr(config, key, 0) or 0) > MOST_LAYERS:
-                raise ValueError(f"{key}={layers} are more than {MOST_LAYERS}")
+            if (layers := getattr(config, key, 0) or 0) > MAX_LAYERS:
+                raise ValueError(f"{key}={layers} are more than {MAX_LAYERS}")
     if (folder / "generation_config.json").exists():  # transformers would do without one that it cannot read
-        with told(name, "generation_config.json"):
+        with wrap_load_errors(name, "generation_config.json"):
             settings = GenerationConfig.from_pretrained(checkpoint)
             for key in ("max_length", "max_new_tokens"):
-                if (tokens := getattr(settings, key) or 0) > MOST_TOKENS:
-                    raise ValueError(f"{key}={tokens} are more than {MOST_TOKENS}")
-    with told(name, "the weights"):
+                if (tokens := getattr(settings, key) or 0) > MAX_OUTPUT_TOKENS:
+                    raise ValueError(f"{key}={tokens} are more than {MAX_OUTPUT_TOKENS}")
+    with wrap_load_errors(name, "the weights"):
         model, found = AutoModelForSeq2SeqLM.from_pretrained(
             checkpoint, config=config, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True
         )
@@ -79,23 +79,23 @@ def check_weights(model: Any, found: dict[str, Any]) -> None:
 
 def load_tokenizer(checkpoint: str | Path, name: str = "") -> Any:
     """The tokenizer of a checkpoint. Raises ValueError where there is none, or its files cannot be used."""
-    with told(name or str(checkpoint), "the tokenizer"):
+    with wrap_load_errors(name or str(checkpoint), "the tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
         tokenizer("a")  # some of what is wrong shows in use alone
         return tokenizer
 
 
 @contextmanager
-def told(name: str, part: str) -> Iterator[None]:
+def wrap_load_errors(name: str, part: str) -> Iterator[None]:
     """Within it whatever the libraries raise becomes a `ValueError` of one line about a part of the checkpoint."""
     verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)  # else several lines of warning, and then an error that says the same
     logging.disable_progress_bar()
     try:
-        with panics_as_errors():
+        with rust_panics_as_errors():
             yield
     except Exception as error:  # tokenizers raises no narrower type
-        message = f"{name} cannot be loaded: {part} cannot be used ({reason(error)})."
+        message = f"{name} cannot be loaded: {part} cannot be used ({first_error_line(error)})."
         raise ValueError(f"{message} Copy it anew from where it was made.") from error
     finally:
         logging.set_verbosity(verbosity)
@@ -104,7 +104,7 @@ def told(name: str, part: str) -> Iterator[None]:
 
 
 @contextmanager
-def panics_as_errors() -> Iterator[None]:
+def rust_panics_as_errors() -> Iterator[None]:
     """Within it a panic of a library in Rust, which is no `Exception`, becomes a `ValueError`; and nothing of what Rust
     writes then, past Python, goes to stderr. What others write there in the meantime does, a little later."""
     sys.stderr.flush()
@@ -126,7 +126,7 @@ def panics_as_errors() -> Iterator[None]:
                 stderr.write(written)
 
 
-def reason(error: BaseException) -> str:
+def first_error_line(error: BaseException) -> str:
     """What an error says first; where that ends in a colon, the next line, too."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[: 1 + lines[0].endswith(":")]).rstrip(".:")

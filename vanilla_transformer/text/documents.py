@@ -19,7 +19,7 @@ CLAUSE = re.compile("[,;:،؛、，；：–—]\\s*")
 SPACE = re.compile("\\s+")
 WIDE_SPACE = re.compile("[^\\S\\x00-\\x7f]")  # of several bytes in UTF-8
 SURROGATE = re.compile("[\\ud800-\\udfff]")
-LONGEST_TOKEN = 32  # characters: a text of more for each token it may have is too long without counting
+MAX_CHARS_PER_TOKEN = 32  # characters: a text of more for each token it may have is too long without counting
 
 
 @dataclass
@@ -82,14 +82,14 @@ def translate_documents(
     options["num_return_sequences"] = 1  # the model's own default may be more
     if hasattr(translator.tokenizer, "deprecation_warnings"):  # sentences are measured before they are split
         translator.tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
-    parts = [list(parts_of(translator, text, language, longest)) for text in texts]
+    parts = [list(split_document(translator, text, language, longest)) for text in texts]
     results = iter(
         translator([text[a:b] for text, own in zip(texts, parts, strict=True) for a, b, _ in own], **options)
     )
-    return [put_together(text, own, results) for text, own in zip(texts, parts, strict=True)]
+    return [assemble_document(text, own, results) for text, own in zip(texts, parts, strict=True)]
 
 
-def put_together(text: str, parts: list[tuple[int, int, int]], results: Iterator[dict[str, Any]]) -> Document:
+def assemble_document(text: str, parts: list[tuple[int, int, int]], results: Iterator[dict[str, Any]]) -> Document:
     """A document of its parts (start, end, parts of that sentence); takes their translations from `results`."""
     pieces: list[str] = []
     document = Document("")
@@ -115,11 +115,13 @@ def put_together(text: str, parts: list[tuple[int, int, int]], results: Iterator
     return document
 
 
-def parts_of(translator: TranslationPipeline, text: str, language: str, longest: int) -> Iterator[tuple[int, int, int]]:
+def split_document(
+    translator: TranslationPipeline, text: str, language: str, longest: int
+) -> Iterator[tuple[int, int, int]]:
     """What of a text is translated at once: its first character, the one behind its last, and of how many parts its
     sentence is."""
     for start, end in sentence_spans(text, language):
-        parts = list(halves(translator, text, start, end, longest))
+        parts = list(split_long_sentence(translator, text, start, end, longest))
         yield from ((a, b, len(parts)) for a, b in parts)
 
 
@@ -141,10 +143,12 @@ def sentence_spans(text: str, language: str = "en") -> Iterator[Span]:
             place += len(sentence)
 
 
-def halves(translator: TranslationPipeline, text: str, start: int, end: int, longest: int) -> Iterator[Span]:
+def split_long_sentence(
+    translator: TranslationPipeline, text: str, start: int, end: int, longest: int
+) -> Iterator[Span]:
     """A span in parts of at most `longest` tokens, halved near the middle at a mark, at white space, or anywhere."""
     is_longer = end - start > 1 and not SURROGATE.search(text, start, end)  # which no tokenizer reads
-    if is_longer and end - start <= LONGEST_TOKEN * longest:
+    if is_longer and end - start <= MAX_CHARS_PER_TOKEN * longest:
         is_longer = len(translator.preprocess(text[start:end])["input_ids"]) > longest
     if not is_longer:
         yield start, end
@@ -158,7 +162,7 @@ def halves(translator: TranslationPipeline, text: str, start: int, end: int, lon
             break
     for part in ((start, cut[0]), (cut[1], end)):
         if start < part[1] and text[part[0] : part[1]].strip():
-            yield from halves(translator, text, *part, longest)
+            yield from split_long_sentence(translator, text, *part, longest)
 
 
 __all__ = ["Document", "Sentence", "sentence_spans", "translate_document", "translate_documents"]

@@ -2,22 +2,22 @@
 
 import torch
 
-from hub.importing.folds import shared_by_heads
-from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, Facts, Layout, State, Use, feed_forward
+from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, CheckpointInfo, Layout, State, TensorRule, feed_forward
 from hub.importing.layouts.torch_transformer import ASSUMED, BODY, SETTINGS, variant_config
+from hub.importing.weight_folding import block_diagonal_heads
 
 
-def attention(theirs: str, ours: str) -> dict[str, str | Use]:
+def attention(theirs: str, ours: str) -> dict[str, str | TensorRule]:
     """Matrices of one head's width that all heads share, or of d_model; scores are divided by the root of d_model."""
     return {
-        f"{theirs}.queries.{{p}}": shared_by_heads(f"{ours}.q_proj.{{p}}", scores_divided_by_width=True),
-        f"{theirs}.keys.{{p}}": shared_by_heads(f"{ours}.k_proj.{{p}}"),
-        f"{theirs}.values.{{p}}": shared_by_heads(f"{ours}.v_proj.{{p}}"),
+        f"{theirs}.queries.{{p}}": block_diagonal_heads(f"{ours}.q_proj.{{p}}", scores_divided_by_width=True),
+        f"{theirs}.keys.{{p}}": block_diagonal_heads(f"{ours}.k_proj.{{p}}"),
+        f"{theirs}.values.{{p}}": block_diagonal_heads(f"{ours}.v_proj.{{p}}"),
         f"{theirs}.fc_out.{{p}}": f"{ours}.out_proj.{{p}}",
     }
 
 
-def num_heads(facts: Facts, state: State) -> int | None:
+def num_heads(facts: CheckpointInfo, state: State) -> int | None:
     """Return the number of heads that share a matrix; None if the matrix has the width of all heads."""
     heads = facts.d_model // max(1, len(state["encoder.layers.0.attention.queries.weight"]))
     return heads if heads > 1 else None

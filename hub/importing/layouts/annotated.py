@@ -1,13 +1,13 @@
 """The Annotated Transformer (Harvard NLP, 2022)."""
 
-from hub.importing.folds import sinusoids, std_norm
-from hub.importing.layout import DECODER, ENCODER, Layout, Use, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, Layout, TensorRule, attention, feed_forward
+from hub.importing.weight_folding import sinusoids, std_norm
 
 LINEARS = ("0", "1", "2", "3")
 FFN = ("feed_forward.w_1", "feed_forward.w_2")
 
 
-def norm(theirs: str, ours: str) -> dict[str, str | Use]:
+def norm(theirs: str, ours: str) -> dict[str, str | TensorRule]:
     return {f"{theirs}.a_2": std_norm(f"{ours}.weight"), f"{theirs}.b_2": f"{ours}.bias"}
 
 

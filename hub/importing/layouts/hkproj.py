@@ -1,11 +1,11 @@
 """Umar Jamil's pytorch-transformer (hkproj), the video and its three eras: with and without biases, scalar alphas."""
 
-from hub.importing.folds import sinusoids, spread, std_norm
-from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, Layout, Use, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, Layout, TensorRule, attention, feed_forward
+from hub.importing.weight_folding import expand_scalar_bias, sinusoids, std_norm
 
 
-def norm(theirs: str, ours: str) -> dict[str, str | Use]:
-    return {f"{theirs}.alpha": std_norm(f"{ours}.weight"), f"{theirs}.bias": spread(f"{ours}.bias")}
+def norm(theirs: str, ours: str) -> dict[str, str | TensorRule]:
+    return {f"{theirs}.alpha": std_norm(f"{ours}.weight"), f"{theirs}.bias": expand_scalar_bias(f"{ours}.bias")}
 
 
 W = ("w_q", "w_k", "w_v", "w_o")

@@ -1,13 +1,13 @@
 """hyunwoongko's transformer: post-norm with gamma and beta, positions that are not in the file, unscaled embeddings."""
 
-from hub.importing.folds import unbiased_norm
-from hub.importing.layout import DECODER, ENCODER, Layout, Use, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, Layout, TensorRule, attention, feed_forward
+from hub.importing.weight_folding import unbiased_norm
 
 W = ("w_q", "w_k", "w_v", "w_concat")
 FFN = ("ffn.linear1", "ffn.linear2")
 
 
-def norm(theirs: str, ours: str) -> dict[str, str | Use]:
+def norm(theirs: str, ours: str) -> dict[str, str | TensorRule]:
     return {f"{theirs}.gamma": unbiased_norm(f"{ours}.weight", note=""), f"{theirs}.beta": f"{ours}.bias"}
 
 

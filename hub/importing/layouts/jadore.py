@@ -2,25 +2,35 @@
 
 from typing import Any
 
-from hub.importing.folds import sinusoids
-from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, Facts, Layout, State, Use, attention, feed_forward
+from hub.importing.layout import (
+    DECODER,
+    ENCODER,
+    PROJECTIONS,
+    CheckpointInfo,
+    Layout,
+    State,
+    TensorRule,
+    attention,
+    feed_forward,
+)
+from hub.importing.weight_folding import sinusoids
 
 W = ("w_qs", "w_ks", "w_vs", "fc")
 FFN = ("pos_ffn.w_1", "pos_ffn.w_2")
 ENC, DEC = "encoder.layer_stack.{i}", "decoder.layer_stack.{i}"
 
 
-def scale_logits(tensor, facts: Facts):
+def scale_logits(tensor, facts: CheckpointInfo):
     """`scale_emb_or_prj` "prj" multiplies the logits of a shared projection by d^-0.5: so does this matrix then."""
     return (tensor * (facts.d_model**-0.5 if scaling(facts) == "prj" else 1.0),)
 
 
-def scaling(facts: Facts) -> str:
+def scaling(facts: CheckpointInfo) -> str:
     """Of a projection that shares the embedding's matrix: "emb", "prj" or "none"; of others always "none"."""
     return facts.metadata["scale_emb_or_prj"] if facts.metadata["proj_share_weight"] else "none"
 
 
-def variant_config(facts: Facts, state: State) -> dict[str, Any]:
+def variant_config(facts: CheckpointInfo, state: State) -> dict[str, Any]:
     settings = facts.metadata
     fields: dict[str, Any] = {"scale_embedding": scaling(facts) == "emb"}
     if "src_pad_idx" in settings:
@@ -50,7 +60,7 @@ LAYOUT = Layout(
         f"{DEC}.slf_attn.layer_norm.{{p}}": f"{DECODER}.self_attn_layer_norm.{{p}}",
         f"{DEC}.enc_attn.layer_norm.{{p}}": f"{DECODER}.cross_attn_layer_norm.{{p}}",
         f"{DEC}.pos_ffn.layer_norm.{{p}}": f"{DECODER}.feed_forward_layer_norm.{{p}}",
-        "trg_word_prj.weight": Use(
+        "trg_word_prj.weight": TensorRule(
             ("lm_head.weight",), scale_logits, "logits * d^-0.5 of a shared projection, if it is"
         ),
     },

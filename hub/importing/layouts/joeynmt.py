@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from hub.importing.folds import sinusoids
-from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, Facts, Layout, State, attention, feed_forward
+from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, CheckpointInfo, Layout, State, attention, feed_forward
+from hub.importing.weight_folding import sinusoids
 
 KQV = ("q_layer", "k_layer", "v_layer", "output_layer")
 FFN = ("feed_forward.pwff_layer.0", "feed_forward.pwff_layer.3")
 
 
-def variant_config(facts: Facts, state: State) -> dict[str, Any]:
+def variant_config(facts: CheckpointInfo, state: State) -> dict[str, Any]:
     """Final norms exist with pre-norm alone; the rest is in JoeyNMT's configuration, not in its file."""
     if "scale_embedding" not in facts.metadata:
         raise ValueError(

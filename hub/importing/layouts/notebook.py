@@ -1,7 +1,7 @@
 """The notebook 'Build your own Transformer from scratch using PyTorch': W_q, fc, post-norm, unscaled embeddings."""
 
-from hub.importing.folds import sinusoids
 from hub.importing.layout import DECODER, ENCODER, Layout, attention, feed_forward
+from hub.importing.weight_folding import sinusoids
 
 W = ("W_q", "W_k", "W_v", "W_o")
 FC = ("feed_forward.fc1", "feed_forward.fc2")

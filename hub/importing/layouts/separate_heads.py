@@ -1,13 +1,13 @@
 """The article 'What is a Transformer?' (dm, dk, dv, nhead): heads of their own width, norms by unbiased variance."""
 
-from hub.importing.folds import sinusoids, unbiased_norm
-from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, Layout, Use, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, Layout, TensorRule, attention, feed_forward
+from hub.importing.weight_folding import sinusoids, unbiased_norm
 
 W = ("wq", "wk", "wv", "wo")
 FFN = ("feedforward.w1", "feedforward.w2")
 
 
-def norm(theirs: str, ours: str) -> dict[str, str | Use]:
+def norm(theirs: str, ours: str) -> dict[str, str | TensorRule]:
     note = "gamma / sqrt(unbiased variance + eps): gamma times sqrt((n - 1) / n), and eps times (n - 1) / n"
     return {f"{theirs}.gamma": unbiased_norm(f"{ours}.weight", note), f"{theirs}.beta": f"{ours}.bias"}
 

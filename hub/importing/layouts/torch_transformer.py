@@ -4,8 +4,18 @@ from typing import Any
 
 import torch
 
-from hub.importing.folds import in_thirds, sinusoids
-from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, Facts, Kind, Layout, State, Use, feed_forward
+from hub.importing.layout import (
+    ACTIVATIONS,
+    DECODER,
+    ENCODER,
+    CheckpointInfo,
+    Kind,
+    Layout,
+    State,
+    TensorRule,
+    feed_forward,
+)
+from hub.importing.weight_folding import sinusoids, split_qkv
 
 ENC, DEC = "transformer.encoder.layers.{i}", "transformer.decoder.layers.{i}"
 FFN = ("linear1", "linear2")
@@ -13,10 +23,10 @@ SETTINGS: dict[str, Kind] = {"norm_first": bool, "activation": ACTIVATIONS}
 ASSUMED = {"norm_first": False, "activation": "relu"}  # PyTorch's defaults; no file tells them
 
 
-def attention(theirs: str, ours: str) -> dict[str, str | Use]:
+def attention(theirs: str, ours: str) -> dict[str, str | TensorRule]:
     names = [f"{ours}.{name}_proj" for name in "qkv"]
     return {
-        f"{theirs}.in_proj_{{p}}": in_thirds(*(f"{name}.{{p}}" for name in names)),
+        f"{theirs}.in_proj_{{p}}": split_qkv(*(f"{name}.{{p}}" for name in names)),
         f"{theirs}.out_proj.{{p}}": f"{ours}.out_proj.{{p}}",
     }
 
@@ -37,7 +47,7 @@ BODY = {
 }
 
 
-def variant_config(facts: Facts, state: State) -> dict[str, Any]:
+def variant_config(facts: CheckpointInfo, state: State) -> dict[str, Any]:
     """What `nn.Transformer` was called with; its names of the norms are the same either way."""
     norm = "pre" if facts.metadata["norm_first"] else "post"
     return {"norm_position": norm, "activation_function": facts.metadata["activation"]}

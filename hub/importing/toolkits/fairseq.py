@@ -8,12 +8,23 @@ from typing import Any
 
 import torch
 
-from hub.importing.folds import in_thirds
-from hub.importing.layout import DECODER, ENCODER, Facts, Kind, Layout, State, Use, attention, feed_forward, left_out
-from hub.importing.metadata import plain
+from hub.importing.layout import (
+    DECODER,
+    ENCODER,
+    CheckpointInfo,
+    Kind,
+    Layout,
+    State,
+    TensorRule,
+    attention,
+    feed_forward,
+    left_out,
+)
+from hub.importing.pickle_stubs import plain
+from hub.importing.weight_folding import split_qkv
 
 PAD = 1  # in every dictionary of fairseq's: <s>, <pad>, </s>, <unk>
-LONGEST = 1024  # positions, where a file tells none: its DEFAULT_MAX_SOURCE_POSITIONS
+DEFAULT_MAX_POSITIONS = 1024  # positions, where a file tells none: its DEFAULT_MAX_SOURCE_POSITIONS
 ACTIVATIONS = {  # its names -> transformers'
     **{"relu": "relu", "gelu": "gelu", "tanh": "tanh", "linear": "linear"},
     **{"gelu_accurate": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh"},
@@ -30,9 +41,9 @@ SETTINGS: dict[str, Kind] = {
 ASSUMED = {  # of a file that lacks them, as fairseq itself takes it
     **dict.fromkeys(("encoder_normalize_before", "decoder_normalize_before", "layernorm_embedding"), False),
     **{"no_scale_embedding": False, "activation_fn": "relu"},
-    **{"max_source_positions": LONGEST, "max_target_positions": LONGEST},
+    **{"max_source_positions": DEFAULT_MAX_POSITIONS, "max_target_positions": DEFAULT_MAX_POSITIONS},
 }
-OTHERS = (  # architectures whose names begin like ours, and whose arithmetic is another
+UNSUPPORTED_ARCHITECTURES = (  # architectures whose names begin like ours, and whose arithmetic is another
     *("transformer_lm", "transformer_monotonic", "transformer_pointer", "transformer_from_pretrained_xlm"),
     *("transformer_ulm", "transformer_unidirectional", "transformer_modular", "transformer_seqgen"),
 )
@@ -46,7 +57,7 @@ FEATURES = (  # settings that must be off
 )
 
 
-def wrote(content: Any) -> bool:
+def is_toolkit_checkpoint(content: Any) -> bool:
     """Whether fairseq's trainer wrote a file: a state beside `args` (until 0.10) or `cfg` that name an architecture."""
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         return False
@@ -76,11 +87,11 @@ def as_dict(value: Any) -> dict:
     return value if isinstance(value, dict) else {}
 
 
-def opened(content: dict) -> tuple[dict, dict[str, Any]]:
+def parse_checkpoint(content: dict) -> tuple[dict, dict[str, Any]]:
     """The model's tensors and its arguments. Raises ValueError for other architectures, naming what is other."""
     given = arguments(content)
     arch = given["arch"]
-    if not arch.startswith("transformer") or arch.startswith(OTHERS):
+    if not arch.startswith("transformer") or arch.startswith(UNSUPPORTED_ARCHITECTURES):
         raise ValueError(
             f"is a model of fairseq's architecture {arch[:80]!r}: of fairseq's, transformer* alone is read."
         )
@@ -114,27 +125,27 @@ def sinusoids_in_halves(length: int, d_model: int) -> torch.Tensor:
     return torch.cat([angles.sin(), angles.cos(), torch.zeros(length, d_model % 2)], dim=1)
 
 
-def longest(facts: Facts) -> int:
+def longest(facts: CheckpointInfo) -> int:
     return max(facts.metadata["max_source_positions"], facts.metadata["max_target_positions"])
 
 
-def learned_positions(table: torch.Tensor, facts: Facts) -> tuple[torch.Tensor, ...]:
+def learned_positions(table: torch.Tensor, facts: CheckpointInfo) -> tuple[torch.Tensor, ...]:
     """Without the rows up to the padding's; as many as both sides have."""
     rows = [len(facts.state[key]) for key in POSITIONS if key in facts.state]
     return (table[PAD + 1 : min(rows)],)
 
 
-def through_the_input_map(table: torch.Tensor, facts: Facts) -> tuple[torch.Tensor, ...]:
+def through_the_input_map(table: torch.Tensor, facts: CheckpointInfo) -> tuple[torch.Tensor, ...]:
     inner = facts.state.get("decoder.project_in_dim.weight")
     return (table if inner is None else table @ inner.double().T,)
 
 
-def through_the_output_map(projection: torch.Tensor, facts: Facts) -> tuple[torch.Tensor, ...]:
+def through_the_output_map(projection: torch.Tensor, facts: CheckpointInfo) -> tuple[torch.Tensor, ...]:
     inner = facts.state.get("decoder.project_out_dim.weight")
     return (projection if inner is None else projection @ inner.double(),)
 
 
-def made(facts: Facts, tensors: State) -> dict[str, State]:
+def made(facts: CheckpointInfo, tensors: State) -> dict[str, State]:
     """What its code computes, and what older files do not repeat."""
     found: dict[str, State] = {}
     if not any(key in facts.state for key in POSITIONS):
@@ -151,7 +162,7 @@ def made(facts: Facts, tensors: State) -> dict[str, State]:
     return found
 
 
-def variant_config(facts: Facts, state: State) -> dict[str, Any]:
+def variant_config(facts: CheckpointInfo, state: State) -> dict[str, Any]:
     told = facts.metadata
     if told["encoder_normalize_before"] != told["decoder_normalize_before"]:
         raise ValueError("encoder_normalize_before and decoder_normalize_before differ: here they are the same.")
@@ -201,18 +212,18 @@ EARLIER = {
     "{encoder|decoder}.layer_norm": "model.{encoder|decoder}.norm",
     "{encoder|decoder}.layernorm_embedding": "model.{encoder|decoder}.embedding_layer_norm",
 }
-OPTIONAL: dict[str, str | Use] = {
+OPTIONAL: dict[str, str | TensorRule] = {
     **{f"{theirs}.{{p}}": f"{ours}.{{p}}" for theirs, ours in (NORMS | EARLIER).items()},
     **{key: use for theirs, ours in ATTENTIONS.items() for key, use in attention(theirs, QKVO, ours).items()},
     **{
-        f"{theirs}.in_proj_{{p}}": in_thirds(*(f"{ours}.{name}.{{p}}" for name in QKVO[:3]))
+        f"{theirs}.in_proj_{{p}}": split_qkv(*(f"{ours}.{name}.{{p}}" for name in QKVO[:3]))
         for theirs, ours in ATTENTIONS.items()
     },
-    "{encoder|decoder}.embed_positions.weight": Use(
+    "{encoder|decoder}.embed_positions.weight": TensorRule(
         ("model.{encoder|decoder}.embed_positions.weight",), learned_positions, "positions without the padding's rows"
     ),
-    "decoder.output_projection.weight": Use(("lm_head.weight",), through_the_output_map),
-    "decoder.embed_out": Use(("lm_head.weight",), through_the_output_map),
+    "decoder.output_projection.weight": TensorRule(("lm_head.weight",), through_the_output_map),
+    "decoder.embed_out": TensorRule(("lm_head.weight",), through_the_output_map),
     "decoder.project_in_dim.weight": left_out("multiplied into the target's embeddings"),
     "decoder.project_out_dim.weight": left_out("multiplied into the projection before the softmax"),
     "encoder.layers.{i}.{in_proj|out_proj|fc1|fc2}_{weight|bias}": left_out("copies for a fast path of its encoder"),
@@ -226,7 +237,7 @@ LAYOUT = Layout(
     title="fairseq, transformer",
     keys={
         "encoder.embed_tokens.weight": "model.encoder.embed_tokens.weight",
-        "decoder.embed_tokens.weight": Use(("model.decoder.embed_tokens.weight",), through_the_input_map),
+        "decoder.embed_tokens.weight": TensorRule(("model.decoder.embed_tokens.weight",), through_the_input_map),
         **feed_forward("encoder.layers.{i}.", FFN, ENCODER),
         **feed_forward("decoder.layers.{i}.", FFN, DECODER),
         **OPTIONAL,

@@ -8,20 +8,20 @@ from typing import Any
 
 import torch
 
-from hub.importing.folds import sinusoids
 from hub.importing.layout import (
     DECODER,
     ENCODER,
     PROJECTIONS,
-    Facts,
+    CheckpointInfo,
     Kind,
     Layout,
     State,
-    Use,
+    TensorRule,
     attention,
     feed_forward,
 )
-from hub.importing.metadata import Record
+from hub.importing.pickle_stubs import ObjectStub
+from hub.importing.weight_folding import sinusoids
 
 SPECIAL = {"unk_token_id": "<unk>", "pad_token_id": "<blank>", "bos_token_id": "<s>", "eos_token_id": "</s>"}
 SOURCE = "encoder.embeddings.make_embedding.emb_luts.0.weight"
@@ -49,12 +49,12 @@ EXPECTED = {  # the only values of settings that are ours
 }
 
 
-def wrote(content: Any) -> bool:
+def is_toolkit_checkpoint(content: Any) -> bool:
     """Whether OpenNMT-py wrote a file: weights in two parts, a vocabulary and its options."""
     return isinstance(content, dict) and {"vocab", "opt"} <= content.keys() and isinstance(content["opt"], Namespace)
 
 
-def opened(content: dict) -> tuple[dict, dict[str, Any]]:
+def parse_checkpoint(content: dict) -> tuple[dict, dict[str, Any]]:
     """The model's and the generator's tensors, its options and vocabularies.
 
     A source's vocabulary of version 2 lacks <s> and </s>: it gets rows for them, which no text reaches.
@@ -101,7 +101,7 @@ def vocabularies(vocab: Any) -> dict[str, list[str]]:
     found = {}
     for side, name in (("source", "src"), ("target", "tgt")):
         tokens = vocab.get(name)
-        if isinstance(tokens, Record):  # TextMultiField: fields [(name, Field)], its vocab's itos
+        if isinstance(tokens, ObjectStub):  # TextMultiField: fields [(name, Field)], its vocab's itos
             try:
                 tokens = tokens.state["fields"][0][1].state["vocab"].state["itos"]
             except (KeyError, IndexError, TypeError, AttributeError):
@@ -129,7 +129,7 @@ def with_special_rows(state: dict, found: dict[str, list[str]]) -> None:
             state[SOURCE] = table = torch.cat([table[:row], table.new_zeros(1, table.shape[1]), table[row:]])
 
 
-def table_of_positions(table: torch.Tensor, facts: Facts) -> tuple[torch.Tensor, ...]:
+def table_of_positions(table: torch.Tensor, facts: CheckpointInfo) -> tuple[torch.Tensor, ...]:
     """A table (length, 1, d_model) that is the paper's is compared with ours and left out."""
     if facts.metadata["position_encoding_type"] == "SinusoidalConcat":
         return ()
@@ -137,7 +137,7 @@ def table_of_positions(table: torch.Tensor, facts: Facts) -> tuple[torch.Tensor,
     return fold(table.transpose(0, 1), facts) if fold else ()
 
 
-def made(facts: Facts, tensors: State) -> dict[str, State]:
+def made(facts: CheckpointInfo, tensors: State) -> dict[str, State]:
     """fairseq's sinusoids, which are one of its two kinds, are the table of learned positions that its file holds."""
     found: dict[str, State] = {}
     if facts.metadata["position_encoding_type"] == "SinusoidalConcat":
@@ -151,7 +151,7 @@ def made(facts: Facts, tensors: State) -> dict[str, State]:
     return found
 
 
-def variant_config(facts: Facts, state: State) -> dict[str, Any]:
+def variant_config(facts: CheckpointInfo, state: State) -> dict[str, Any]:
     told = facts.metadata
     learned = told["position_encoding_type"] == "SinusoidalConcat"
     output = state["generator.weight"]
@@ -167,7 +167,7 @@ def variant_config(facts: Facts, state: State) -> dict[str, Any]:
     return fields | {name: told[name] for name in names if name in told}
 
 
-KVQO = ("linear_query", "linear_keys", "linear_values", "final_linear")
+QKVO = ("linear_query", "linear_keys", "linear_values", "final_linear")
 FFN = ("w_1", "w_2")
 ENC, DEC = "encoder.transformer.{i}", "decoder.transformer_layers.{i}"
 POSITIONS = [f"{side}.embeddings.make_embedding.pe.pe" for side in ("encoder", "decoder")]
@@ -179,12 +179,12 @@ LAYOUT = Layout(
         SOURCE: "model.encoder.embed_tokens.weight",
         TARGET: "model.decoder.embed_tokens.weight",
         **{
-            key: Use((), table_of_positions, "positions are computed; the table agrees", computed=True)
+            key: TensorRule((), table_of_positions, "positions are computed; the table agrees", computed=True)
             for key in POSITIONS
         },
-        **attention(f"{ENC}.self_attn", KVQO, f"{ENCODER}.self_attn"),
-        **attention(f"{DEC}.self_attn", KVQO, f"{DECODER}.self_attn"),
-        **attention(f"{DEC}.context_attn", KVQO, f"{DECODER}.cross_attn"),
+        **attention(f"{ENC}.self_attn", QKVO, f"{ENCODER}.self_attn"),
+        **attention(f"{DEC}.self_attn", QKVO, f"{DECODER}.self_attn"),
+        **attention(f"{DEC}.context_attn", QKVO, f"{DECODER}.cross_attn"),
         **feed_forward(f"{ENC}.feed_forward.", FFN, ENCODER),
         **feed_forward(f"{DEC}.feed_forward.", FFN, DECODER),
         f"{ENC}.layer_norm.{{p}}": f"{ENCODER}.self_attn_layer_norm.{{p}}",

@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers.convert_slow_tokenizer import import_protobuf
 from transformers.tokenization_utils_base import generate_merges
 
-from hub.importing.tokenizer import KNOWN, Side, Tokenizers, together
+from hub.importing.tokenizer import KNOWN, SideTokenizer, TokenizerPair, combine_tokenizers
 
 CONTINUED, END = "@@", "</w>"  # how subword-nmt marks what a word goes on behind, and, in codes, where it ends
 SPACE = "\xa0"
@@ -23,7 +23,7 @@ UNIGRAM, BPE = 1, 2  # SentencePiece's model types
 
 def read_toolkit(
     layout: str, file: Path, metadata: dict[str, Any], data: Path | None, codes: list[Path]
-) -> Tokenizers | None:
+) -> TokenizerPair | None:
     """The tokenizers of a toolkit's checkpoint; None where nothing tells a vocabulary.
 
     Args:
@@ -45,16 +45,16 @@ def read_toolkit(
     if not vocabularies:
         if codes:
             raise ValueError(
-                f"--codes {codes[0]} needs the vocabulary: give fairseq's folder of dictionaries with --data."
+                f"--bpe_codes {codes[0]} needs the vocabulary: give fairseq's folder of dictionaries with --data."
             )
         return None
     tokens = [vocabularies["source"], vocabularies["target"]]
     files = (codes * 2)[:2] if codes else [None, None]
     # of OpenNMT-py always two: only the class for two sides can end targets and not sources
     one = tokens[0] == tokens[1] and files[0] == files[1] and layout != "opennmt"
-    sides = [side_of(*each) for each in zip(tokens[: 1 if one else 2], files, strict=False)]
-    tokenizers = together(sides, source_ends=layout != "opennmt")
-    tokenizers.whole = True
+    sides = [build_side_tokenizer(*each) for each in zip(tokens[: 1 if one else 2], files, strict=False)]
+    tokenizers = combine_tokenizers(sides, source_ends=layout != "opennmt")
+    tokenizers.covers_all_rows = True
     return tokenizers
 
 
@@ -99,7 +99,7 @@ def read_dictionary(path: Path) -> list[str]:
     return tokens
 
 
-def side_of(tokens: list[str], codes: Path | None) -> Side:
+def build_side_tokenizer(tokens: list[str], codes: Path | None) -> SideTokenizer:
     """A side whose ids are those of `tokens`. Tokens that only build others have higher ids, and the row of unk.
 
     Args:
@@ -116,15 +116,15 @@ def side_of(tokens: list[str], codes: Path | None) -> Side:
         try:
             content = codes.read_bytes()
         except OSError as error:
-            raise ValueError(f"--codes {codes} cannot be read: {error.strerror}.") from error
+            raise ValueError(f"--bpe_codes {codes} cannot be read: {error.strerror}.") from error
         text = as_text(content)
         tokenizer = (
-            of_sentencepiece(tokens, codes, content, special)
+            build_sentencepiece_tokenizer(tokens, codes, content, special)
             if text is None
-            else of_codes(tokens, merges_of(codes, text), unk, set(special.values()))
+            else build_bpe_tokenizer(tokens, merges_of(codes, text), unk, set(special.values()))
         )
     surplus = max(tokenizer.get_vocab().values()) + 1 - len(tokens)
-    return Side(tokenizer, special, [*range(len(tokens)), *[tokens.index(unk)] * surplus])
+    return SideTokenizer(tokenizer, special, [*range(len(tokens)), *[tokens.index(unk)] * surplus])
 
 
 def as_text(content: bytes) -> str | None:
@@ -154,7 +154,7 @@ def merges_of(path: Path, text: str) -> list[tuple[str, str]]:
     return list(dict.fromkeys((left, right) for left, right, _ in merges))  # of those given twice, the first
 
 
-def of_codes(tokens: list[str], merges: list[tuple[str, str]], unk: str, special: set[str]) -> Tokenizer:
+def build_bpe_tokenizer(tokens: list[str], merges: list[tuple[str, str]], unk: str, special: set[str]) -> Tokenizer:
     """BPE as subword-nmt and fastBPE do it: tokens that end a word are called so, instead of marking the others."""
 
     def name(token: str) -> str:
@@ -188,7 +188,7 @@ def of_codes(tokens: list[str], merges: list[tuple[str, str]], unk: str, special
     return tokenizer
 
 
-def of_sentencepiece(tokens: list[str], path: Path, content: bytes, special: dict[str, str]) -> Tokenizer:
+def build_sentencepiece_tokenizer(tokens: list[str], path: Path, content: bytes, special: dict[str, str]) -> Tokenizer:
     """A SentencePiece model, unigrams or BPE, with the vocabulary's ids instead of its own."""
     proto = import_protobuf().ModelProto()
     try:

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hub import export, import_checkpoint
-from hub.exporting import onnx
-from hub.importing.file import read
+from hub.exporting import to_onnx
+from hub.importing.checkpoint_file import read
 from vanilla_transformer import VanillaTransformerTokenizer, beam_search
 
 LETTERS, SPECIAL = "abcde", ["<s>", "<pad>", "</s>", "<unk>"]
@@ -34,7 +34,7 @@ def toolkits(load_tests_module):
 @pytest.fixture
 def save_tokenizers(monkeypatch, tmp_path):
     """(checkpoint) -> the tokenizers of source and target as `--to onnx` writes them, without the graphs."""
-    monkeypatch.setattr(onnx, "convert", lambda *arguments: lambda folder: None)
+    monkeypatch.setattr(to_onnx, "convert", lambda *arguments: lambda folder: None)
 
     def save(checkpoint: Path) -> list[Tokenizer]:
         out = tmp_path / f"exported-{checkpoint.name}"
@@ -46,8 +46,14 @@ def save_tokenizers(monkeypatch, tmp_path):
 
 
 def import_to(out: Path, file: Path, **given) -> None:
-    options = {"layout": None, "num_heads": None, "source_tokenizer": None, "target_tokenizer": None, "data": None}
-    options |= {"codes": [], "set": [], "compare_with": None}
+    options = {
+        "layout": None,
+        "num_heads": None,
+        "source_tokenizer": None,
+        "target_tokenizer": None,
+        "fairseq_data": None,
+    }
+    options |= {"bpe_codes": [], "set": [], "compare_with": None}
     options |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
     import_checkpoint.run(argparse.Namespace(file=file, out=out, **(options | given)))
 
@@ -250,7 +256,7 @@ def test_toolkits_at_random(toolkits, save_tokenizers, tmp_path, seed):
         else:
             theirs.tokens = lambda found=vocabularies: found
         file = toolkits.save(theirs.content(), folder / "model.pt")
-        import_to(folder / f"ours{number}", file, codes=codes)
+        import_to(folder / f"ours{number}", file, bpe_codes=codes)
         texts = [random_text(rng, f"{LETTERS}x") for _ in range(100)]
         ids = check_ids(folder / f"ours{number}", save_tokenizers(folder / f"ours{number}"), texts)
 

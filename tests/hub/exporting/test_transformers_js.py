@@ -8,8 +8,8 @@ import pytest
 
 from hub.export import main
 from hub.exporting.tokenizer import as_fast, save_tokenizer
+from training.arguments import TokenizerArguments
 from training.data.tokenizer import train_tokenizer
-from training.keys import TokenizerArguments
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 
 TRANSLATE = """
@@ -100,7 +100,7 @@ def test_node_makes_the_same_tokens(keys, demo_sentences, transformers_js, tmp_p
     (tmp_path / "config.json").write_text('{"model_type": "marian"}')
     known = [text for pair in demo_sentences[:300] for text in pair] + MARKS[:2]
     for kind in ("bpe", "unigram", "word", "char"):
-        arguments = TokenizerArguments(tokenizer_size=400, tokenizer_type=kind, **keys)
+        arguments = TokenizerArguments(tokenizer_vocab_size=400, tokenizer_type=kind, **keys)
         tokenizer = train_tokenizer(known, known, arguments)
         save_tokenizer(tokenizer, tmp_path)
         process = subprocess.run(

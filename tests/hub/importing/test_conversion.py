@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hub.importing.conversion import convert
-from hub.importing.detection import find_layout
-from hub.importing.layout import pattern
-from hub.importing.parity import parity
+from hub.importing.layout import compile_pattern
+from hub.importing.layout_detection import find_layout
+from hub.importing.parity import max_log_prob_difference
 
 PAD = {"jadore801120": 1, "hyunwoongko": 1, "bentrevett": 1, "bentrevett_2019": 1}
 
@@ -20,7 +20,7 @@ def test_an_import_computes_what_the_tutorials_model_does(make_reference, case):
     for d in (16, 64):
         model, state, layout, metadata, heads = make_reference(case, d=d)
         imported = convert(state, layout, dict(metadata), heads, ids_of(layout))
-        assert parity(layout.run, model, imported.model) <= 1e-4
+        assert max_log_prob_difference(layout.run, model, imported.model) <= 1e-4
         assert set(imported.used) | set(imported.left_out) == set(state)
         assert all(imported.left_out.values())
 
@@ -60,7 +60,7 @@ def test_files_with_a_mistake_are_refused_by_the_keys_name(make_reference, name,
 
 def named_like(key: str, layout) -> list[str]:
     """A layout's key with variables, where all of a kind are missing."""
-    return [each for each in layout.keys if pattern(each).fullmatch(key)]
+    return [each for each in layout.keys if compile_pattern(each).fullmatch(key)]
 
 
 def test_a_table_of_other_positions_is_refused(make_reference):
@@ -102,7 +102,7 @@ def test_a_file_may_lack_its_positions(make_reference, name):
     assert find_layout(state)[0] is layout
     imported = convert(state, layout, dict(metadata), heads, ids_of(layout))
     assert f"The file lacks {', '.join(tables)}" in " ".join(imported.check)
-    assert parity(layout.run, model, imported.model) <= 1e-4
+    assert max_log_prob_difference(layout.run, model, imported.model) <= 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -112,7 +112,7 @@ def test_weights_of_other_precision_are_taken(make_reference, case, dtype):
     tables = {key for key, use in layout.uses().items() if use.computed}
     imported = convert(state, layout, dict(metadata), heads, ids_of(layout))
     model.load_state_dict({key: value for key, value in state.items() if key not in tables}, strict=False)
-    assert parity(layout.run, model, imported.model) <= 1e-4
+    assert max_log_prob_difference(layout.run, model, imported.model) <= 1e-4
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
@@ -187,10 +187,10 @@ def test_what_nn_transformer_was_called_with_is_said_by_name(make_reference, nam
     assumed = convert(state, layout, {}, heads, ids_of(layout))
     line = "The file does not tell norm_first, activation: taken as norm_first=false, activation=relu."
     assert any(line in check for check in assumed.check)
-    assert parity(layout.run, model, assumed.model) > 1e-3
+    assert max_log_prob_difference(layout.run, model, assumed.model) > 1e-3
     told = convert(state, layout, {"norm_first": norm_first, "activation": activation}, heads, ids_of(layout))
     assert not any("does not tell norm_first" in check for check in told.check)
-    assert parity(layout.run, model, told.model) <= 1e-4
+    assert max_log_prob_difference(layout.run, model, told.model) <= 1e-4
 
 
 def test_joeynmt_with_gelu(make_reference):
@@ -199,16 +199,16 @@ def test_joeynmt_with_gelu(make_reference):
         layer.feed_forward.pwff_layer[1] = torch.nn.GELU()
     assumed = convert(state, layout, metadata, heads, ids_of(layout))
     assert any("does not tell activation: taken as activation=relu" in check for check in assumed.check)
-    assert parity(layout.run, model, assumed.model) > 1e-3
+    assert max_log_prob_difference(layout.run, model, assumed.model) > 1e-3
     told = convert(state, layout, metadata | {"activation": "gelu"}, heads, ids_of(layout))
-    assert parity(layout.run, model, told.model) <= 1e-4
+    assert max_log_prob_difference(layout.run, model, told.model) <= 1e-4
 
 
 def test_separate_heads_whose_embeddings_are_not_scaled(make_reference):
     model, state, layout, metadata, heads = make_reference("separate heads")
     model.d = 1  # times sqrt(1)
     told = convert(state, layout, {"scale": False}, heads, ids_of(layout))
-    assert parity(layout.run, model, told.model) <= 1e-4
+    assert max_log_prob_difference(layout.run, model, told.model) <= 1e-4
 
 
 def test_the_unbiased_norm_of_an_earlier_hyunwoongko_is_a_setting(make_reference):
@@ -216,7 +216,7 @@ def test_the_unbiased_norm_of_an_earlier_hyunwoongko_is_a_setting(make_reference
     model, state, layout, _, heads = make_reference("hyunwoongko, unbiased")
     assumed = convert(state, layout, {}, heads, ids_of(layout))
     assert any("does not tell unbiased_norm: taken as unbiased_norm=false" in check for check in assumed.check)
-    assert parity(layout.run, model, assumed.model) > 1e-3
+    assert max_log_prob_difference(layout.run, model, assumed.model) > 1e-3
 
 
 def test_full_width_matrices_need_the_number_of_heads(make_reference):

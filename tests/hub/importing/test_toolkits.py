@@ -7,11 +7,11 @@ import os
 import pytest
 import torch
 
+from hub.importing.checkpoint_file import read
 from hub.importing.conversion import convert
-from hub.importing.detection import find_layout
-from hub.importing.file import read
-from hub.importing.settings import settings
-from hub.importing.toolkits import opened
+from hub.importing.layout_detection import find_layout
+from hub.importing.layout_settings import settings
+from hub.importing.toolkits import parse_checkpoint
 from hub.importing.toolkits.subwords import read_toolkit
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 
@@ -201,7 +201,7 @@ OPENNMT_FEATURES = [
 ]
 
 
-def mutations(content, part, settings_of, features):
+def mutations(content, part, copy_generation_config, features):
     """Contents with one mistake each, and the words of which one must be told."""
     state = content["model"]
     keys = [key for key in state if key.endswith(WEIGHTS)]
@@ -214,7 +214,7 @@ def mutations(content, part, settings_of, features):
             yield content | {"model": state | {key: longer}}, [key.rsplit(".", 1)[0]]
         yield content | {"model": state | {key: state[key][..., None].expand(*state[key].shape, 2)}}, [key]
     for feature in features:
-        changed = argparse.Namespace(**(settings_of | feature))
+        changed = argparse.Namespace(**(copy_generation_config | feature))
         yield (
             content | {part: changed},
             [*feature, *map(str, feature.values()), "heads do not divide", "cannot share one embedding"],
@@ -224,7 +224,7 @@ def mutations(content, part, settings_of, features):
 def mistake(content) -> str:
     """What is told of a file's content; nothing of one that is taken."""
     try:
-        state, metadata = opened(content)
+        state, metadata = parse_checkpoint(content)
         layout, _ = find_layout(state)
         convert(state, layout, settings([], metadata, layout), None, {})
     except ValueError as error:

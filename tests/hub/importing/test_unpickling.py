@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from hub.importing.file import read
+from hub.importing.checkpoint_file import read
 
 pytestmark = pytest.mark.slow
 

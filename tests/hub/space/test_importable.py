@@ -68,7 +68,7 @@ def make_checkpoint(
             (tmp_path / f"dict.{language}.txt").write_text("".join(f"{token} 1\n" for token in tokens))
         theirs = toolkits.make(name, sizes=tuple(len(tokens) + 4 for tokens in sides))
         theirs.tokens = lambda: [["<unk>", "<blank>", "<s>", "</s>", *tokens] for tokens in sides]
-        return [toolkits.save(theirs.content(), tmp_path / "model.pt"), "--codes", tmp_path / "code"]
+        return [toolkits.save(theirs.content(), tmp_path / "model.pt"), "--bpe_codes", tmp_path / "code"]
 
     def stock(name: str) -> Path:
         model_class, config_class = STOCK[name]

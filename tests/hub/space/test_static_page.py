@@ -22,7 +22,7 @@ def command(run_main):
 
 
 def test_the_limits_are_those_of_the_other_page():
-    assert static_page.LONGEST == app.LONGEST
+    assert static_page.MAX_SOURCE_TOKENS == app.MAX_SOURCE_TOKENS
     assert EXTRA_TOKENS == app.EXTRA_TOKENS
 
 

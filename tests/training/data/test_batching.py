@@ -4,11 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from training.arguments import TokenizerArguments
 from training.data.batching import TokenBatchSampler, work
-from training.data.encoding import encode, sequence_lengths
 from training.data.files import read_pair
+from training.data.tokenization import sequence_lengths, tokenize_corpus
 from training.data.tokenizer import train_tokenizer
-from training.keys import TokenizerArguments
 
 
 def draw(pairs):
@@ -75,7 +75,7 @@ def test_padding_on_multi30k():
     """Below 5 % of the tokens that a batch holds."""
     folder = Path(os.environ["VT_DATA"]) / "multi30k"
     text = read_pair(folder / "train.en", folder / "train.de")
-    lengths = sequence_lengths(encode(text, train_tokenizer(text.sources, text.targets, TokenizerArguments())))
+    lengths = sequence_lengths(tokenize_corpus(text, train_tokenizer(text.sources, text.targets, TokenizerArguments())))
     for batches_per_update in (1, 2):
         sampler = TokenBatchSampler(lengths, 2048, 0, batches_per_update)
         padded = sum(work(np.array(batch), lengths) for batch in sampler)

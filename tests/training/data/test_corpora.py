@@ -3,10 +3,10 @@ from types import SimpleNamespace
 import pytest
 from datasets import Dataset, DatasetDict
 
+from training.arguments import DataArguments
 from training.data import hub_datasets
 from training.data.corpora import read_corpus, record
-from training.keys import DataArguments
-from training.run.build import make_train_set
+from training.run.factories import make_train_set
 
 
 def test_overlap_is_told_with_line_numbers(write, arguments, capsys):
@@ -19,11 +19,11 @@ def test_overlap_is_told_with_line_numbers(write, arguments, capsys):
         write(name, lines)
     assert len(read_corpus(arguments())["train"]) == 4
     assert "1 training pairs have a source of the validation set, at line 3: kept" in capsys.readouterr().out
-    corpus = read_corpus(arguments(overlap="drop"))
+    corpus = read_corpus(arguments(on_eval_overlap="drop"))
     assert corpus["train"].targets == ["1", "2", "4"]
     assert corpus["train"].dropped["source held out"] == 1
     with pytest.raises(ValueError, match="at line 3"):
-        read_corpus(arguments(overlap="refuse"))
+        read_corpus(arguments(on_eval_overlap="error"))
 
 
 def test_validation_out_of_the_training_data(write, arguments):
@@ -94,7 +94,7 @@ def test_a_made_up_corpus_is_recorded_as_such():
 def test_both_directions_are_trained_on_and_one_is_tested(write, arguments, capsys):
     for name, lines in {"train.en": "a\nb\n", "train.de": "1\n2\n", "val.en": "a\n", "val.de": "9\n"}.items():
         write(name, lines)
-    corpus = read_corpus(arguments(both_directions=True, overlap="drop"))
+    corpus = read_corpus(arguments(both_directions=True, on_eval_overlap="drop"))
     assert list(zip(corpus["train"].sources, corpus["train"].targets, strict=True)) == [("b", "2"), ("2", "b")]
     assert corpus["validation"].sources == ["a"]
     assert record(corpus, arguments())["train"]["both_directions"]

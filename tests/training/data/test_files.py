@@ -3,10 +3,10 @@ import json
 import pytest
 from datasets import Dataset, DatasetDict
 
+from training.arguments import DataArguments
 from training.data.corpora import read_corpus
 from training.data.files import read_file, read_pair
 from training.data.streaming import stream_pairs
-from training.keys import DataArguments
 
 
 def test_files_are_read_line_by_line(write):
@@ -27,7 +27,7 @@ def test_bad_lines_are_refused_or_dropped_with_their_numbers(write, capsys):
         read_pair(*paths)
     text = read_pair(*paths, "drop")
     assert (text.sources, text.targets) == (["one", "four"], ["eins", "vier"])
-    assert list(text.numbers) == [1, 4]
+    assert list(text.line_numbers) == [1, 4]
     assert text.dropped == {"not UTF-8": 1, "blank": 1}
     assert "1 lines blank, at line 3" in capsys.readouterr().out
 
@@ -138,7 +138,7 @@ def test_bad_rows_of_a_streamed_dataset_are_refused_or_left_out(tmp_path):
     keys = {"dataset_name": str(tmp_path / "set"), "streaming": True}
     with pytest.raises(ValueError, match="blank"):
         list(stream_pairs(DataArguments(**keys)))
-    assert [row["source"] for row in stream_pairs(DataArguments(**keys, bad_lines="drop"))] == ["one"]
+    assert [row["source"] for row in stream_pairs(DataArguments(**keys, on_bad_lines="drop"))] == ["one"]
 
 
 def test_a_test_pair_needs_a_reference(tmp_path):
@@ -156,7 +156,7 @@ def test_references_belong_to_the_lines_of_the_test_file(tmp_path):
         (tmp_path / name).write_text(text)
     (tmp_path / "refs.tsv").write_text("ab\tA\tAA\nb\tB\nc\tC\tCC\tCCC\n")
     arguments = DataArguments(
-        data_dir=str(tmp_path), validation_file=None, test_file="test", test_references="refs.tsv", bad_lines="drop"
+        data_dir=str(tmp_path), validation_file=None, test_file="test", test_references="refs.tsv", on_bad_lines="drop"
     )
     test = read_corpus(arguments)["test"]
     assert test.sources == ["a b", "c"]

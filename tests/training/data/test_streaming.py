@@ -7,10 +7,10 @@ import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 from datasets.distributed import split_dataset_by_node
 
+from training.arguments import DataArguments
+from training.data.batch_shapes import choose_shapes
 from training.data.corpora import read_corpus
-from training.data.shapes import choose_shapes
 from training.data.streaming import TokenBatchStream, stream_pairs
-from training.keys import DataArguments
 
 
 def rows(n):
@@ -47,7 +47,7 @@ def test_a_stream_goes_on_where_its_state_was_taken(tokenizer, count):
     for _ in range(count):
         next(iterator)
     ahead = [next(iterator) for _ in range(5)]  # a loader may have read further than was trained on
-    state = original.state_at(count)
+    state = original.state_dict_at(count)
     resumed = stream(tokenizer)
     resumed.load_state(state)
     assert take(resumed, 5) == ahead
@@ -71,7 +71,7 @@ def test_a_stream_without_usable_pairs_ends_with_a_message(tokenizer):
 def test_streams_refuse_or_drop_bad_lines_too(write, arguments):
     write("train.en", b"one\n\nth\xffree\nfour\n")
     write("train.de", "eins\nzwei\ndrei\nvier\n")
-    assert [row["source"] for row in stream_pairs(arguments(bad_lines="drop"))] == ["one", "four"]
+    assert [row["source"] for row in stream_pairs(arguments(on_bad_lines="drop"))] == ["one", "four"]
     with pytest.raises(ValueError, match="line 2: blank"):
         list(stream_pairs(arguments()))
 
@@ -90,7 +90,7 @@ def together(streams):
             barrier.wait(timeout=60)
             return np.max([told[key, other] for other in range(len(streams))], axis=0)
 
-        stream.fix_shapes(shapes, 2, most)
+        stream.set_batch_shapes(shapes, 2, most)
         return take(stream, 40)
 
     with ThreadPoolExecutor(len(streams)) as threads:
@@ -120,13 +120,13 @@ def test_a_stream_of_fixed_shapes_goes_on_where_its_state_was_taken(tokenizer, c
     streams = []
     for _ in range(2):
         streams.append(stream(tokenizer))
-        streams[-1].fix_shapes(shapes, 1, lambda updates: updates)
+        streams[-1].set_batch_shapes(shapes, 1, lambda updates: updates)
     original, resumed = streams
     iterator = iter(original)
     for _ in range(count):
         next(iterator)
     ahead = [next(iterator) for _ in range(5)]
-    resumed.load_state(original.state_at(count))
+    resumed.load_state(original.state_dict_at(count))
     assert take(resumed, 5) == ahead
 
 
@@ -134,14 +134,14 @@ def test_a_stream_of_fixed_shapes_goes_on_where_its_state_was_taken(tokenizer, c
 def test_a_stream_counts_what_it_reads_for_training_however_often_it_is_resumed(tokenizer, count):
     original = stream(tokenizer, max_length=8)
     take(original, 3)  # as a measurement before training does
-    original.load_state(original.state_at(0))
+    original.load_state(original.state_dict_at(0))
     original.first_lengths()
     assert not original.is_empty()
     iterator = iter(original)
     for _ in range(count + 1):
         next(iterator)
     resumed = stream(tokenizer, max_length=8)
-    resumed.load_state(original.state_at(count))
+    resumed.load_state(original.state_dict_at(count))
     take(resumed, 1)
     assert (resumed.pairs_read, resumed.pairs_dropped) == (original.pairs_read, original.pairs_dropped)
     assert original.pairs_read > original.pairs_dropped > 0
@@ -175,7 +175,7 @@ def test_streamed_and_in_memory_data_are_the_same_pairs(tmp_path, monkeypatch, k
     monkeypatch.chdir(tmp_path)
     pairs = [(f"source {i % 19}", f"target {i}") for i in range(40)]
     pairs[7], pairs[11] = ("", "blank"), (" spaces ", " around ")
-    keys = write_pairs(tmp_path, kind, pairs) | {"bad_lines": "drop", "overlap": overlap}
+    keys = write_pairs(tmp_path, kind, pairs) | {"on_bad_lines": "drop", "on_eval_overlap": overlap}
     held_out = ["source 3", "source 5", "another"]
     if "data_dir" in keys:
         (tmp_path / "val.tsv").write_text("".join(f"{source}\tx\n" for source in held_out))

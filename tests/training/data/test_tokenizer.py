@@ -3,8 +3,8 @@ from types import SimpleNamespace
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from training.arguments import TokenizerArguments
 from training.data.tokenizer import train_tokenizer, vocabulary_sizes, with_dropout
-from training.keys import TokenizerArguments
 
 SOURCES = ["The 3 dogs run, don't they?", "A man's hat."]
 TARGETS = ["Die 3 Hunde rennen – oder?", "Ein Hut für Müller."]
@@ -13,7 +13,7 @@ TARGETS = ["Die 3 Hunde rennen – oder?", "Ein Hut für Müller."]
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char"])
 def test_tokenizers_round_trip(kind, shared, tmp_path):
-    arguments = TokenizerArguments(tokenizer_type=kind, tokenizer_size=120, shared_vocabulary=shared)
+    arguments = TokenizerArguments(tokenizer_type=kind, tokenizer_vocab_size=120, shared_vocabulary=shared)
     train_tokenizer(SOURCES, TARGETS, arguments).save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert [tokenizer.convert_tokens_to_ids(t) for t in ("<pad>", "<s>", "</s>", "<unk>")] == [0, 1, 2, 3]
@@ -35,7 +35,7 @@ def test_what_a_token_is():
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_dropout_splits_anew_and_leaves_the_tokenizer_alone(shared):
-    arguments = TokenizerArguments(tokenizer_size=200, shared_vocabulary=shared)
+    arguments = TokenizerArguments(tokenizer_vocab_size=200, shared_vocabulary=shared)
     tokenizer = train_tokenizer(SOURCES * 3, TARGETS * 3, arguments)
     before = tokenizer(SOURCES, text_target=TARGETS)
     noisy = with_dropout(tokenizer, 0.5)
@@ -48,14 +48,14 @@ def test_dropout_splits_anew_and_leaves_the_tokenizer_alone(shared):
 
 @pytest.mark.parametrize("kind", ["unigram", "word", None])
 def test_dropout_needs_bpe(kind):
-    arguments = TokenizerArguments(tokenizer_type=kind, tokenizer_size=120, shared_vocabulary=False)
+    arguments = TokenizerArguments(tokenizer_type=kind, tokenizer_vocab_size=120, shared_vocabulary=False)
     tokenizer = train_tokenizer(SOURCES, TARGETS, arguments) if kind else SimpleNamespace()  # a slow one has no model
     with pytest.raises(ValueError, match=r"bpe_dropout=0\.1 needs a fast tokenizer with BPE"):
         with_dropout(tokenizer, 0.1)
 
 
 def test_a_given_tokenizer(tmp_path):
-    trained = train_tokenizer(SOURCES, TARGETS, TokenizerArguments(tokenizer_size=90))
+    trained = train_tokenizer(SOURCES, TARGETS, TokenizerArguments(tokenizer_vocab_size=90))
     trained.save_pretrained(tmp_path / "good")
     arguments = TokenizerArguments(tokenizer_path=str(tmp_path / "good"))
     assert train_tokenizer([], [], arguments).get_vocab() == trained.get_vocab()
@@ -69,12 +69,14 @@ def test_a_given_tokenizer(tmp_path):
 
 
 def test_a_vocabulary_is_never_larger_than_asked_for():
-    tokenizer = train_tokenizer(SOURCES, TARGETS, TokenizerArguments(tokenizer_size=10))
+    tokenizer = train_tokenizer(SOURCES, TARGETS, TokenizerArguments(tokenizer_vocab_size=10))
     assert vocabulary_sizes(tokenizer) == (10, 10)
 
 
 @pytest.mark.parametrize("text", ["The 3 dogs run", "abc abc abc"])  # the library refuses one, and hangs at the other
 def test_too_small_a_vocabulary_for_unigrams_is_told(text):
-    arguments = TokenizerArguments(tokenizer_type="unigram", tokenizer_size=5)
-    with pytest.raises(ValueError, match=r"tokenizer_size=5 is too small for unigram: \d+ characters and 4 special"):
+    arguments = TokenizerArguments(tokenizer_type="unigram", tokenizer_vocab_size=5)
+    with pytest.raises(
+        ValueError, match=r"tokenizer_vocab_size=5 is too small for unigram: \d+ characters and 4 special"
+    ):
         train_tokenizer([text], [text], arguments)

@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from training.demo.corpus import CLAUSE_VERBS, MODALS, PRONOUNS, VERBS, Speaker
-from training.loading import load_translator
-from training.run.hardware import keep_memory
+from training.demo.corpus import CLAUSE_VERBS, MODALS, PRONOUNS, VERBS, SentenceGenerator
+from training.run.hardware import configure_malloc
+from training.translators import load_translator
 from vanilla_transformer.alignment_vanilla_transformer import Link, align, word_spans
-from vanilla_transformer.shared.command_line import CommandLine, one_line_errors
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
 Links = set[tuple[int, int]]  # of a word of the source with one of the target, both counted from 0
 
@@ -70,7 +70,7 @@ class Numbering(random.Random):
 def aligned_sentences(n: int, seed: int = 0) -> list[Aligned]:
     """`n` pairs as in the demo corpus, but without modal verbs, each with its links."""
     rows = Numbering(seed)
-    speaker = Speaker(rows)
+    speaker = SentenceGenerator(rows)
     modals = {form for row in MODALS for form in row[1]}
     found: list[Aligned] = []
     while len(found) < n:
@@ -152,13 +152,13 @@ def articles(words: list[str], units: list[int | None]) -> dict[int, int]:
 
 
 def main() -> None:
-    parser = CommandLine("tests.training.demo.alignments", __doc__)
+    parser = CommandLineParser("tests.training.demo.alignments", __doc__)
     parser.add_argument("checkpoint", help="folder of a model that was trained on the demo corpus")
     parser.add_argument("--sentences", type=int, default=200, help="how many to draw (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="another seed draws others (default: %(default)s)")
     arguments = parser.parse_args()
-    keep_memory()
-    with one_line_errors(parser.prog):
+    configure_malloc()
+    with exit_on_user_error(parser.prog):
         if arguments.sentences < 1:
             raise ValueError(f"--sentences {arguments.sentences}: give a number of at least 1.")
         translator = load_translator(arguments.checkpoint)

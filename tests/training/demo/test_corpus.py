@@ -6,7 +6,7 @@ import re
 import pytest
 
 from training.demo import lexicon
-from training.demo.corpus import NOUNS, VERBS, Speaker, generate, is_held_out
+from training.demo.corpus import NOUNS, VERBS, SentenceGenerator, generate, is_held_out
 from training.demo.grammar import Clause, NounPhrase, Pronoun, finish, first_person
 
 NOUN = {row[0][0]: row for row in NOUNS}
@@ -206,14 +206,14 @@ def test_splits_have_nothing_in_common(corpus):
 def test_held_out_combinations_never_occur_in_training(monkeypatch):
     """Half of the test set holds a combination that training lacks; the trees are recorded as they are drawn."""
     combinations = {}
-    draw = Speaker.sentence
+    draw = SentenceGenerator.sentence
 
     def record(self):
         pair = draw(self)
         combinations.setdefault(pair[0], set(self.combinations))
         return pair
 
-    monkeypatch.setattr(Speaker, "sentence", record)
+    monkeypatch.setattr(SentenceGenerator, "sentence", record)
     corpus = generate(train=2000, validation=50, test=100)
     new = {name: [any(map(is_held_out, combinations[en])) for en, _ in pairs] for name, pairs in corpus.items()}
     assert not any(new["train"])
@@ -231,6 +231,6 @@ def test_the_same_seed_draws_the_same_corpus(corpus):
 
 
 def test_there_are_tens_of_thousands_of_sentences():
-    speaker = Speaker(random.Random(0))
+    speaker = SentenceGenerator(random.Random(0))
     sentences = {speaker.sentence()[0] for _ in range(20_000)}
     assert len(sentences) > 19_000

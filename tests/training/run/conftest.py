@@ -4,8 +4,8 @@ import pytest
 from datasets import Dataset
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast
 
-from training.data.pairs import ParallelText
-from training.keys import TrainingArguments
+from training.arguments import TrainingArguments
+from training.data.parallel_text import ParallelText
 from training.run.trainer import TokenBatchTrainer
 
 

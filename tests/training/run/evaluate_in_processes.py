@@ -16,8 +16,8 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast
 
-from training.data.pairs import ParallelText
-from training.keys import TrainingArguments
+from training.arguments import TrainingArguments
+from training.data.parallel_text import ParallelText
 from training.metrics import SequenceMetric, TranslationMetric
 from training.run.trainer import TokenBatchTrainer
 from vanilla_transformer import (

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.average import main, of_run
+from training.average import main, select_run_checkpoints
 from training.recipe import read_recipe
-from training.run.checkpoints import LIST, choose, seal, why_not_whole
+from training.run.checkpoints import MANIFEST, checkpoint_error, select_checkpoints, write_manifest
 from training.run.trainer import TokenBatchTrainer
 
 
@@ -24,7 +24,7 @@ def make_run(tmp_path):
             history = [{"step": step, "eval_loss": 4.0 - step}]
             state = {"global_step": step, "log_history": history, "stateful_callbacks": {}}
             (folder / "trainer_state.json").write_text(json.dumps(state))
-            seal(folder)
+            write_manifest(folder)
         (tmp_path / "recipe.yaml").write_text(f"metric_for_best_model: loss\n{settings}")
         return tmp_path
 
@@ -51,7 +51,7 @@ def test_a_given_direction_is_kept(tmp_path, lines, expected):
 @pytest.mark.parametrize(("settings", "best"), [("greater_is_better: false", 3), ("greater_is_better: true", 1)])
 def test_the_best_are_chosen_in_the_runs_direction(make_run, settings, best):
     run = make_run(settings)
-    assert of_run(run, 1, "best") == [run / f"checkpoint-{best}"]
+    assert select_run_checkpoints(run, 1, "best") == [run / f"checkpoint-{best}"]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_the_best_are_chosen_by_the_usual_score_of_a_run_that_names_none(make_ru
     run = make_run()
     for path in run.glob("*/trainer_state.json"):
         path.write_text(path.read_text().replace("eval_loss", f"eval_{name}"))
-        seal(path.parent)
+        write_manifest(path.parent)
     (run / "recipe.yaml").write_text(settings)
-    assert of_run(run, 1, "best") == [run / f"checkpoint-{best}"]
+    assert select_run_checkpoints(run, 1, "best") == [run / f"checkpoint-{best}"]
 
 
 @pytest.mark.parametrize("which", ["--last", "--best"])
@@ -90,7 +90,7 @@ def test_without_scores_the_final_model_is_the_mean_of_the_last_checkpoints(make
         assert set(TokenBatchTrainer.kept_checkpoints(trainer)) == {run / "checkpoint-2", run / "checkpoint-3"}
     (run / "recipe.yaml").write_text("metric_for_best_model: bleu\n")
     with pytest.raises(ValueError, match="0 whole checkpoints that could be taken by their bleu, not 2"):
-        of_run(run, 2, "best")
+        select_run_checkpoints(run, 2, "best")
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ def test_a_state_that_cannot_be_read_is_told(make_run, content):
     run = make_run()
     (run / "checkpoint-2" / "trainer_state.json").write_text(content)
     with pytest.raises(ValueError, match=r"checkpoint-2/trainer_state\.json"):
-        choose(run, 1, "best", "loss", False)
+        select_checkpoints(run, 1, "best", "loss", False)
 
 
 @pytest.mark.parametrize("content", ["[]", "null", "3", '"x"', '{"trainer_state.json": 3}', '{"../x": [1, "x"]}'])
 def test_a_list_of_files_that_is_none_makes_nothing_whole(make_run, content):
     folder = make_run() / "checkpoint-1"
-    assert why_not_whole(folder) is None
-    (folder / LIST).write_text(content)
-    assert why_not_whole(folder)
+    assert checkpoint_error(folder) is None
+    (folder / MANIFEST).write_text(content)
+    assert checkpoint_error(folder)

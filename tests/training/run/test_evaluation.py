@@ -11,7 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSeq2SeqLM, TrainerControl, TrainerState
 
-from training.data.pairs import ParallelText
+from training.data.parallel_text import ParallelText
 from training.metrics import SequenceMetric, TranslationMetric, translate_and_score
 from training.run.callbacks import SourceGainWarning
 
@@ -59,8 +59,8 @@ def test_the_validation_scores_are_the_test_scores_of_the_same_data(make_trainer
         trainer = make_trainer(**keys, model=get_peft_model(trainer.model.train(), lora))
     trainer.compute_metrics = both_metrics
     trainer.model.generation_config.max_new_tokens = 9
-    if trainer.average_model is not None:
-        trainer.average_model.generation_config.max_new_tokens = 9
+    if trainer.ema_model is not None:
+        trainer.ema_model.generation_config.max_new_tokens = 9
     references = [[text, "ein Hund"] for text in sentences["de"]]
     trainer.eval_dataset = ParallelText(sentences["en"], sentences["de"], references=references)
     trainer.train()

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from training.run import build, hardware
-from training.run.build import settle_precision
+from training.run import factories, hardware
+from training.run.factories import resolve_precision_and_attention
 from training.run.hardware import choose_precision_and_attention, has_bf16
 
 AUTO = ("auto", "auto")
@@ -134,15 +134,17 @@ def test_it_is_measured_once_for_a_folder(make_trainer, monkeypatch, tmp_path, k
         calls.append((precision, attention, steps, len(batches)))
         return "fp32", "eager", {}
 
-    monkeypatch.setattr(build, "choose_precision_and_attention", choose)
+    monkeypatch.setattr(factories, "choose_precision_and_attention", choose)
     recipe = SimpleNamespace(training=trainer.args)
     given = (trainer.model, trainer.train_dataset, trainer.data_collator, tmp_path)
-    (tmp_path / "recipe.yaml").write_text("precision: auto\nattention: auto\n")
-    settle_precision(recipe, *given)
+    (tmp_path / "recipe.yaml").write_text("precision: auto\nattn_implementation: auto\n")
+    resolve_precision_and_attention(recipe, *given)
     assert calls == [(*AUTO, steps, 4)]
-    (tmp_path / "recipe.yaml").write_text(f"precision: {trainer.args.precision}\nattention: {trainer.args.attention}\n")
-    trainer.args.precision = trainer.args.attention = "auto"
-    settle_precision(recipe, *given)
+    (tmp_path / "recipe.yaml").write_text(
+        f"precision: {trainer.args.precision}\nattn_implementation: {trainer.args.attn_implementation}\n"
+    )
+    trainer.args.precision = trainer.args.attn_implementation = "auto"
+    resolve_precision_and_attention(recipe, *given)
     assert len(calls) == 1
-    assert (trainer.args.precision, trainer.args.attention) == ("fp32", "eager")
+    assert (trainer.args.precision, trainer.args.attn_implementation) == ("fp32", "eager")
     assert trainer.model.config._attn_implementation == "eager"

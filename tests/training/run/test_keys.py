@@ -10,9 +10,9 @@ import transformers
 from accelerate.utils import DynamoBackend
 from transformers import Seq2SeqTrainingArguments
 
-from training.keys import INSTEAD, SUPPORTED, UNSUPPORTED, TrainingArguments
+from training.arguments import INSTEAD, SUPPORTED, UNSUPPORTED, TrainingArguments
 from training.recipe import make_parser, read_recipe, validate_support
-from training.run.results import push
+from training.run.evaluation import push
 
 FIELDS = {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 1}

@@ -10,12 +10,12 @@ import torch
 from datasets import IterableDataset
 from safetensors.torch import load_file
 
+from training.arguments import DataArguments
 from training.data.streaming import TokenBatchStream
-from training.keys import DataArguments
 from training.metrics import SequenceMetric
-from training.run.build import settle_precision
 from training.run.callbacks import StopOnSignal
-from training.run.losses import CUTOFF, cross_entropy, cut_off, divergence, training_loss
+from training.run.factories import resolve_precision_and_attention
+from training.run.losses import TOKEN_CUTOFF_RATE, cross_entropy, symmetric_kl_divergence, token_cutoff, training_loss
 from training.run.trainer import TokenBatchTrainer
 
 
@@ -56,7 +56,7 @@ def test_rdrop_adds_the_divergence_of_two_passes(make_trainer):
 @pytest.mark.parametrize("own", [{}, {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 50}])
 def test_simcut_adds_the_divergence_of_a_pass_with_tokens_cut_off(make_model, own, monkeypatch):
     """Its plain twin: embeddings with zero rows are given to the model instead of ids; gradients, too."""
-    monkeypatch.setattr("training.run.losses.CUTOFF", 0.4)
+    monkeypatch.setattr("training.run.losses.TOKEN_CUTOFF_RATE", 0.4)
     size = own.get("decoder_vocab_size", 60)
     model = make_model(**own).train()  # without dropout
     batch = {"input_ids": torch.randint(3, 60, (3, 7)), "attention_mask": torch.ones(3, 7, dtype=torch.long)}
@@ -91,11 +91,11 @@ def test_simcut_adds_the_divergence_of_a_pass_with_tokens_cut_off(make_model, ow
 def test_simcut_cuts_a_share_and_leaves_nothing_behind(make_trainer):
     trainer = make_trainer(simcut_alpha=3.0, label_smoothing_factor=0.1)
     embedding = trainer.model.get_input_embeddings()
-    with cut_off(trainer.model, 100):
+    with token_cutoff(trainer.model, 100):
         embedded = embedding(torch.full((400, 50), 5))
     cut = (embedded == 0).all(-1)
     assert not cut[:100].any()
-    assert abs(float(cut[100:].float().mean()) - CUTOFF) < 0.01
+    assert abs(float(cut[100:].float().mean()) - TOKEN_CUTOFF_RATE) < 0.01
     assert not embedding._forward_hooks
     torch.manual_seed(1)
     loss = trainer.compute_loss(trainer.model.train(), dict(batch_of(trainer)))
@@ -107,8 +107,8 @@ def test_divergence_is_the_mean_of_both_directions():
     first, second = torch.randn(2, 5, 7).log_softmax(-1)
     p, q = first.exp(), second.exp()
     both = [(a * (a / b).log()).sum() for a, b in ((p, q), (q, p))]
-    torch.testing.assert_close(divergence(first, second), sum(both) / 2)
-    assert divergence(first, first) == 0
+    torch.testing.assert_close(symmetric_kl_divergence(first, second), sum(both) / 2)
+    assert symmetric_kl_divergence(first, first) == 0
 
 
 @pytest.mark.parametrize("generate", [False, True])
@@ -138,11 +138,11 @@ def test_the_moving_average_is_kept_evaluated_and_saved(make_trainer, tmp_path):
     trainer.train()
     for later, decay in zip(weights, (2 / 11, 0.25, 0.25), strict=True):  # at most (1 + n) / (10 + n)
         expected = decay * expected + (1 - decay) * later
-    averages = dict(trainer.average_model.named_parameters())
+    averages = dict(trainer.ema_model.named_parameters())
     torch.testing.assert_close(averages[name], expected)
     batch = batch_of(trainer)
     with torch.no_grad():
-        loss = trainer.average_model(**batch).loss
+        loss = trainer.ema_model(**batch).loss
     assert trainer.evaluate()["eval_loss"] == pytest.approx(float(loss), rel=1e-5)
     torch.testing.assert_close(parameter, weights[-1], rtol=0, atol=0)
     trainer.save_final()
@@ -170,7 +170,7 @@ def test_precision_is_chosen_by_the_loss_that_training_takes(make_trainer, monke
         return forward(**inputs)
 
     monkeypatch.setattr(trainer.model, "forward", note)
-    settle_precision(
+    resolve_precision_and_attention(
         SimpleNamespace(training=trainer.args), trainer.model, trainer.train_dataset, trainer.data_collator, tmp_path
     )
     measured = calls.copy()
@@ -252,10 +252,10 @@ def test_a_run_that_early_stopping_ends_before_its_first_checkpoint_saves_its_la
 
 def test_a_signal_does_not_end_the_update_if_nobody_reads_the_output_any_more(monkeypatch):
     """Ctrl-C also ends the other program of a pipe."""
-    reading, writing = os.pipe()
+    reading, wrap_write_errors = os.pipe()
     os.close(reading)
     stop = StopOnSignal()
-    with os.fdopen(writing, "w") as output:
+    with os.fdopen(wrap_write_errors, "w") as output:
         monkeypatch.setattr("sys.stdout", output)
         stop._note(signal.SIGINT, None)
         print("the next line goes nowhere", flush=True)

@@ -8,7 +8,7 @@ from vanilla_transformer import TranslationPipeline
 pytest.importorskip("sentencex")
 
 from vanilla_transformer.text.documents import (  # noqa: E402
-    put_together,
+    assemble_document,
     sentence_spans,
     translate_document,
     translate_documents,
@@ -31,7 +31,7 @@ def test_sentences_are_translated_one_by_one_and_white_space_stays(reversing):
 
 def test_alignments_follow_a_translation_without_its_first_space():
     result = {"translation_text": " DER HUND", "alignments": [((0, 3), (1, 4)), ((4, 7), (5, 9))]}
-    document = put_together(" the dog", [(1, 8, 1)], iter([result]))
+    document = assemble_document(" the dog", [(1, 8, 1)], iter([result]))
     assert document.translation == " DER HUND"
     words = [document.translation[start:end] for _, (start, end) in document.alignments]
     assert words == ["DER", "HUND"]

@@ -1,0 +1,122 @@
+"""Packages for Argos Translate: its tokens are ours, its model translates as ours does."""
+
+import io
+import json
+import os
+import random
+import zipfile
+from functools import partial
+from pathlib import Path
+
+import ctranslate2
+import pytest
+import sentencepiece
+from tokenizers import pre_tokenizers
+from transformers import AutoTokenizer
+
+from hub.export import main
+from hub.exporting.to_argos import to_sentencepiece
+from training.arguments import TokenizerArguments
+from training.data.tokenizer import train_tokenizer
+
+TEXTS = [
+    "The 3 dogs run, don't they?",
+    "A man's hat (old) costs 12.50 euros.",
+    "Die 3 Hunde rennen – oder? „Ja“, sagt er.",
+]
+
+
+def make_tokenizer(**keys):
+    return train_tokenizer(TEXTS, TEXTS[::-1], TokenizerArguments(**({"tokenizer_vocab_size": 130} | keys)))
+
+
+def processor(tokenizer) -> sentencepiece.SentencePieceProcessor:
+    return sentencepiece.SentencePieceProcessor(model_proto=to_sentencepiece(tokenizer).SerializeToString())
+
+
+def test_sentencepiece_makes_the_same_ids():
+    """Also of spaces, digits and mixtures that were never seen; but a run of unknown characters is one there."""
+    tokenizer = make_tokenizer()
+    pieces, rng = processor(tokenizer), random.Random(0)
+    alphabet = sorted(set("".join(TEXTS)))
+    texts = [*TEXTS, "two  spaces ", *("".join(rng.choices(alphabet, k=30)).lstrip() for _ in range(300))]
+    for text in texts:
+        ids = tokenizer(text)["input_ids"]
+        assert [*pieces.encode(text), tokenizer.eos_token_id] == ids, text
+        assert pieces.decode(ids[:-1]) == tokenizer.decode(ids, skip_special_tokens=True)
+    assert pieces.encode("ΩΩ") == [tokenizer.convert_tokens_to_ids("▁"), tokenizer.unk_token_id]
+
+
+@pytest.mark.skipif("VT_DATA" not in os.environ, reason="needs Multi30k")
+def test_sentencepiece_makes_the_same_ids_of_multi30k():
+    folder = Path(os.environ["VT_DATA"], "multi30k")
+    english, german = (folder.joinpath(f"train.{each}").read_text().splitlines()[::15] for each in ("en", "de"))
+    tokenizer = train_tokenizer(english, german, TokenizerArguments(tokenizer_vocab_size=4000))
+    pieces = processor(tokenizer)
+    for text in english + german:
+        assert pieces.encode(text) == tokenizer(text)["input_ids"][:-1], text
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"lowercase": True}, "changes text"),
+        ({"moses": True}, "changes text"),
+        ({"tokenizer_type": "unigram"}, "of the type Unigram, not BPE"),
+        ({"tokenizer_type": "char"}, "of the type WordLevel, not BPE"),
+        ({"shared_vocabulary": False}, "one vocabulary for both languages"),
+    ],
+)
+def test_what_sentencepiece_cannot_do_is_refused(keys, message):
+    with pytest.raises(ValueError, match=message):
+        to_sentencepiece(make_tokenizer(**keys))
+
+
+@pytest.mark.parametrize("options", [{"prepend_scheme": "never"}, {"replacement": "_"}])
+def test_words_that_begin_otherwise_are_an_error(options):
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**options)
+    with pytest.raises(ValueError, match="does not write ▁ before each word"):
+        to_sentencepiece(tokenizer)
+
+
+@pytest.fixture
+def checkpoint(make_model, tmp_path) -> Path:
+    tokenizer = make_tokenizer()
+    model = make_model(vocab_size=len(tokenizer))
+    model.generation_config.update(max_new_tokens=12)
+    model.save_pretrained(tmp_path / "run")
+    tokenizer.save_pretrained(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_package_translates_as_the_model(checkpoint, run_main, make_model, tmp_path):
+    """By what Argos Translate does with it: SentencePiece, CTranslate2, SentencePiece."""
+    (checkpoint / "recipe.yaml").write_text("source_lang: en\ntarget_lang: de\n")
+    run_main(main, checkpoint, tmp_path / "out", "--to", "argos")
+    (path,) = (tmp_path / "out").iterdir()
+    assert path.name == "translate-en_de.argosmodel"
+    with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as package:
+        package.extractall(tmp_path)
+    folder = tmp_path / "translate-en_de"
+    metadata = json.loads((folder / "metadata.json").read_text())
+    assert [metadata[key] for key in ("from_code", "to_code", "from_name")] == ["en", "de", "English"]
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.model"))
+    translator = ctranslate2.Translator(str(folder / "model"), intra_threads=1)
+    tokens = [pieces.encode(text, out_type=str) for text in TEXTS]
+    results = translator.translate_batch(tokens, beam_size=1, max_decoding_length=12)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    model = make_model(vocab_size=len(tokenizer))
+    for text, result in zip(TEXTS, results, strict=True):
+        ids = model.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=12, num_beams=1)[0]
+        assert pieces.decode_pieces(result.hypotheses[0]) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_languages_have_to_be_told(checkpoint, run_main, tmp_path, capsys):
+    command = partial(run_main, main, checkpoint, tmp_path / "out", "--to", "argos")
+    command(status=2)
+    assert "--to argos needs --source_lang and --target_lang" in capsys.readouterr().err
+    command("--source_lang", "../x", "--target_lang", "de", status=2)
+    assert "'../x' is no code of a language" in capsys.readouterr().err
+    command("--source_lang", "sv", "--target_lang", "pt-BR", "--quantization", "int8")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["translate-sv_pt-BR.argosmodel"]

@@ -1,0 +1,118 @@
+from functools import partial
+
+import ctranslate2
+import pytest
+import torch
+from transformers import AutoTokenizer, GenerationConfig
+
+from hub.export import main
+from hub.exporting.to_ctranslate2 import to_spec
+
+
+@pytest.fixture
+def command(run_main):
+    return partial(run_main, main)
+
+
+ARCHITECTURES = {
+    "post-norm": {},
+    "pre-norm": {"norm_position": "pre"},
+    "pre-norm without a last norm": {"norm_position": "pre", "final_norm": False},
+    "post-norm with a last norm": {"final_norm": True},
+    "learned positions": {"position_embedding_type": "learned"},
+    "a norm on the embeddings, no scale": {"embedding_norm": True, "scale_embedding": False},
+    "heads by side": {"encoder_attention_heads": 2, "decoder_attention_heads": 8, "decoder_layers": 1},
+    "bias, gelu, eps": {"lm_head_bias": True, "activation_function": "gelu", "layer_norm_eps": 1e-3},
+    "untied": {"tie_word_embeddings": False},
+}
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one vocabulary", "two"])
+@pytest.mark.parametrize("overrides", ARCHITECTURES.values(), ids=ARCHITECTURES)
+def test_ctranslate2_computes_the_same(save_checkpoint, command, tmp_path, sentences, shared, overrides):
+    """Log-probabilities of given targets within 1e-4, and the same ids, greedy and by 5 beams."""
+    model, tokenizer, folder = save_checkpoint(shared=shared, **overrides)
+    command(folder, tmp_path / "ct2", "--to", "ctranslate2")
+    translator = ctranslate2.Translator(str(tmp_path / "ct2"), intra_threads=1)
+    sides = [tmp_path / "ct2"] * 2 if shared else [tmp_path / "ct2" / f"{s}_tokenizer" for s in ("source", "target")]
+    source, target = (AutoTokenizer.from_pretrained(side) for side in sides)
+    tokens = [source.convert_ids_to_tokens(source(text).input_ids) for text in sentences["en"]]
+
+    batch = tokenizer(sentences["en"], text_target=sentences["de"], return_tensors="pt", padding=True)
+    labels = batch.pop("labels")
+    labels[labels == tokenizer.pad_token_id] = -100
+    with torch.no_grad():
+        logits = model(**batch, labels=labels).logits.log_softmax(-1)
+    ours = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    goal = [target.convert_ids_to_tokens([id_ for id_ in row.tolist() if id_ >= 0])[:-1] for row in labels]
+    for row, scored in enumerate(translator.score_batch(tokens, goal)):
+        expected = ours[row][labels[row] >= 0]
+        torch.testing.assert_close(torch.tensor(scored.log_probs), expected, atol=1e-4, rtol=0)
+
+    for beams in (1, 5):
+        generated = model.generate(**batch, num_beams=beams, max_new_tokens=12, early_stopping=beams > 1)
+        results = translator.translate_batch(tokens, beam_size=beams, max_decoding_length=12)
+        for row, result in zip(generated.tolist(), results, strict=True):
+            kept = [id_ for id_ in row[1:] if id_ not in (tokenizer.pad_token_id, tokenizer.eos_token_id)]
+            assert target.convert_tokens_to_ids(result.hypotheses[0]) == kept
+
+
+def test_ctranslate2_weights_are_quantized_where_asked(save_checkpoint, command, tmp_path):
+    _, _, folder = save_checkpoint()
+    command(folder, tmp_path / "float", "--to", "ctranslate2")
+    command(folder, tmp_path / "int8", "--to", "ctranslate2", "--quantization", "int8")
+    sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("int8", "float")]
+    assert sizes[0] < 0.5 * sizes[1]
+    assert ctranslate2.Translator(str(tmp_path / "int8"), compute_type="default").compute_type.startswith("int8")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"key_head_dim": 5}, "a width of their own"),
+        ({"activation_function": "mish"}, "activation_function is mish"),
+        ({"decoder_start_token_id": None}, "special ids are not all set"),
+        ({"eos_token_id": [2, 5]}, "several eos_token_id"),
+        ({"vocab_size": 20, "pad_token_id": 0}, "the model has 20 rows"),
+    ],
+)
+def test_what_ctranslate2_cannot_express_is_refused(save_checkpoint, command, tmp_path, capsys, overrides, reason):
+    _, _, folder = save_checkpoint(**overrides)
+    command(folder, tmp_path / "out", "--to", "ctranslate2", status=2)
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"forced_bos_token_id": 5},
+        {"no_repeat_ngram_size": 2},
+        {"encoder_no_repeat_ngram_size": 3},
+        {"repetition_penalty": 3.0},
+        {"begin_suppress_tokens": [5]},
+        {"bad_words_ids": [[4], [5, 6]]},
+    ],
+)
+def test_generation_settings_that_change_the_result_are_rejected(make_model, make_tokenizer, settings):
+    """CTranslate2 stores none of them. Those without effect, and tokens that are forbidden singly, are accepted."""
+    tokenizer, sizes = make_tokenizer(True)
+    model = make_model(**sizes)
+    without_effect = {"no_repeat_ngram_size": 0, "repetition_penalty": 1.0, "bad_words_ids": [[4]], "num_beams": 5}
+    model.generation_config = GenerationConfig(**without_effect)
+    to_spec(model, tokenizer)
+    model.generation_config = GenerationConfig(**(without_effect | settings))
+    (name,) = settings
+    with pytest.raises(ValueError, match=f"cannot express this model: remove {name}"):
+        to_spec(model, tokenizer)
+
+
+def test_special_ids_are_those_of_the_generation_config(make_model, make_tokenizer):
+    tokenizer, sizes = make_tokenizer(True)
+    model = make_model(**sizes)
+    model.generation_config.update(decoder_start_token_id=5, eos_token_id=6)
+    settings = to_spec(model, tokenizer).config
+    assert [settings.decoder_start_token, settings.eos_token] == tokenizer.convert_ids_to_tokens([5, 6])
+    model.generation_config.eos_token_id = [2, 6]
+    with pytest.raises(ValueError, match="several eos_token_id"):
+        to_spec(model, tokenizer)

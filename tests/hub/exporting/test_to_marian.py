@@ -1,0 +1,77 @@
+from functools import partial
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM
+
+from hub.export import main
+from hub.exporting.to_marian import convert
+from vanilla_transformer.shared.transformers_conversion import to_marian
+
+
+@pytest.fixture
+def command(run_main):
+    return partial(run_main, main)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_marian_computes_the_same(save_checkpoint, shared, tied, bias):
+    """Logits of right-padded batches within 1e-5, and the same translations by 5 beams."""
+    model, _, _ = save_checkpoint(shared=shared, tie_word_embeddings=tied, lm_head_bias=bias)
+    marian = to_marian(model)
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(3, model.config.vocab_size, (6, 9), generator=generator)
+    target = torch.randint(3, model.config.decoder_vocab_size, (6, 7), generator=generator)
+    mask = torch.ones_like(source)
+    for row in range(6):
+        mask[row, 9 - row :] = 0
+    source *= mask
+    batch = {"input_ids": source, "attention_mask": mask}
+    with torch.no_grad():
+        ours, theirs = (each(**batch, decoder_input_ids=target).logits for each in (model, marian))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    first, second = (each.generate(**batch, num_beams=5, max_new_tokens=10) for each in (model, marian))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"norm_position": "pre"}, "it is pre-norm"),
+        ({"final_norm": True}, "a final norm"),
+        ({"position_embedding_type": "learned"}, "positions are learned"),
+        ({"embedding_norm": True}, "a norm on its embeddings"),
+        ({"key_head_dim": 5}, "a width of their own"),
+        ({"layer_norm_eps": 1e-6}, "layer_norm_eps is 1e-06"),
+    ],
+)
+def test_what_marian_cannot_express_is_refused(save_checkpoint, command, tmp_path, capsys, overrides, reason):
+    _, _, folder = save_checkpoint(**overrides)
+    command(folder, tmp_path / "marian", "--to", "marian", status=2)
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "marian").exists()
+
+
+@pytest.mark.parametrize("sizes", [(31, 37), (41, 37)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_two_vocabularies_have_tables_of_one_length(make_model, make_tokenizer, sizes, tied, tmp_path):
+    """transformers 4.57 loads no others; logits and translations are as before, and what was added never comes."""
+    model = make_model(
+        **dict(zip(("vocab_size", "decoder_vocab_size"), sizes, strict=True)),
+        share_encoder_decoder_embeddings=False,
+        tie_word_embeddings=tied,
+    )
+    convert(model, None)(tmp_path)
+    marian = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert marian.config.vocab_size == marian.config.decoder_vocab_size == max(sizes)
+    assert len(marian.get_encoder().embed_tokens.weight) == len(marian.get_decoder().embed_tokens.weight) == max(sizes)
+    generator = torch.Generator().manual_seed(0)
+    source, target = (torch.randint(3, size, (4, 6), generator=generator) for size in sizes)
+    with torch.no_grad():
+        ours, theirs = (each(input_ids=source, decoder_input_ids=target).logits for each in (model, marian))
+    torch.testing.assert_close(theirs[..., : sizes[1]].log_softmax(-1), ours.log_softmax(-1), atol=1e-5, rtol=0)
+    assert (theirs[..., sizes[1] :] < -1e8).all()
+    first, second = (each.generate(source, num_beams=5, max_new_tokens=10) for each in (model, marian))
+    assert torch.equal(first, second)

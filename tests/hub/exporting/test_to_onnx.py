@@ -1,0 +1,199 @@
+"""ONNX graphs: what they compute, beside our model; and what onnxruntime makes of them by the loop in the docs."""
+
+import json
+from functools import partial
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from hub.export import main
+from hub.exporting import to_onnx as onnx_export
+from hub.exporting.onnx_graphs import EncoderGraph, FirstStepGraph, NextStepGraph
+from vanilla_transformer.shared.loading import load_model, load_tokenizer
+
+ARCHITECTURES = {
+    "post-norm": {},
+    "pre-norm": {"norm_position": "pre"},
+    "pre-norm without a last norm": {"norm_position": "pre", "final_norm": False},
+    "post-norm with a last norm": {"final_norm": True},
+    "learned positions": {"position_embedding_type": "learned"},
+    "a norm on the embeddings, no scale": {"embedding_norm": True, "scale_embedding": False},
+    "heads by side": {"encoder_attention_heads": 2, "decoder_attention_heads": 8, "decoder_layers": 1},
+    "heads of their own width": {"key_head_dim": 5, "value_head_dim": 7},
+    "bias, gelu, eps": {"lm_head_bias": True, "activation_function": "gelu", "layer_norm_eps": 1e-3},
+    "untied": {"tie_word_embeddings": False},
+    "two vocabularies": {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 70},
+    "several ends": {"eos_token_id": [2, 5]},
+}
+SMALL = {"encoder_layers": 1, "decoder_layers": 1}
+ODD = SMALL | ARCHITECTURES["heads by side"] | ARCHITECTURES["bias, gelu, eps"] | {"norm_position": "pre"}
+
+
+@pytest.fixture
+def command(run_main):
+    return partial(run_main, main)
+
+
+@pytest.fixture
+def translator(onnx_translator):
+    return onnx_translator
+
+
+@pytest.fixture
+def load_graphs(load_tests_module):
+    return load_tests_module("exporting/onnx_references.py").Graphs
+
+
+@pytest.mark.parametrize("overrides", ARCHITECTURES.values(), ids=ARCHITECTURES)
+def test_what_is_traced_computes_the_same(make_model, batch, overrides):
+    """Logits and weights of cross-attention within 1e-5 of the model's, in one step, or in two with a past."""
+    model = make_model(**overrides)
+    model.set_attn_implementation("eager")
+    ids, mask, target = batch.values()
+    with torch.no_grad():
+        expected = model(**batch, output_attentions=True)
+        states = EncoderGraph(model)(ids, mask)
+        logits, *_, weights = FirstStepGraph(model)(mask, target, states)
+        torch.testing.assert_close(logits, expected.logits, atol=1e-5, rtol=0)
+        torch.testing.assert_close(weights, expected.cross_attentions[-1], atol=1e-5, rtol=0)
+        _, *present = FirstStepGraph(model)(mask, target[:, :2], states)
+        past = present[: 4 * model.config.decoder_layers]
+        logits = NextStepGraph(model)(mask, target[:, 2:], *past)[0]
+    torch.testing.assert_close(logits, expected.logits[:, 2:], atol=1e-5, rtol=0)
+
+
+def feed(path, **inputs) -> dict[str, np.ndarray]:
+    session = onnxruntime.InferenceSession(path)
+    names = [each.name for each in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def check_merged(folder, model, batch) -> None:
+    """The merged graph's first step, whatever is given as past, and the next one: logits within 1e-4."""
+    ids, mask, target = (each.numpy() for each in batch.values())
+    with torch.no_grad():
+        expected = model(**batch).logits.numpy()
+    path = folder / "onnx" / "decoder_model_merged.onnx"
+    states = feed(folder / "onnx" / "encoder_model.onnx", input_ids=ids, attention_mask=mask)["last_hidden_state"]
+    inputs = {"encoder_attention_mask": mask, "encoder_hidden_states": states}
+    shapes = {each.name: each.shape for each in onnxruntime.InferenceSession(path).get_inputs()}
+    for length in (0, 1):  # transformers.js gives no tokens, optimum one
+        past = {
+            name: np.ones([len(ids), shape[1], length, shape[3]], np.float32)
+            for name, shape in shapes.items()
+            if name.startswith("past")
+        }
+        first = feed(path, **inputs, **past, input_ids=target[:, :2], use_cache_branch=np.array([False]))
+        np.testing.assert_allclose(first["logits"], expected[:, :2], atol=1e-4, rtol=0)
+    past = {name.replace("present", "past_key_values"): each for name, each in first.items() if "present" in name}
+    after = feed(path, **inputs, **past, input_ids=target[:, 2:], use_cache_branch=np.array([True]))
+    np.testing.assert_allclose(after["logits"], expected[:, 2:], atol=1e-4, rtol=0)
+    assert after["cross_attentions.0"].shape == (3, model.config.decoder_attention_heads, 4, 7)
+
+
+def check_greedy(translator, load_graphs, folder, model, tokenizer, texts) -> None:
+    """The loop of the docs, a padded batch: the ids of `generate()`, and its texts."""
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    inputs = (batch["input_ids"].numpy(), batch["attention_mask"].numpy())
+    expected = model.generate(**batch, num_beams=1, max_new_tokens=12).numpy()
+    translate = translator(str(folder))
+    ids = translate.generate(*inputs, 12)
+    np.testing.assert_array_equal(ids, expected)
+    special = [getattr(model.config, f"{name}_token_id") for name in ("decoder_start", "eos")]
+    measured = load_graphs(folder, 1).generate(*inputs, *special, 12)
+    real = expected != model.config.pad_token_id
+    np.testing.assert_array_equal(measured[real], expected[real])
+    assert translate(texts, 12) == tokenizer.batch_decode(expected, skip_special_tokens=True)
+
+
+def test_a_graph_beyond_the_limit_of_a_file_is_one_line(save_checkpoint, command, tmp_path, capsys, monkeypatch):
+    """The matrix of a tied model counts once; the check runs before tracing."""
+    model, _, folder = save_checkpoint()
+    decoder = [model.get_decoder(), model.lm_head]
+    size = 4 * sum(each.numel() for each in {each for part in decoder for each in part.parameters()})
+    monkeypatch.setattr(onnx_export, "MAX_BYTES", size)
+    onnx_export.convert(model)
+    monkeypatch.setattr(onnx_export, "MAX_BYTES", size - 1)
+    command(folder, tmp_path / "out", "--to", "onnx", status=2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"a graph has {size:,} bytes of weights" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_onnxruntime_computes_the_same(
+    save_checkpoint, command, translator, load_graphs, tmp_path, sentences, batch, capsys
+):
+    """Two vocabularies, and much else that is not the default; the names and the folder are those that readers know."""
+    model, tokenizer, folder = save_checkpoint(shared=False, **ODD)
+    out = tmp_path / "out"
+    command(folder, out, "--to", "onnx")
+    assert f'from_pretrained("{out / "source_tokenizer"}")' in capsys.readouterr().out
+    check_greedy(translator, load_graphs, out, model, tokenizer, sentences["en"])
+    batch["decoder_input_ids"] = batch["decoder_input_ids"].clamp(max=model.config.decoder_vocab_size - 1)
+    batch["input_ids"] = batch["input_ids"].clamp(max=model.config.vocab_size - 1)
+    check_merged(out, model, batch)
+
+    names = ["encoder_model", "decoder_model", "decoder_with_past_model", "decoder_model_merged"]
+    assert sorted(path.name for path in (out / "onnx").iterdir()) == sorted(f"{name}.onnx" for name in names)
+    graphs = {name: onnx.load(out / "onnx" / f"{name}.onnx").graph for name in names}
+    inputs = {name: [each.name for each in graph.input] for name, graph in graphs.items()}
+    outputs = {name: [each.name for each in graph.output] for name, graph in graphs.items()}
+    past = [f"past_key_values.0.{side}.{part}" for side in ("decoder", "encoder") for part in ("key", "value")]
+    present = [name.replace("past_key_values", "present") for name in past]
+    assert inputs["encoder_model"] == ["input_ids", "attention_mask"]
+    assert outputs["encoder_model"] == ["last_hidden_state"]
+    assert inputs["decoder_model"] == ["encoder_attention_mask", "input_ids", "encoder_hidden_states"]
+    assert outputs["decoder_model"] == ["logits", *present, "cross_attentions.0"]
+    assert inputs["decoder_with_past_model"] == ["encoder_attention_mask", "input_ids", *past]
+    assert outputs["decoder_with_past_model"] == ["logits", *present[:2], "cross_attentions.0"]
+    assert set(inputs["decoder_model_merged"]) == {*inputs["decoder_model"], *past, "use_cache_branch"}
+    assert set(outputs["decoder_model_merged"]) == set(outputs["decoder_model"])
+    config = json.loads((out / "config.json").read_text())
+    assert config["model_type"] == "marian"
+    assert config["transformers.js_config"] == {"dtype": "fp32"}
+    assert all(str(tmp_path).encode() not in path.read_bytes() for path in out.rglob("*") if path.is_file())
+
+
+def test_onnx_refuses_other_formats(save_checkpoint, command, tmp_path, capsys):
+    _, _, folder = save_checkpoint()
+    command(folder, tmp_path / "out", "--to", "onnx", "--quantization", "int16", status=2)
+    assert "--to onnx has no --quantization int16: choose one of int8, fp16" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [("pre-norm", "learned positions", "untied", "heads of their own width"),
+                                   ("post-norm with a last norm", "a norm on the embeddings, no scale",
+                                    "several ends")])  # fmt: skip
+def test_onnxruntime_computes_the_same_for_other_architectures(
+    save_checkpoint, command, translator, load_graphs, tmp_path, sentences, batch, names
+):
+    overrides = {key: value for name in names for key, value in ARCHITECTURES[name].items()}
+    model, tokenizer, folder = save_checkpoint(**(overrides | SMALL))
+    command(folder, tmp_path / "out", "--to", "onnx")
+    check_greedy(translator, load_graphs, tmp_path / "out", model, tokenizer, sentences["en"])
+    batch["decoder_input_ids"] = batch["decoder_input_ids"].clamp(max=model.config.vocab_size - 1)
+    batch["input_ids"] = batch["input_ids"].clamp(max=model.config.vocab_size - 1)
+    check_merged(tmp_path / "out", model, batch)
+
+
+@pytest.mark.slow
+def test_a_trained_model_translates_the_same(demo_checkpoint, demo_sentences, command, translator, tmp_path):
+    """500 sentences in float32; in 8 and in 16 bits files of a quarter and of half the size, and nearly the same."""
+    model, tokenizer = load_model(str(demo_checkpoint)), load_tokenizer(str(demo_checkpoint))
+    lines = [english for english, _ in demo_sentences[:500]]
+    batch = tokenizer(lines, return_tensors="pt", padding=True)
+    found = model.generate(**batch, num_beams=1, max_new_tokens=40)
+    expected = tokenizer.batch_decode(found, skip_special_tokens=True)
+    sizes = {}
+    for quantization, suffix, same in ((None, "", 500), ("int8", "_quantized", 400), ("fp16", "_fp16", 490)):
+        out = tmp_path / f"onnx{suffix}"
+        command(demo_checkpoint, out, "--to", "onnx", *(["--quantization", quantization] if quantization else []))
+        translated = translator(str(out), suffix)(lines, 40)
+        assert sum(one == other for one, other in zip(translated, expected, strict=True)) >= same, suffix
+        sizes[suffix] = sum(path.stat().st_size for path in (out / "onnx").iterdir())
+    assert sizes["_quantized"] < 0.35 * sizes[""]
+    assert sizes["_fp16"] < 0.6 * sizes[""]

@@ -1,0 +1,48 @@
+import pytest
+
+from hub.importing.layout_settings import settings
+from hub.importing.layouts import LAYOUTS
+
+JADORE = LAYOUTS["jadore801120"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("proj_share_weight=true", {"proj_share_weight": True}),
+        ("proj_share_weight=False", {"proj_share_weight": False}),  # Python's spelling
+        ("scale_emb_or_prj=emb", {"scale_emb_or_prj": "emb"}),
+        ("src_pad_idx=3", {"src_pad_idx": 3}),
+        ("source_begins=true", {"source_begins": True}),
+    ],
+)
+def test_values(text, expected):
+    assert settings([text], {}, JADORE) == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["proj_share_weigth=true"], "no setting proj_share_weigth; did you mean proj_share_weight?"),
+        (["anything=1"], "no setting anything; it has proj_share_weight, scale_emb_or_prj"),
+        (["proj_share_weight=0"], "proj_share_weight is true or false"),
+        (["proj_share_weight=no"], "proj_share_weight is true or false"),
+        (["scale_emb_or_prj=both"], "scale_emb_or_prj is emb or prj or none"),
+        (["src_pad_idx=1.5"], "src_pad_idx is a whole number"),
+        (["src_pad_idx=" + "[" * 10**5], "src_pad_idx is a whole number"),
+        (["src_pad_idx=1", "src_pad_idx=2"], "--set src_pad_idx is given twice"),
+        (["src_pad_idx"], "give KEY=VALUE"),
+    ],
+)
+def test_mistakes(texts, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011  # the message is looked at below
+        settings(texts, {}, JADORE)
+    assert message in str(error.value)
+
+
+def test_the_file_tells_them_too():
+    """Of its entries, those that the layout knows; what is given goes before."""
+    told = {"n_head": 4, "src_pad_idx": 1, "epoch": 3, "source_begins": "?"}
+    assert settings(["src_pad_idx=0"], told, JADORE) == {"n_head": 4, "src_pad_idx": 0}
+    with pytest.raises(ValueError, match="the file's n_head is 'four': say --set n_head= a whole number"):
+        settings([], {"n_head": "four"}, JADORE)

@@ -1,0 +1,237 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from safetensors.torch import save_file
+
+from hub.run_files import local_paths
+from hub.sensitive_data import find_sensitive_text, without_metadata
+
+SECRETS = (
+    *("hf_" + "a" * 34, "sk-proj-" + "a1" * 20, "ghp_" + "a" * 36, "github_pat_" + "a1" * 20, "AKIA" + "A1" * 8),
+    *("glpat-" + "a" * 20, "xoxb-" + "1" * 12, "AIza" + "a" * 35, "npm_" + "a" * 36, "https://me:secret@there/x"),
+    *("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abcdefghijkl", "-----BEGIN RSA PRIVATE KEY-----"),
+)
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_tokens_of_every_kind_are_found_anywhere(secret):
+    table = "\u2028".join(["source\treference\ttranslation", *["a\tb\tc\r"] * 200]) + f"\na\t{secret}\tb\n"
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in secret)
+    for name, text in (
+        ("samples.tsv", table),
+        ("all_results.json", json.dumps({"deep": [{"x": f"see {secret} there"}]})),
+        ("all_results.json", json.dumps({secret: 1})),
+        ("tokenizer.json", f'{{"vocab": {{"{escaped}": 1}}}}'),
+        ("modeling_vanilla_transformer.py", f"# {secret}"),
+        ("recipe.yaml", f"new_key: >-\n  {secret}"),
+    ):
+        assert "holds a token" in (find_sensitive_text(name, text.encode()) or ""), (name, text[:100])
+
+
+@pytest.mark.parametrize("key", ["api_key", "wandb_api_key", "password", "hub_token", "AWS_SECRET_ACCESS_KEY"])
+def test_what_a_key_calls_secret_is_one(key):
+    assert "holds a token" in find_sensitive_text("all_results.json", json.dumps({"x": {key: "0123"}}).encode())
+    assert find_sensitive_text("tokenizer_config.json", json.dumps({"bos_token": "<s>", key: ""}).encode()) is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "/home/me/x",
+            "/srv/x",
+            "/scratch/x",
+            "D:/x",
+            "d:\\x",
+            "C:\\Users\\me and you\\x",
+            "~/x",
+            "~me/x",
+            "file:///x",
+        ),
+        *("../../x", "..\\x", "\\\\server\\share", "/lustre/me/x", "/Volumes/x/y", "/odd/place"),
+    ],
+)
+@pytest.mark.parametrize("text", ["{}", "see {} there", "({})", "a={}"])
+def test_paths_of_every_kind_are_found(path, text):
+    if path == "/odd/place" and text != "{}":
+        return  # only what is nothing else than a path may begin anywhere
+    for value in ({"deep": [{"x": text.format(path)}]}, {text.format(path): 1}):
+        assert "holds a path" in (find_sensitive_text("all_results.json", json.dumps(value).encode()) or ""), value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("and/or", "km/h", "https://huggingface.co/home/x", "user/name", "10:/", "a:b", "v1.0/x", "<a/home/x>", "..."),
+        *("hf_device_map_of_encoder_and_decoder_layers", "sk-" + "so-" * 12, "hf_short"),
+        *("1/2/3", "~5", "x ~ y", "s/home", "nrefs:1|case:mixed", "[^\\w]", "</s>", "//", "tok:13a", "C:", "9:30"),
+    ],
+)
+def test_what_is_no_path_is_not_taken_for_one(text):
+    assert find_sensitive_text("all_results.json", json.dumps({"x": text}).encode()) is None
+
+
+def test_this_machine_is_known_by_its_own_places():
+    there = ("/very/own",)
+    assert "holds a path" in find_sensitive_text("samples.tsv", b"a\nin /very/own it is\tb\tc\n", there)
+    assert find_sensitive_text("samples.tsv", b"a\nin /home/you it is\tb\tc\n", there) is None  # a sentence
+
+
+@pytest.mark.parametrize("place", ["/models", "/root", "/a", "C:\\x"])
+def test_short_paths_are_found_but_not_within_other_names(place):
+    """Addresses and longer names are no local paths."""
+    for name in ("README.md", "samples.tsv", "tokenizer.json", "merges.txt"):
+        for text in ("see {} there", "({})", "file://{}/x", "'{}/x'", "{}.", "{}"):
+            content = json.dumps({"x": text.format(place)}) if name.endswith("json") else text.format(place)
+            assert "holds a path" in (find_sensitive_text(name, content.encode(), (place,)) or ""), (name, text)
+        for text in ("https://huggingface.co{}", "x{}/y", "{}2/y", "{}-old", "{}_x", "..{}"):
+            content = json.dumps({"x": text.format(place)}) if name.endswith("json") else text.format(place)
+            assert find_sensitive_text(name, content.encode(), (place,)) is None, (name, text)
+    assert (
+        find_sensitive_text("a.spm", f"x {place} y".encode(), ("/a", "/root")) is None
+    )  # any three bytes may be in it
+
+
+def test_the_root_is_no_local_path(tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("HOME", "/root")
+    places = local_paths(tmp_path)
+    assert "/root" in places
+    assert "/" not in places
+
+
+def picture(path: Path, how: str = "", text: str = "") -> Path:
+    """A PNG file as Pillow writes it, which says something."""
+    told, exif = PngInfo(), Image.Exif()
+    if how == "tEXt":
+        told.add_text("Comment", text)
+    elif how == "zTXt":
+        told.add_text("Comment", text, zip=True)
+    elif how in ("iTXt", "packed iTXt"):
+        told.add_itxt("XML:com.adobe.xmp", f"<x>{text}</x>", "de", "Worte", zip="packed" in how)
+    elif how == "EXIF":
+        exif[0x010E] = text  # description
+    elif how == "unknown":
+        told.add(b"prVt", text.encode())
+    Image.new("RGB", (300, 300)).save(path, pnginfo=told, exif=exif if how == "EXIF" else None)
+    if how == "behind":
+        path.write_bytes(path.read_bytes() + text.encode())
+    return path
+
+
+@pytest.mark.parametrize("text", ["/home/me/run 1/x", "see hf_" + "a" * 34, "in /very/own folder"])
+@pytest.mark.parametrize("how", ["tEXt", "zTXt", "iTXt", "packed iTXt", "EXIF", "unknown", "behind"])
+def test_a_picture_loses_all_that_is_not_its_image(tmp_path, how, text):
+    plain, path = picture(tmp_path / "b.png"), picture(tmp_path / "a.png", how, text)
+    assert path.read_bytes() != plain.read_bytes()
+    assert without_metadata("a.png", path.read_bytes()) == plain.read_bytes()
+
+
+def test_the_pictures_of_a_run_have_no_metadata(tmp_path):
+    from training.run.plots import plot_training_curve
+
+    history = [{"loss": 2.0, "step": 1}, {"loss": 1.0, "step": 2}, {"eval_loss": 1.0, "step": 2}]
+    plot_training_curve(history, tmp_path / "training_curve.png")
+    content = (tmp_path / "training_curve.png").read_bytes()
+    assert without_metadata("training_curve.png", content) == content
+    assert not Image.open(tmp_path / "training_curve.png").text
+
+
+PLACES = ("/srv/somewhere/corpus",)
+LINES = ["the dog runs", "a cat sleeps in the house", "two birds sing"] * 20
+
+
+@pytest.fixture(params=["unigram", "bpe", "char"])
+def pieces(request, tmp_path):
+    """The bytes of a SentencePiece model, trained on a file of this machine."""
+    import sentencepiece
+
+    (tmp_path / "corpus.txt").write_text("\n".join(LINES))
+    (tmp_path / "rules.tsv").write_text("41\t61\n")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "corpus.txt"), model_prefix=str(tmp_path / "trained"), vocab_size=30,
+        hard_vocab_limit=False, model_type=request.param, normalization_rule_tsv=str(tmp_path / "rules.tsv"),
+        user_defined_symbols=["<x>"], minloglevel=2,
+    )  # fmt: skip
+    content = (tmp_path / "trained.model").read_bytes()
+    assert str(tmp_path).encode() in content
+    return content
+
+
+@pytest.mark.parametrize("name", ["source.spm", "spiece.model", "sentencepiece.bpe.model"])
+def test_sentencepiece_models_lose_the_paths_of_their_corpus_and_tokenize_as_before(tmp_path, pieces, name):
+    from sentencepiece import SentencePieceProcessor
+
+    stripped = without_metadata(name, pieces)
+    assert str(tmp_path).encode() not in stripped
+    assert find_sensitive_text(name, stripped, (str(tmp_path),)) is None
+    assert "holds a path of this machine" in find_sensitive_text(name, pieces, (str(tmp_path),))
+    assert without_metadata(name, stripped) == stripped
+    before, after = (SentencePieceProcessor(model_proto=each) for each in (pieces, stripped))
+    assert before.serialized_model_proto() != after.serialized_model_proto()
+    for text in (*LINES[:3], "A DOG <x> unknown", "zwei Vögel", ""):
+        assert before.encode(text) == after.encode(text)
+        assert before.encode(text, out_type=str) == after.encode(text, out_type=str)
+        assert before.decode(before.encode(text)) == after.decode(after.encode(text))
+
+
+def test_a_sentencepiece_model_whose_pieces_hold_a_local_path_is_found():
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    model = ModelProto()
+    model.pieces.add(piece=f"x{PLACES[0]}/x")
+    content = without_metadata("source.spm", model.SerializeToString())
+    assert (
+        find_sensitive_text("source.spm", content, PLACES) == f"source.spm holds a path of this machine ({PLACES[0]})"
+    )
+    assert find_sensitive_text("source.spm", content) is None  # of a word with slashes nobody knows
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"x", b"\x80\x02}q\x00.", b"PK\x03\x04", b"{}", b"\x00" * 40, bytes(range(256))]
+)
+@pytest.mark.parametrize("name", ["source.spm", "my.model", "attention_1.png"])
+def test_unknown_binary_files_are_rejected(name, content):
+    what = "is not a PNG image" if name.endswith("png") else "is not a SentencePiece model"
+    with pytest.raises(ValueError, match=f"{name} {what}: remove it. Nothing was uploaded"):
+        without_metadata(name, content)
+
+
+def test_the_paths_of_the_recipe_are_local_paths(tmp_path):
+    """A run on another machine: its corpus appears in a sentence file, where a slash alone is no path."""
+    (tmp_path / "recipe.yaml").write_text("data_dir: /lustre/me/corpora\ntrain: [data/x, /scratch7/y.en]\nname: a/b\n")
+    places = local_paths(tmp_path)
+    assert {"/lustre/me/corpora", "/scratch7/y.en", str(tmp_path), str(Path.cwd())} <= set(places)
+    assert not {"data/x", "a/b"} & set(places)
+    assert "holds a path" in find_sensitive_text("samples.tsv", b"a\tb\t/lustre/me/corpora/train.en\n", places)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "metadata", "message"),
+    [
+        ("a", {"format": "pt", "trained_in": "/home/me/x"}, "w.safetensors, trained_in, holds a path of this machine"),
+        ("a", {"format": "pt", "note": "hf_" + "a" * 34}, "w.safetensors, note, holds a token"),
+        ("a", {"format": "pt", "api_key": "0123"}, "w.safetensors, api_key, holds a token (012...)"),
+        ("a", {"/home/me": "x"}, "w.safetensors holds a path of this machine (/home/me)"),
+        ("/home/me/a", {"format": "pt"}, "w.safetensors holds a path of this machine (/home/me/a)"),
+    ],
+)
+def test_the_head_of_weights_is_read(tmp_path, tensor, metadata, message):
+    save_file({tensor: torch.zeros(2)}, tmp_path / "w.safetensors", metadata)
+    assert find_sensitive_text("w.safetensors", tmp_path / "w.safetensors").startswith(message)
+
+
+def test_weights_as_runs_leave_them_go_up(tmp_path, make_model):
+    make_model().save_pretrained(tmp_path)
+    assert find_sensitive_text("model.safetensors", tmp_path / "model.safetensors", (str(tmp_path),)) is None
+
+
+def test_what_cannot_be_read_is_not_uploaded(tmp_path):
+    for content in (b"", b"x", b"\xff" * 9, b"\x02" + b"\0" * 7 + b"[]", b"\x05" + b"\0" * 7 + b"[[[[["):
+        (tmp_path / "w.safetensors").write_bytes(content)
+        with pytest.raises(ValueError, match=r"w\.safetensors is no safetensors file"):
+            find_sensitive_text("w.safetensors", tmp_path / "w.safetensors")

@@ -1,0 +1,108 @@
+import pytest
+from transformers import NllbTokenizerFast
+
+from training.arguments import DataArguments, TokenizerArguments
+from training.data.parallel_text import ParallelText
+from training.data.tokenization import sequence_lengths, tokenize_corpus, tokenize_rows, validate_eval_lengths
+from training.data.tokenizer import train_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.data.tokenization.HF_DATASETS_CACHE", str(tmp_path))
+    return tmp_path / "vanilla_transformer"
+
+
+def test_pairs_are_left_out_with_a_report(tokenizer, capsys):
+    text = ParallelText(["w1 w2 w3", "w1", "w1 w2"], ["w1", "w2 w2 w2 w2 w2 w2", "w3 w3"])
+    data = tokenize_corpus(text, tokenizer, DataArguments(max_length=5))
+    assert len(data) == 2
+    assert "left out 1 of 3 pairs: a side has more than max_length=5 tokens" in capsys.readouterr().out
+    data = tokenize_corpus(text, tokenizer, DataArguments(max_length=5, max_length_ratio=1.5))
+    assert [len(row["labels"]) for row in data] == [3]
+    assert "1 of 3 pairs: one side has more than max_length_ratio=1.5" in capsys.readouterr().out
+    assert sum(text.dropped.values()) == 3  # of both calls
+    assert len(tokenize_corpus(text, tokenizer)) == 3
+    with pytest.raises(ValueError, match=r"no training pair is left: a side has more .*\. Raise max_length=1\."):
+        tokenize_corpus(text, tokenizer, DataArguments(max_length=1))
+    unequal = ParallelText(["w1"], ["w1 w2 w3 w4 w5"])
+    with pytest.raises(ValueError, match="one side has more than .* Raise max_length=256 or max_length_ratio=1.5"):
+        tokenize_corpus(unequal, tokenizer, DataArguments(max_length_ratio=1.5))
+
+
+def test_lengths_are_those_of_the_rows(tokenizer):
+    data = tokenize_corpus(ParallelText(["w1 w2", "w1", "w3"], ["w1", "w2 w3 w4", "w5"]), tokenizer)
+    assert sequence_lengths(data).tolist() == [[3, 2], [2, 4], [2, 2]]
+    assert sequence_lengths(data.select([2, 1])).tolist() == [[2, 2], [2, 4]]
+
+
+def test_text_is_encoded_once_and_kept_by_content(tokenizer, cache):
+    text = ParallelText(["w1 w2"], ["w3"])
+    first = tokenize_corpus(text, tokenizer)
+    (file,) = cache.glob("*.arrow")
+    stamp = file.stat().st_mtime_ns
+    assert tokenize_corpus(ParallelText(["w1 w2"], ["w3"]), tokenizer)[0] == first[0]
+    assert file.stat().st_mtime_ns == stamp
+    assert tokenize_corpus(ParallelText(["w1 w2"], ["w4"]), tokenizer)[0] != first[0]
+    assert len(list(cache.glob("*.arrow"))) == 2
+
+
+def test_bpe_dropout_encodes_anew_each_time():
+    sentences = ["the quick brown fox", "jumps over the lazy dog"]
+    tokenizer = train_tokenizer(sentences, sentences, TokenizerArguments(tokenizer_vocab_size=100))
+    data = tokenize_corpus(ParallelText(sentences, sentences), tokenizer, DataArguments(), dropout=0.5)
+    assert len({str(data[[0, 1]]["input_ids"]) for _ in range(6)}) > 1
+    plain = tokenize_corpus(ParallelText(sentences, sentences), tokenizer)
+    assert (sequence_lengths(data) == sequence_lengths(plain)).all()
+    assert set(data[0]) == {"input_ids", "labels"}
+
+
+def test_bpe_dropout_makes_no_sentence_longer_than_max_length():
+    """A model with learned positions has no more of them."""
+    sentences = ["the quick brown fox", "jumps over the lazy dog", "fox"]
+    tokenizer = train_tokenizer(sentences, sentences, TokenizerArguments(tokenizer_vocab_size=100))
+    limit = int(sequence_lengths(tokenize_corpus(ParallelText(sentences, sentences), tokenizer)).max())
+    data = tokenize_corpus(ParallelText(sentences, sentences), tokenizer, DataArguments(max_length=limit), dropout=0.5)
+    seen = [row for _ in range(20) for row in data[[0, 1, 2]]["labels"]]
+    assert max(map(len, seen)) <= limit
+    assert len({str(row) for row in seen}) > 3
+
+
+def test_endless_sentences_of_validation_and_test_are_refused_before_training(tokenizer):
+    """Nothing of these is left out, and attention over a million tokens would need terabytes."""
+    corpus = {name: ParallelText(["w1", "w1 " * 1100], ["w2", "w2"]) for name in ("train", "test")}
+    with pytest.raises(
+        ValueError, match="the test set has sentences of more than 1024 tokens, at line 2: .*max_length"
+    ):
+        validate_eval_lengths(corpus, tokenizer, DataArguments())
+    validate_eval_lengths(corpus, tokenizer, DataArguments(max_length=300))
+    with pytest.raises(ValueError, match="more than 500 tokens, at line 2: .* than max_position_embeddings=500"):
+        validate_eval_lengths(corpus, tokenizer, DataArguments(max_length=300), positions=500)
+
+
+def test_tokens_without_rows_of_earlier_imports_are_encoded_as_unknown():
+    """Training reads the ids that the tokenizer itself gives, also on the fast path."""
+    arguments = TokenizerArguments(tokenizer_type="word", shared_vocabulary=False)
+    tokenizer = train_tokenizer(["a b c d"], ["e f g h"], arguments)
+    tokenizer.known = [6, 7]
+    text = ParallelText(["a b c d"], ["e f g h"])
+    (row,) = tokenize_corpus(text, tokenizer)
+    assert row["input_ids"] == tokenizer(text.sources[0])["input_ids"]
+    assert row["labels"] == tokenizer(text_target=text.targets[0])["input_ids"]
+    assert (row["input_ids"].count(3), row["labels"].count(3)) == (2, 1)
+
+
+def test_labels_have_the_language_token_of_the_target():
+    """A fast NLLB tokenizer has one backend, which changes its language token from side to side."""
+    vocab = {token: i for i, token in enumerate(("<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b", "▁a", "▁b"))}
+    tokenizer = NllbTokenizerFast(
+        vocab=vocab, merges=[("▁", "a"), ("▁", "b")], src_lang="eng_Latn", tgt_lang="deu_Latn"
+    )
+    sources, targets = ["a b", "b"] * 3000, ["b", "a a"] * 3000
+    expected = {"input_ids": tokenizer(sources)["input_ids"], "labels": tokenizer(text_target=targets)["input_ids"]}
+    assert expected["input_ids"][0][0] != expected["labels"][0][0]
+    assert tokenize_rows(tokenizer, sources, targets) == expected
+    assert tokenizer("b")["input_ids"] == expected["input_ids"][1]  # as before
+    first = tokenize_corpus(ParallelText(["a"], ["b"]), tokenizer)[0]
+    tokenizer.tgt_lang = "fra_Latn"
+    assert tokenize_corpus(ParallelText(["a"], ["b"]), tokenizer)[0] != first  # the language is a part of what is kept

@@ -1,0 +1,116 @@
+"""The model and the training set that a run begins with."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    FSMTConfig,
+    FSMTForConditionalGeneration,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from training.data.parallel_text import ParallelText
+from training.recipe import read_recipe
+from training.run.factories import count_positions, load_base_model, make_train_set
+
+SIZES = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+SIZES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 12}
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+
+
+def make_marian():
+    return MarianMTModel(MarianConfig(vocab_size=40, **SIZES, **(IDS | {"decoder_start_token_id": 0})))
+
+
+def can_read(model, length: int) -> bool:
+    ids = torch.full((1, length), 5)
+    try:
+        model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)
+    except (IndexError, ValueError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config", "is_limited"),
+    [
+        (MarianMTModel, MarianConfig(vocab_size=40, **SIZES, **IDS), True),
+        (BartForConditionalGeneration, BartConfig(vocab_size=40, **SIZES, **IDS), True),
+        (M2M100ForConditionalGeneration, M2M100Config(vocab_size=40, **SIZES, **IDS), False),
+        (FSMTForConditionalGeneration, FSMTConfig(src_vocab_size=40, tgt_vocab_size=40, **SIZES, **IDS), False),
+        (
+            T5ForConditionalGeneration,
+            T5Config(vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, **IDS),
+            False,
+        ),
+    ],
+)
+def test_the_positions_of_each_class_are_counted(model_class, config, is_limited):
+    model = model_class(config)
+    assert (count_positions(model) == 12) == is_limited
+    assert can_read(model, 12)
+    assert can_read(model, 13) != is_limited
+
+
+def test_the_positions_of_our_models_are_counted(make_model):
+    assert count_positions(make_model(max_position_embeddings=12)) > 2**31
+    model = make_model(position_embedding_type="learned", max_position_embeddings=12)
+    lora = LoraConfig("SEQ_2_SEQ_LM", r=2, target_modules="all-linear")
+    for each in (model, get_peft_model(model, lora)):
+        assert count_positions(each) == 12
+    assert not can_read(model, 13)
+
+
+@pytest.fixture
+def make_settings(tmp_path):
+    def make(**keys):
+        path = tmp_path / "recipe.yaml"
+        keys = {"output_dir": tmp_path / "out", "learning_rate": 0.001, "max_steps": 2, "max_tokens": 256} | keys
+        path.write_text("".join(f"{name}: {value}\n" for name, value in keys.items()))
+        return read_recipe([str(path)])
+
+    return make
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_pairs_beyond_the_positions_are_left_out(make_settings, tmp_path, tokenizer, monkeypatch, streaming):
+    monkeypatch.setattr("training.data.tokenization.HF_DATASETS_CACHE", str(tmp_path))
+    text = ParallelText(["a", "a b", "a " * 40], ["b", "b " * 40, "b"])
+    for language, lines in (("en", text.sources), ("de", text.targets)):
+        (tmp_path / f"train.{language}").write_text("".join(f"{line}\n" for line in lines))
+    recipe = make_settings(data_dir=tmp_path, streaming=str(streaming).lower())
+    corpus = {} if streaming else {"train": text}
+    for positions, expected in ((20, 1), (100, 3)):
+        rows = make_train_set(recipe, corpus, tokenizer, positions)
+        assert len(next(iter(rows)) if streaming else rows) == expected
+    assert recipe.data.max_length == 256
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_base_in_half_precision_is_trained_in_float32(make_settings, make_model, tmp_path, dtype, is_ours):
+    """Updates that are small would be lost in these dtypes; positions that are computed keep their precision."""
+    folder = Path(tmp_path / "base")
+    base = make_model() if is_ours else make_marian()
+    base.to(dtype).save_pretrained(folder)
+    model = load_base_model(make_settings(base_model=folder))
+    assert {tensor.dtype for tensor in (*model.parameters(), *model.buffers())} == {torch.float32}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        assert torch.equal(model.state_dict()[name], tensor.float())
+    if not is_ours:
+        assert torch.equal(
+            model.get_encoder().embed_positions.weight, make_marian().get_encoder().embed_positions.weight
+        )
+    model.save_pretrained(tmp_path / "tuned")
+    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "tuned").dtype == torch.float32

@@ -1,0 +1,48 @@
+"""The pictures of a run."""
+
+import struct
+
+import pytest
+
+from training.arguments import TokenizerArguments
+from training.data.tokenizer import train_tokenizer
+from training.run.plots import plot_cross_attention, plot_training_curve
+
+HISTORY = [{"step": step, "loss": 3.0 / step, "eval_loss": 2.0 / step} for step in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "labels"),
+    [
+        ({}, ["loss, training", "loss, validation"]),
+        ({"smoothing": 0.1}, ["loss with label smoothing 0.1, training", "plain loss, validation"]),
+        (
+            {"smoothing": 0.1, "rdrop_alpha": 5},
+            ["loss with label smoothing 0.1 and R-Drop 5, training", "plain loss, validation"],
+        ),
+        ({"simcut_alpha": 3.0}, ["loss with SimCut 3, training", "plain loss, validation"]),
+    ],
+)
+def test_the_legend_tells_two_losses_apart(tmp_path, settings, labels):
+    """Else one reads a gap between training and validation that is not there."""
+    figure = plot_training_curve(HISTORY, tmp_path / "curve.png", **settings)
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == labels
+    assert (tmp_path / "curve.png").stat().st_size > 0
+
+
+def test_the_gain_by_the_source_is_plotted(tmp_path):
+    history = [entry | {"eval_source_gain": 0.5 * entry["step"]} for entry in HISTORY]
+    figure = plot_training_curve(history, tmp_path / "curve.png")
+    line = figure.axes[0].get_lines()[2]
+    assert line.get_label() == "gain by the source, validation"
+    assert line.get_ydata().tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(("source", "inches"), [("a $^_$ b", 2 + 4 * 0.45), ("a " * 300, 60)])
+def test_a_picture_of_attention_shows_any_token_and_is_not_too_large(make_model, tmp_path, source, inches):
+    """Between dollars there is no formula; a side has at most 60 inches."""
+    arguments = TokenizerArguments(tokenizer_type="word", tokenizer_vocab_size=60)
+    tokenizer = train_tokenizer(["a $^_$ b"], ["c"], arguments)
+    plot_cross_attention(make_model(), tokenizer, source, "c", tmp_path / "attention.png")
+    width, _ = struct.unpack(">II", (tmp_path / "attention.png").read_bytes()[16:24])
+    assert width == pytest.approx(120 * inches, abs=1)

@@ -1,0 +1,69 @@
+"""Checkpoints for use: one, or several that predict together."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import normalizers
+
+from training.translators import load_translator
+
+
+@pytest.fixture
+def save(make_model, make_tokenizer, tmp_path):
+    def make(name: str, seed: int = 0, change=None, shared: bool = True, **overrides) -> str:
+        tokenizer, sizes = make_tokenizer(shared)
+        if change is not None:
+            change(tokenizer)
+        model = make_model(seed=seed, **(sizes | overrides))
+        model.generation_config.update(max_new_tokens=8, num_beams=3)
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        return str(tmp_path / name)
+
+    return make
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_several_checkpoints_predict_together(save, sentences, shared):
+    """As `beam_search` does with their models; one twice is as good as one; the n best come with scores."""
+    one, two = save("one", 1, shared=shared), save("two", 2, shared=shared, encoder_layers=1)
+    texts = sentences["en"]
+    alone, both = load_translator(one, "cpu"), load_translator([one, two], "cpu")
+    assert load_translator([one, one], "cpu")(texts) == alone(texts)
+    expected = alone(texts, ensemble=[load_translator(two, "cpu").model], num_return_sequences=2, return_scores=True)
+    assert both(texts, num_return_sequences=2, return_scores=True) == expected
+    assert expected != alone(texts, num_return_sequences=2, return_scores=True)
+    assert load_translator([two, one], "cpu")(texts, num_beams=1) == both(texts, num_beams=1)
+
+
+def test_checkpoints_of_other_tokenizers_are_refused(save, tmp_path):
+    one = save("one")
+
+    def other_tokens(tokenizer):
+        tokenizer.add_tokens(["xyz"])
+
+    def lower(tokenizer):
+        tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+
+    more = save("more", change=other_tokens, vocab_size=61)
+    with pytest.raises(
+        ValueError, match=r"more has another tokenizer than .*one \(its source vocabulary: 61 tokens, 60"
+    ):
+        load_translator([one, more], "cpu")
+    with pytest.raises(ValueError, match="the same vocabulary, but it splits text in another way"):
+        load_translator([one, save("lower", change=lower)], "cpu")
+    with pytest.raises(ValueError, match="its target vocabulary"):
+        load_translator([save("two", shared=False), save("shared", decoder_vocab_size=60)], "cpu")
+
+
+def test_what_is_left_of_another_text_makes_no_other_tokenizer(save):
+    """Truncation and padding are settings of a call, and may have been saved."""
+
+    def padded(tokenizer):
+        tokenizer.backend_tokenizer.enable_padding()
+        tokenizer.backend_tokenizer.enable_truncation(9)
+
+    load_translator([save("one"), save("two", change=padded)], "cpu")
+    file = json.loads(Path(save("three", change=padded), "tokenizer.json").read_text())
+    assert file["truncation"] is not None

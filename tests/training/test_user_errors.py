@@ -1,0 +1,209 @@
+"""What each program says to bad input: one clear message, status 2, nothing lost."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+DATA = {
+    "no such folder": (["--data_dir", "nowhere"], {}, "cannot read nowhere/train.en"),
+    "no test file": (["--test_file", "nothing"], {}, "nothing.en: No such file"),
+    "sides of different length": ([], {"train.de": "eins\n"}, "has 120: line i of one must translate"),
+    "blank lines": ([], {"train.de": "\n" * 120}, "120 lines blank, at lines 1, 2, 3 and 117 more"),
+    "not UTF-8": ([], {"val.en": b"\xff\n" * 10}, "10 lines not UTF-8"),
+    "empty files": ([], {"train.en": "", "train.de": ""}, "the train set has no pairs"),
+    "all lines dropped": (["--on_bad_lines", "drop"], {"train.de": "\n" * 120}, "the train set has no pairs"),
+    "everything too long": (["--max_length", "2"], {}, "Raise max_length"),
+    "overlap refused": (["--on_eval_overlap", "error", "--test_file", "train"], {}, "have a source of the test set"),
+    "table without tabs": (["--train_file", "t.tsv"], {"t.tsv": "one eins\n"}, "no tab"),
+    "table of references": (["--train_file", "t.tsv"], {"t.tsv": "a\tb\tc\n"}, "more than two columns"),
+    "no JSON": (["--train_file", "t.jsonl"], {"t.jsonl": "{\n"}, "line 1: not a JSON object"),
+    "JSON of another language": (["--train_file", "t.jsonl"], {"t.jsonl": '{"en": "a", "fr": "b"}\n'}, "no text named"),
+    "no parquet": (["--train_file", "t.parquet"], {"t.parquet": "x"}, "is not a parquet file"),
+    "too large a validation set": (["--validation_file", "None", "--validation_size", "500"], {}, "only 120"),
+    "test line beyond the positions": (
+        ["--position_embedding_type", "learned", "--max_position_embeddings", "60"],
+        {"test.en": "a\n" * 4 + "a " * 181 + "\n" + "a\n" * 5, "test.de": "a\n" * 10},
+        "the test set has sentences of more than 60 tokens, at line 5: shorten them, or use a model with more "
+        "positions than max_position_embeddings=60",
+    ),
+    "validation line beyond the positions": (
+        ["--position_embedding_type", "learned", "--max_position_embeddings", "60"],
+        {"val.en": "a\n" * 10, "val.de": "a " * 181 + "\n" + "a\n" * 9},
+        "the validation set has sentences of more than 60 tokens, at line 1",
+    ),
+    "references of no table": (["--test_references", "test.de"], {}, "give a .tsv file"),
+    "references of another length": (["--test_references", "r.tsv"], {"r.tsv": "a\tb\n"}, "the test data 10: line i"),
+    "stream of blank lines": (["--streaming", "true"], {"train.en": "\n" * 120}, "blank"),
+    "stream of another length": (["--streaming", "true"], {"train.en": "one\n" * 7}, "has 7 lines"),
+}
+SETTINGS = {
+    "unknown argument": (["--max_stepz", "4"], "did you mean --max_steps?"),
+    "no number": (["--max_steps", "many"], "invalid int value: 'many'"),
+    "no such choice": (["--norm_position", "middle"], "invalid choice: 'middle'"),
+    "no such schedule": (["--lr_scheduler_type", "fast"], "fast is not a valid SchedulerType"),
+    "heads that do not divide": (["--d_model", "30", "--encoder_attention_heads", "4"], "d_model"),
+    "dropout of 1": (["--dropout", "1.0"], "dropout=1.0: give a number from 0"),
+    "no tokens": (["--max_tokens", "0"], "max_tokens=0: give a number of at least 1"),
+    "no vocabulary": (["--tokenizer_vocab_size", "3"], "four are special tokens"),
+    "dropout of words": (["--tokenizer_type", "word", "--bpe_dropout", "0.1"], "needs tokenizer_type=bpe"),
+    "endless stream": (["--streaming", "true", "--max_steps", "-1"], "streaming needs max_steps"),
+    "average of nothing": (["--average_checkpoints", "3", "--save_strategy", "no"], "needs save_strategy"),
+    "best without evaluation": (["--average_by", "best", "--eval_strategy", "no"], "need eval_strategy"),
+    "no learning rate": (["--learning_rate", "None", "--lr_scheduler_type", "linear"], "learning_rate is needed"),
+    "no such tokenizer": (["--tokenizer_path", "nowhere"], "tokenizer_path=nowhere: cannot be loaded"),
+    "words of Moses": (["--tokenizer_type", "word", "--moses", "true"], "moses needs tokenizer_type=bpe or unigram"),
+    "two second passes": (["--rdrop_alpha", "1", "--simcut_alpha", "3"], "leave one out"),
+    "both directions of two vocabularies": (
+        ["--both_directions", "true", "--shared_vocabulary", "false"],
+        "needs shared",
+    ),
+    "no such attention": (["--attn_implementation", "magic"], "magic"),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_bad_data(programs, recipe, tmp_path, name):
+    arguments, files, message = DATA[name]
+    for path, content in files.items():
+        (tmp_path / "data" / path).write_bytes(content if isinstance(content, bytes) else content.encode())
+    if "None" in arguments:
+        recipe.write_text(recipe.read_text() + "validation_file: null\n")
+        arguments = arguments[2:]
+    process = programs.run("training.train", recipe, *arguments, status=2)
+    refused(process, message)
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_bad_settings(programs, recipe, name):
+    arguments, message = SETTINGS[name]
+    if "None" in arguments:
+        lines = recipe.read_text().splitlines()
+        recipe.write_text("\n".join(line for line in lines if not line.startswith("learning_rate")))
+        arguments = arguments[2:]
+    refused(programs.run("training.train", recipe, *arguments, status=2), message)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("max_stepz: 4", "unknown key 'max_stepz'; did you mean 'max_steps'?"),
+        ("max_steps: [", "is not YAML"),
+        ("", "holds no keys"),
+        (None, "cannot read the recipe"),
+    ],
+)
+def test_bad_recipes(programs, tmp_path, content, message):
+    path = tmp_path / "mine.yaml"
+    if content is not None:
+        path.write_text(content)
+    refused(programs.run("training.train", path, status=2), message)
+
+
+def test_separators_inside_sentences_are_no_mistake(programs, recipe, tmp_path):
+    """A form feed, U+2028 or a newline in a JSON string: the run ends well, and is shown again."""
+    marks = ["\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\t"]
+    rows = [{"en": f"the dog{mark}runs", "de": f"der Hund{mark}rennt"} for mark in marks]
+    (tmp_path / "data" / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["--test_file", "t.jsonl", "--max_steps", "1"]
+    programs.run("training.train", recipe, *arguments)
+    process = programs.run("training.train", recipe, *arguments)
+    assert "finished" in process.stdout
+    assert len((tmp_path / "out" / "samples.tsv").read_bytes().decode().split("\n")) == 1 + len(rows) + 1
+
+
+def refused(process, message: str) -> None:
+    assert message in process.stderr
+    assert "Traceback" not in process.stderr
+    told = [line for line in process.stderr.splitlines() if line.startswith("training.")]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("other", ["model", "run", "data"])
+def test_a_folder_that_holds_something_else_is_left_alone(programs, recipe, tmp_path, other):
+    out = tmp_path / "out"
+    if other == "model":
+        out.mkdir()
+        (out / "model.safetensors").write_bytes(b"precious")
+    else:
+        programs.run("training.train", recipe, "--max_steps", "3")
+        if other == "data":
+            (out / "all_results.json").unlink()
+            (tmp_path / "data" / "train.en").write_text("something else\n" * 120)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    change = ["--max_steps", "3"] + (["--learning_rate", "0.5"] if other == "run" else [])
+    process = programs.run("training.train", recipe, *change, status=2)
+    words = {
+        "model": "already holds a model",
+        "run": "holds another run: its learning_rate is 0.001, here it is 0.5",
+        "data": "holds a run on other data",
+    }
+    refused(process, words[other])
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "message"),
+    [
+        ("translate", ["nowhere"], "cannot be loaded"),
+        ("translate", ["DATA"], "is no checkpoint: it has no config.json"),
+        ("translate", ["RUN", "--input", "nowhere"], "No such file"),
+        ("translate", ["RUN", "--output", "SOURCE"], "exists already"),
+        ("translate", ["RUN", "--nbest", "3", "--num_beams", "2"], "needs as many beams"),
+        ("translate", ["RUN", "--batch_size", "0"], "at least 1"),
+        ("translate", ["RUN", "--device", "meta"], "'meta' cannot be used"),
+        ("translate", ["RUN", "--device", "cuda:99"], "'cuda:99' cannot be used"),
+        ("translate", ["RUN", "--length_penalty", "nan"], "nan is not a finite number"),
+        (
+            "score",
+            ["RUN", "--source", "SOURCE", "--reference", "REFERENCE", "--num_bootstrap_samples", "9" * 20],
+            "is not between",
+        ),
+        ("demo.corpus", ["DATA"], "train.en exists already"),
+        ("score", ["RUN", "--source", "SOURCE"], "give --reference"),
+        ("score", ["RUN", "--source", "SOURCE", "--reference", "LONGER"], "line i of one must translate line i"),
+        ("score", ["RUN", "--source", "SOURCE", "--reference", "REFERENCE", "--output", "SOURCE"], "exists already"),
+        ("score", ["RUN", "--source", "SOURCE", "--reference", "REFERENCE", "--compare", "RUN"], "the same checkpoint"),
+        ("average", ["RUN", "RUN", "--last", "2"], "exists already"),
+        ("average", ["NEW", "RUN", "--last", "9"], "has 3 whole checkpoints"),
+        ("average", ["NEW", "DATA"], "is no checkpoint"),
+        ("average", ["NEW", "DATA", "--last", "1"], "has no checkpoint-N folders"),
+        (
+            "diversify",
+            ["RUN", "RUN", "--source", "SOURCE", "--target", "LONGER", "--output", "NEW.tsv"],
+            "line i of one",
+        ),
+        (
+            "diversify",
+            ["RUN", "RUN", "--source", "SOURCE", "--target", "REFERENCE", "--output", "SOURCE"],
+            "exists already",
+        ),
+        (
+            "diversify",
+            ["RUN", "DATA", "--source", "SOURCE", "--target", "REFERENCE", "--output", "NEW.tsv"],
+            "no config",
+        ),
+        ("distill", ["RUN", "--source", "REFERENCE", "--output", "NEW.tsv"], "from en to de, but --source is"),
+        ("distill", ["RUN", "--source", "DATA", "--output", "NEW.tsv"], "Is a directory"),
+        ("distill", ["RUN", "--source", "SOURCE", "--target", "LONGER", "--output", "NEW.tsv"], "line i of one"),
+        ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW.tsv", "--with_references"], "needs --target"),
+        ("distill", ["RUN", "--source", "SOURCE", "--output", "SOURCE"], "exists already"),
+        ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW"], "give the name of a .tsv file"),
+        ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW.tsv", "--nbest", "3", "--num_beams", "2"], "fewer"),
+        ("distill", ["RUN", "DATA", "--source", "SOURCE", "--output", "NEW.tsv"], "is no checkpoint"),
+    ],
+)
+def test_bad_arguments(programs, finished, test_files, tmp_path, program, arguments, message):
+    (tmp_path / "longer").write_text("x\n" * 12)
+    (tmp_path / "train.en").write_text("mine\n")
+    places = {"RUN": finished, "DATA": tmp_path, "NEW": tmp_path / "new", "LONGER": tmp_path / "longer"}
+    places["NEW.tsv"] = tmp_path / "new" / "diverse.tsv"
+    places |= dict(zip(("SOURCE", "REFERENCE"), test_files, strict=True))
+    before = test_files[0].read_bytes()
+    process = programs.run(f"training.{program}", *(places.get(word, word) for word in arguments), status=2)
+    refused(process, message)
+    assert test_files[0].read_bytes() == before
+    assert (tmp_path / "train.en").read_text() == "mine\n"
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,248 @@
+import html
+import random
+import re
+
+import pytest
+
+pytest.importorskip("sentencex")
+
+from vanilla_transformer.text.html_translation import VOID, max_sum_run, tokenize_html, translate_html  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("<p>one <b>two</b> three</p>", "<p>THREE <b>TWO</b> ONE</p>"),
+        ("<b>one two</b> three", "THREE <b>TWO ONE</b>"),
+        ("<i>one <b>two</b></i> three", "THREE <i><b>TWO</b> ONE</i>"),
+        ("<b>one two</b>", "<b>TWO ONE</b>"),
+        ("<b> one </b>two", " TWO <b>ONE</b>"),
+        ("one <a href='x>y' TITLE=\"two\">two</a>", "<a href='x>y' TITLE=\"two\">TWO</a> ONE"),
+        ("one &amp; two &lt; three", "THREE &lt; TWO &amp; ONE"),
+        ("<h1>one two</h1>\n\n <p>three</p> four", "<h1>TWO ONE</h1>\n\n <p>THREE</p> FOUR"),
+        ("one two<br>three four<br/>five", "TWO ONE<br>FOUR THREE<br/>FIVE"),
+        ("one\ntwo", "TWO ONE"),
+        ("one <img src=x> two", "<img src=x> TWO ONE"),
+        ("one <code>a &lt; two</code> three", "<code>a &lt; two</code> THREE ONE"),
+        ("one <b translate=no>two</b> three", "<b translate=no>two</b> THREE ONE"),
+        ("<script>if (a < b) { one }</script>one", "<script>if (a < b) { one }</script>ONE"),
+        ("one<!-- two -->", "ONE<!-- two -->"),
+        ("<!DOCTYPE html><html><title>one two</title></html>", "<!DOCTYPE html><html><title>TWO ONE</title></html>"),
+        ("<ul><li>one two<li>three</ul>", "<ul><li>TWO ONE<li>THREE</ul>"),
+        ("&nbsp;one&nbsp;", "&nbsp;ONE&nbsp;"),
+        ("one <b></b> two", "<b></b> TWO ONE"),
+        ("", ""),
+        ("<p> </p>", "<p> </p>"),
+        ("<b>one</b> two. <i>Three</i> four.", ". TWO <b>ONE</b> . FOUR <i>THREE</i>"),
+    ],
+)
+def test_tags_move_with_their_words(reversing, source, expected):
+    assert translate_html(reversing, source) == expected
+
+
+@pytest.mark.parametrize(
+    "source", ["<b>one <i>two</b> three</i>", "one</b> <i>two", "<p>one <b>two</p>three", "< one <2> </>"]
+)
+def test_mistakes_lose_no_tag(reversing, source):
+    found = translate_html(reversing, source)
+    assert sorted(tags(found)) == sorted(tags(source))
+    for word in re.findall("one|two|three", source):
+        assert word.upper() in found
+
+
+def test_words_that_are_apart_keep_one_element(reversing, monkeypatch):
+    """A verb whose parts the other language puts at both ends of the sentence."""
+
+    def apart(sentences, *_, **__):
+        for _ in sentences:
+            links = [((0, 6), (0, 8)), ((11, 14), (9, 12)), ((15, 20), (13, 18)), ((7, 10), (19, 22))]
+            yield {"translation_text": "schalten das Licht aus", "alignments": links}
+
+    monkeypatch.setattr(reversing, "_translate", apart)
+    assert translate_html(reversing, "<b>switch off</b> the light") == "<b>schalten</b> das Licht aus"
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [([], (0, 0)), ([-1, 0], (0, 0)), ([0, 1, 0, 1, 0], (1, 4)), ([1, -1, -1, 1, 1], (3, 5)), ([1, -1, 1], (0, 1))],
+)
+def test_best_run(gains, expected):
+    assert max_sum_run(gains) == expected
+
+
+def tags(source: str) -> list[str]:
+    return re.findall("<!--.*?-->|</?[a-zA-Z][^<>]*>", source)
+
+
+INLINE = ["b", "i", "a", "span", "em", "u", "x-y"]
+WORDS = [
+    "one",
+    "two",
+    "Three",
+    "four.",
+    "five!",
+    "&amp;",
+    "&lt;six&gt;",
+    "&#228;",
+    "sieben,",
+    "8",
+    "我",
+    "👍",
+    "&nbsp;",
+    "a&b",
+]
+
+
+def inline(rng: random.Random, depth: int = 0) -> str:
+    """Words, elements with a number of their own, and things without content."""
+    parts = []
+    for _ in range(rng.randint(0, 5)):
+        kind = rng.random()
+        if kind < 0.55 or depth > 3:
+            parts.append(rng.choice(WORDS))
+        elif kind < 0.85:
+            name = rng.choice(INLINE)
+            parts.append(f"<{name} id={rng.randrange(10**9)}>{inline(rng, depth + 1)}</{name}>")
+        else:
+            number = rng.randrange(10**9)
+            things = ["<br id={}>", "<img id={}>", "<!--{}-->", "<code id={}>x</code>"]
+            parts.append(rng.choice(things).format(number))
+    return rng.choice(["", " ", "\n"]).join(parts)
+
+
+def page(rng: random.Random) -> str:
+    blocks = ["p", "div", "li", "td", "h1"]
+    parts = []
+    for _ in range(rng.randint(1, 4)):
+        name = rng.choice(blocks)
+        parts.append(f"<{name} id={rng.randrange(10**9)}>{inline(rng)}</{name}>" if rng.random() < 0.8 else inline(rng))
+    return rng.choice(["", "\n"]).join(parts)
+
+
+def refuse_damage(source: str, found: str) -> None:
+    """Every tag once and as it was, none more, elements closed in the order in which they are open."""
+    assert sorted(tags(found)) == sorted(tags(source))
+    open_ = []
+    for tag in tags(found):
+        name = re.match("<(/?)([\\w-]*)", tag)
+        if tag.startswith("<!") or name[2] in VOID:
+            continue
+        if not name[1]:
+            open_.append(name[2])
+        else:
+            assert open_.pop() == name[2]
+    assert not open_
+
+
+def parents(source: str) -> dict[str, str | None]:
+    """Of each element the one around it."""
+    found: dict[str, str | None] = {}
+    path: list[str] = []
+    for tag in tags(source):
+        if tag.startswith("</"):
+            path.pop()
+        elif not tag.startswith("<!"):
+            found[tag] = path[-1] if path else None
+            if re.match("<([\\w-]*)", tag)[1] not in VOID:
+                path.append(tag)
+    return found
+
+
+def try_pages(translator, n: int) -> None:
+    rng = random.Random(3)
+    for _ in range(n):
+        source = page(rng)
+        found = translate_html(translator, source)
+        refuse_damage(source, found)
+        assert parents(found) == parents(source)
+
+
+def test_random_markup_survives_whole(reversing):
+    try_pages(reversing, 1_000)
+
+
+def test_random_markup_survives_a_random_model(random_translator):
+    try_pages(random_translator, 5)
+
+
+def test_the_words_survive_too(reversing):
+    """Of a translator that leaves no word out."""
+    rng = random.Random(5)
+    for _ in range(100):
+        source = page(rng)
+        found = translate_html(reversing, source)
+        texts = [re.sub("<code.*?</code>|<!--.*?-->|<[^<>]*>", " ", text) for text in (source, found)]
+        ours, theirs = ("".join(html.unescape(text).upper().split()) for text in texts)
+        assert sorted(ours) == sorted(theirs)
+
+
+def nested(rng: random.Random, depth: int) -> str:
+    """Elements inside one another, with words before, between and after them."""
+    names = [rng.choice(INLINE) for _ in range(depth)]
+    parts = [
+        f"<{name} id={i}>" + rng.choice(["", "", "one ", "two. "]) * (i % 100 == 0) for i, name in enumerate(names)
+    ]
+    return "".join([*parts, "three", *(f"</{name}>" for name in reversed(names)), " four"])
+
+
+def test_elements_nested_in_thousands(reversing):
+    rng = random.Random(17)
+    for depth in (1, 990, rng.randint(2000, 4000), 5000):
+        source = nested(rng, depth)
+        found = translate_html(reversing, source)
+        refuse_damage(source, found)
+        assert parents(found) == parents(source)
+        texts = ["".join(re.sub("<[^<>]*>", " ", text).upper().split()) for text in (source, found)]
+        assert sorted(texts[0]) == sorted(texts[1])
+
+
+def test_pieces_are_the_source():
+    rng = random.Random(9)
+    pool = [
+        "<",
+        ">",
+        "</",
+        "<b>",
+        "</b>",
+        "<!--",
+        "-->",
+        "&amp;",
+        "&#x;",
+        "text",
+        "\n",
+        '"',
+        "'",
+        "=",
+        "<br/>",
+        "<script>",
+    ]
+    pool += ["</script>", "<![CDATA[", "]]>", "<?pi", "<!x", "é", "\x00", "<a href='", "</>", "<code>", "&", "<p", "/"]
+    for _ in range(3_000):
+        source = "".join(rng.choice(pool) for _ in range(rng.randint(0, 12)))
+        assert "".join(piece.raw for piece in tokenize_html(source)) == source
+
+
+def test_any_junk_is_translated(reversing):
+    rng = random.Random(11)
+    pool = [
+        "<",
+        ">",
+        "<b>",
+        "</b>",
+        "<i>",
+        "</i>",
+        "<!--c-->",
+        "&amp;",
+        "one ",
+        "two. ",
+        "\n",
+        "<br/>",
+        "<p>",
+        "</p>",
+        "<code>",
+    ]
+    for _ in range(300):
+        source = "".join(rng.choice(pool) for _ in range(rng.randint(0, 12)))
+        found = translate_html(reversing, source)
+        assert found.count("<!--c-->") == source.count("<!--c-->")
+        assert found.count("<p>") == source.count("<p>")
