@@ -27,7 +27,8 @@ class TableSection:
     With `closest_to_reference`, only the one that is nearest to the target by sentence BLEU is taken: sequence-level
     interpolation (Kim and Rush 2016, section 3.3).
     Translations with a score below `min_score`, length ratios above `max_length_ratio`, and (unless `keep_copies`)
-    copies of their source are dropped. `num_beams`, `length_penalty` and `max_new_tokens` default to the first teacher's.
+    copies of their source are dropped. `num_beams`, `length_penalty` and `max_new_tokens` default to the first
+    teacher's.
     """
 
     teachers: tuple[str, ...]
