@@ -161,7 +161,7 @@ SMALL = {
     "decoder_ffn_dim": 128,
 }
 SHORT = {
-    "processes": 1,
+    "num_processes": 1,
     "max_tokens": 1024,
     "max_steps": 300,
     "learning_rate": 0.004,
