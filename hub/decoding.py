@@ -67,7 +67,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     named = arguments.push or str(arguments.folder)
-    with exit_on_user_error(parser.prog, TransportError, in_words=partial(hub_error_message, repo_id=named)):
+    with exit_on_user_error(parser.prog, TransportError, formatter=partial(hub_error_message, repo_id=named)):
         name = full_name(arguments.push) if arguments.push else arguments.folder.name
         write(arguments.folder, name)
         if arguments.push:

@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("repo_id", help="user/name, as it will be on the Hub")
     add_metadata_options(parser)
     arguments = parser.parse_args()
-    with exit_on_user_error(parser.prog, in_words=partial(hub_error_message, repo_id=arguments.repo_id)):
+    with exit_on_user_error(parser.prog, formatter=partial(hub_error_message, repo_id=arguments.repo_id)):
         print(make_card(arguments.checkpoint, arguments.repo_id, **metadata(arguments)))
 
 

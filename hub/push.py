@@ -71,7 +71,7 @@ def main() -> None:
     add_metadata_options(parser)
     arguments = parser.parse_args()
     with exit_on_user_error(
-        parser.prog, TransportError, in_words=partial(hub_error_message, repo_id=arguments.repo_id)
+        parser.prog, TransportError, formatter=partial(hub_error_message, repo_id=arguments.repo_id)
     ):
         run(arguments)
 

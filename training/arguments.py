@@ -11,7 +11,7 @@ from typing import Any, Literal
 from transformers import Seq2SeqTrainingArguments
 
 from vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.shared.command_line import RENAMED
+from vanilla_transformer.shared.command_line import RENAMED_OPTIONS
 
 RENAMED_VALUES = {"plain": "eager", "recorded": "cuda_graph", "refuse": "error"}  # of renamed keys
 
@@ -280,6 +280,6 @@ def rename_keys(values: dict[str, Any]) -> dict[str, Any]:
     """Return the keys and values of a recipe, those of earlier versions under their present names."""
     present = {}
     for key, value in values.items():
-        is_renamed = isinstance(value, str) and key in RENAMED
-        present[RENAMED.get(key, key)] = RENAMED_VALUES.get(value, value) if is_renamed else value
+        is_renamed = isinstance(value, str) and key in RENAMED_OPTIONS
+        present[RENAMED_OPTIONS.get(key, key)] = RENAMED_VALUES.get(value, value) if is_renamed else value
     return present

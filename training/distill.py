@@ -20,7 +20,7 @@ from training.distillation.pair_table import PairTableBuilder
 from training.run.distributed import main_process_reports_first
 from training.run.hardware import configure_malloc, device_type
 from training.translators import CHECKPOINTS, read_run_recipe
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
         help="translations a line, each a pair; with --target those to choose from (default: all beams)",
     )
     parser.add_argument("--num_beams", type=int, help="beam size; default: the first teacher's")
-    parser.add_argument("--length_penalty", type=exponent, help="default: the first teacher's")
+    parser.add_argument("--length_penalty", type=exponent_type, help="default: the first teacher's")
     parser.add_argument("--max_new_tokens", type=int, help="longest translation; default: the first teacher's")
     parser.add_argument("--batch_size", type=int, default=64, help="sentences a batch (default: %(default)s)")
     parser.add_argument(

@@ -37,7 +37,7 @@ from training.run.validation import (
     check_values,
     validate_training_setup,
 )
-from vanilla_transformer.shared.command_line import MAX_EXPONENT, RENAMED, CommandLineParser, nearest
+from vanilla_transformer.shared.command_line import MAX_EXPONENT, RENAMED_OPTIONS, CommandLineParser, closest_match
 
 LOWER_IS_BETTER = ("loss", "per", "wer", "ter")
 MAX_NESTING_DEPTH = 8  # collections within each other, in the options of a schedule
@@ -310,13 +310,13 @@ def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, node in root.value:
         name, place = str(key.value), f"{path}, line {key.start_mark.line + 1}"
-        if RENAMED.get(name) in known:
-            print(f"{place}: {name} is now called {RENAMED[name]}", file=sys.stderr)
+        if RENAMED_OPTIONS.get(name) in known:
+            print(f"{place}: {name} is now called {RENAMED_OPTIONS[name]}", file=sys.stderr)
             if isinstance(node, yaml.ScalarNode):
                 node.value = RENAMED_VALUES.get(node.value, node.value)
-            name = RENAMED[name]
+            name = RENAMED_OPTIONS[name]
         if name not in known:
-            close = nearest(name, known)
+            close = closest_match(name, known)
             hint = INSTEAD.get(name) or (f"did you mean {close!r}?" if close else "")
             raise ValueError(f"{path}: unknown key {name[:100]!r}" + (f"; {hint}" if hint else "."))
         if name in values:

@@ -17,15 +17,15 @@ from typing import Any
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
-from training.data.files import read_lines, read_table, validate_lines
+from training.data.files import iter_stripped_lines, read_table, validate_line_counts
 from training.data.parallel_text import ParallelText, collect_valid_pairs
 from training.metrics import SequenceMetric, TranslationMetric, compute_pair_nll, transpose_references
 from training.run.hardware import configure_malloc, device_type
-from training.translators import CHECKPOINTS, decoding_options, load_translator, read_run_recipe
+from training.translators import CHECKPOINTS, get_decoding_options, load_translator, read_run_recipe
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
 from vanilla_transformer.shared.atomic_io import atomic_write
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
         "--per_pair_output", type=Path, help="with --likelihood: file to be made, each line's nats and tokens"
     )
     parser.add_argument("--num_beams", type=int, help="beam size; default: the checkpoint's")
-    parser.add_argument("--length_penalty", type=exponent, help="default: the checkpoint's")
+    parser.add_argument("--length_penalty", type=exponent_type, help="default: the checkpoint's")
     parser.add_argument(
         "--batch_size", type=int, help="sentences a batch; default: 64, on a GPU as many as its memory holds"
     )
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
     text = read_test_set(arguments.source, arguments.reference)
     if not len(text):
         raise ValueError(f"{arguments.source} holds no sentences: give a test set with at least one.")
-    results = nll(text, arguments) if arguments.likelihood else scores(arguments, text)
+    results = compute_nll(text, arguments) if arguments.likelihood else scores(arguments, text)
     print(f"{len(text)} sentences", file=sys.stderr)
     print(json.dumps(results, indent=2, ensure_ascii=False))
     if arguments.output:
@@ -93,8 +93,8 @@ def read_test_set(source: Path, references: list[Path]) -> ParallelText:
             raise ValueError("give --reference, or a --source that is a .tsv with references in its further columns.")
         return collect_valid_pairs(read_table(source, ("", "")), str(source), None)
     for path in references:
-        validate_lines(source, path)
-    columns = map(read_lines, (source, *references))
+        validate_line_counts(source, path)
+    columns = map(iter_stripped_lines, (source, *references))
     return collect_valid_pairs(zip(*columns, strict=True), ", ".join(map(str, (source, *references))), None)
 
 
@@ -115,17 +115,17 @@ def scores(arguments: argparse.Namespace, text: ParallelText) -> dict[str, Any]:
     language = arguments.target_lang or recipe.get("target_lang", "de")
     moses = TranslationMetric(language).moses
     columns = transpose_references(references)
-    results = significance(
+    results = bootstrap_scores(
         systems, {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}, columns, arguments.num_bootstrap_samples
     )
     tokenized = [(name, moses(outputs)) for name, outputs in systems]
     papers = {"bleu_tokenized_lc": BLEU(tokenize="none", force=True)}
-    return results | significance(
+    return results | bootstrap_scores(
         tokenized, papers, [moses(column) for column in columns], arguments.num_bootstrap_samples
     )
 
 
-def significance(systems: list, metrics: dict[str, Any], columns: list, samples: int) -> dict[str, Any]:
+def bootstrap_scores(systems: list, metrics: dict[str, Any], columns: list, samples: int) -> dict[str, Any]:
     """For each metric its score, the half-width of its 95 % interval and its signature; for two systems both, and p."""
     signatures, table = PairedTest(systems, metrics, columns, test_type="bs", n_samples=samples)()
     results: dict[str, Any] = {}
@@ -141,12 +141,12 @@ def significance(systems: list, metrics: dict[str, Any], columns: list, samples:
 
 
 def translate(translator: TranslationPipeline, sources: list[str], arguments: argparse.Namespace) -> list[str]:
-    options = {"batch_size": arguments.batch_size, "progress": sys.stderr.isatty(), **decoding_options(arguments)}
+    options = {"batch_size": arguments.batch_size, "progress": sys.stderr.isatty(), **get_decoding_options(arguments)}
     outputs = translator(sources, **options)
     return [output["translation_text"] for output in outputs]
 
 
-def nll(text: ParallelText, arguments: argparse.Namespace) -> dict[str, Any]:
+def compute_nll(text: ParallelText, arguments: argparse.Namespace) -> dict[str, Any]:
     """Negative log-likelihood of the first reference of each source, in nats, the end of sentence included."""
     translator = load_translator(arguments.checkpoint, arguments.device)
     scored = compute_pair_nll(

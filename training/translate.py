@@ -26,11 +26,11 @@ from typing import Any, BinaryIO, TextIO
 
 from training.data.parallel_text import ParallelText
 from training.run.hardware import configure_malloc, device_type
-from training.translators import CHECKPOINTS, decoding_options, load_translator, n_best_options, read_run_recipe
+from training.translators import CHECKPOINTS, get_decoding_options, get_nbest_options, load_translator, read_run_recipe
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
 from vanilla_transformer.shared.atomic_io import atomic_write
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type
 from vanilla_transformer.shared.text_lines import read_lines, sanitize_tsv_cell
 from vanilla_transformer.text.documents import translate_document
 
@@ -47,7 +47,7 @@ def main() -> None:
         "--batch_size", type=int, help="sentences a batch; default: 64, on a GPU as many as its memory holds"
     )
     parser.add_argument("--num_beams", type=int, help="beam size; default: the checkpoint's")
-    parser.add_argument("--length_penalty", type=exponent, help="default: the checkpoint's")
+    parser.add_argument("--length_penalty", type=exponent_type, help="default: the checkpoint's")
     parser.add_argument("--max_new_tokens", type=int, help="longest translation; default: the checkpoint's")
     parser.add_argument("--nbest", type=int, default=1, help="translations a line; they come with scores")
     parser.add_argument(
@@ -83,9 +83,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.document and (arguments.rerank or arguments.nbest > 1 or arguments.scores):
         raise ValueError("--document gives one text: leave --nbest, --scores and --rerank out.")
     translator = load_translator(arguments.checkpoint, arguments.device)
-    options = decoding_options(arguments)
+    options = get_decoding_options(arguments)
     if arguments.nbest > 1:
-        options = n_best_options(translator, arguments.nbest) | options
+        options = get_nbest_options(translator, arguments.nbest) | options
     if arguments.glossary:
         options["glossary"] = read_glossary(arguments.glossary)
     with ExitStack() as files:
@@ -111,7 +111,7 @@ def translate_lines(
         backward = load_translator(arguments.rerank, arguments.device)
         results: Iterable = rerank(translator, backward, lines, options, arguments)
     else:
-        options |= everything_known(translator) if arguments.json else {}
+        options |= json_options(translator) if arguments.json else {}
         if sys.stdin.isatty() and not arguments.input:  # somebody types: answer each line at once
             results = (result for line in lines for result in translator([line], **options))
         else:
@@ -124,24 +124,24 @@ def translate_lines(
             if "error" in candidate:
                 print(f"line {number} is not translated: {candidate['error']}", file=sys.stderr)
         if arguments.json:
-            sink.write(as_json(text.rstrip("\r\n"), candidates))
+            sink.write(format_json(text.rstrip("\r\n"), candidates))
         else:
             for candidate in candidates:
                 text = sanitize_tsv_cell(candidate["translation_text"])
                 sink.write(f"{number}\t{candidate.get('score', 0.0):.4f}\t{text}\n" if with_scores else f"{text}\n")
-        terms += are_met(candidates)
+        terms += list_met_terms(candidates)
         if sink is sys.stdout:
             sink.flush()
     if arguments.glossary:
-        tell_terms(terms)
+        report_terms(terms)
 
 
-def are_met(candidates: list[dict[str, Any]]) -> list[bool]:
+def list_met_terms(candidates: list[dict[str, Any]]) -> list[bool]:
     """Whether each term of a glossary is in each of the translations."""
     return [term["target"] is not None for each in candidates for term in each.get("terms", ())]
 
 
-def tell_terms(terms: list[bool]) -> None:
+def report_terms(terms: list[bool]) -> None:
     print(f"glossary: {sum(terms)} of {len(terms)} terms met", file=sys.stderr)
 
 
@@ -173,28 +173,28 @@ def translate_text(
     longest = settings.get("max_length")
     options |= {"batch_size": arguments.batch_size, "progress": sys.stderr.isatty()}
     if arguments.json:
-        options |= everything_known(translator) | {"return_scores": True}
+        options |= json_options(translator) | {"return_scores": True}
     document = translate_document(
         translator, text, language=language, longest=longest if isinstance(longest, int) else None, **options
     )
     for remark in document.remarks:
         print(remark, file=sys.stderr)
     if arguments.glossary:
-        tell_terms([met for sentence in document.sentences for met in are_met([sentence.result])])
+        report_terms([met for sentence in document.sentences for met in list_met_terms([sentence.result])])
     if arguments.json:
         for sentence in document.sentences:
             start, end = sentence.source
-            sink.write(as_json(text[start:end], [sentence.result], span=sentence.source))
+            sink.write(format_json(text[start:end], [sentence.result], span=sentence.source))
     else:
         sink.write(document.translation)
 
 
-def everything_known(translator: TranslationPipeline) -> dict[str, bool]:
+def json_options(translator: TranslationPipeline) -> dict[str, bool]:
     """Options for what `--json` prints; alignments only where the tokenizer tells where its tokens stand."""
     return {"return_token_scores": True, "return_alignments": bool(translator.tokenizer.is_fast)}
 
 
-def as_json(source: str, candidates: list[dict[str, Any]], **more: Any) -> str:
+def format_json(source: str, candidates: list[dict[str, Any]], **more: Any) -> str:
     """An object with a list for each thing that is known of the candidates, the best one first."""
     row: dict[str, Any] = {"source": source, **more}
     names = {"translations": "translation_text", "scores": "score", "log_probabilities": "log_probability"}
@@ -221,7 +221,7 @@ def rerank(
     wanted = max(beams, arguments.nbest, 2)
     options |= {"num_beams": wanted, "num_return_sequences": wanted, "return_scores": True}
     if arguments.json:
-        options |= everything_known(translator)
+        options |= json_options(translator)
     waiting, size = enumerate(lines, start=1), arguments.batch_size or DEFAULT_BATCH_SIZE
     while window := list(islice(waiting, size * BATCHES_PER_RERANK_WINDOW)):
         found = translator([line for _, line in window], batch_size=arguments.batch_size, **options)
@@ -230,7 +230,7 @@ def rerank(
             if not line.strip() or "error" in candidates[0]:
                 continue
             both = [(each["translation_text"], line.rstrip("\r\n")) for each in candidates]
-            if reason := why_not_scored(backward, both):
+            if reason := scoring_error(backward, both):
                 print(f"line {number} is not reranked: {reason}", file=sys.stderr)
                 continue
             scored += candidates
@@ -243,7 +243,7 @@ def rerank(
             yield sorted(candidates, key=lambda each: -each.get("score", 0.0))[: arguments.nbest]
 
 
-def why_not_scored(backward: TranslationPipeline, pairs: list[tuple[str, str]]) -> str | None:
+def scoring_error(backward: TranslationPipeline, pairs: list[tuple[str, str]]) -> str | None:
     """Return why a model cannot score all of the pairs, or None if it can."""
     encoded = backward.tokenizer([source for source, _ in pairs], text_target=[target for _, target in pairs])
     lengths = [len(ids) for name in ("input_ids", "labels") for ids in encoded[name]]

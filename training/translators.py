@@ -30,7 +30,7 @@ def load_translator(checkpoints: str | Sequence[str], device: str | None = None)
         ValueError: one is no checkpoint, cannot be loaded, or does not translate; or their tokenizers differ.
     """
     names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
-    first, *others = (load_one(name, device) for name in names)
+    first, *others = (load_single_translator(name, device) for name in names)
     for name, other in zip(names[1:], others, strict=True):
         validate_same_tokenizer(names[0], first.tokenizer, name, other.tokenizer)
     if not others:
@@ -38,7 +38,7 @@ def load_translator(checkpoints: str | Sequence[str], device: str | None = None)
     return TranslationPipeline(model=first.model, tokenizer=first.tokenizer, ensemble=[each.model for each in others])
 
 
-def load_one(checkpoint: str, device: str | None) -> TranslationPipeline:
+def load_single_translator(checkpoint: str, device: str | None) -> TranslationPipeline:
     """The translator of one checkpoint, after a trial; see `load_translator`."""
     model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
     rows = model.get_input_embeddings().num_embeddings
@@ -60,7 +60,7 @@ def load_one(checkpoint: str, device: str | None) -> TranslationPipeline:
 def validate_same_tokenizer(name: str, tokenizer: Any, other_name: str, other: Any) -> None:
     """Raises ValueError unless both make the same ids of every text, on either side."""
     for side in ("source", "target"):
-        first, second = (vocabulary(each, side) for each in (tokenizer, other))
+        first, second = (get_vocab(each, side) for each in (tokenizer, other))
         if first != second:
             raise ValueError(
                 f"{other_name} has another tokenizer than {name} (its {side} vocabulary: {len(second):,} tokens, "
@@ -74,7 +74,7 @@ def validate_same_tokenizer(name: str, tokenizer: Any, other_name: str, other: A
         )
 
 
-def vocabulary(tokenizer: Any, side: str) -> dict[str, int]:
+def get_vocab(tokenizer: Any, side: str) -> dict[str, int]:
     own = getattr(tokenizer, f"{side}_tokenizer", None)
     return own.get_vocab() if own is not None else tokenizer.get_vocab()
 
@@ -104,14 +104,14 @@ def read_run_recipe(folder: Path) -> dict[str, Any]:
     return rename_keys(settings)
 
 
-def decoding_options(arguments: Namespace) -> dict[str, Any]:
+def get_decoding_options(arguments: Namespace) -> dict[str, Any]:
     """Returns the options of `generate()` that a command line gives."""
     names = ("num_beams", "length_penalty", "max_new_tokens")
     given = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
     return GREEDY_OVERRIDES | given if given.get("num_beams") == 1 else given
 
 
-def n_best_options(translator: TranslationPipeline, num_return: int) -> dict[str, int]:
+def get_nbest_options(translator: TranslationPipeline, num_return: int) -> dict[str, int]:
     """Options for several translations a sentence: the checkpoint's beams, or `num_return` where these are fewer."""
     num_beams = max(num_return, translator.model.generation_config.num_beams or 1)
     return {"num_beams": num_beams, "num_return_sequences": num_return}

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from hub.importing.layout import Kind, Layout
-from vanilla_transformer.shared.command_line import nearest
+from vanilla_transformer.shared.command_line import closest_match
 
 
 def settings(texts: list[str], metadata: dict[str, Any], layout: Layout) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def settings(texts: list[str], metadata: dict[str, Any], layout: Layout) -> dict
         if not equals:
             raise ValueError(f"--set {text}: give KEY=VALUE.")
         if key not in kinds:
-            near = nearest(key, kinds)
+            near = closest_match(key, kinds)
             hint = f"did you mean {near}?" if near else f"it has {', '.join(kinds)}."
             raise ValueError(f"--set {text}: the layout {layout.name} has no setting {key}; {hint}")
         if key in found:

@@ -154,7 +154,7 @@ def convert_stock(read: LoadedModel) -> ImportResult:
     folds = {}
     if read.stock.positions == "computed":
         folds["the residual stream: sines and cosines of positions alternate, which stood in halves"] = "exact"
-    if read.stock.positions == "other sinusoids":
+    if read.stock.positions == "tensor2tensor_sinusoids":
         folds[f"positions are other sinusoids: a table of {config.max_position_embeddings} of them"] = "exact"
     if read.stock.position_offset:
         folds[

@@ -37,7 +37,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     named = arguments.push or arguments.checkpoint
-    with exit_on_user_error(parser.prog, TransportError, in_words=partial(hub_error_message, repo_id=named)):
+    with exit_on_user_error(parser.prog, TransportError, formatter=partial(hub_error_message, repo_id=named)):
         if arguments.static:
             make_static(arguments.checkpoint, arguments.static)
             if arguments.push:

@@ -51,7 +51,7 @@ def choose_shapes(lengths: np.ndarray, max_tokens: int, batches_per_update: int 
     below = np.concatenate([[0], np.searchsorted(np.sort(longest), ends, side="right")])  # pairs up to each end
     pairs = np.maximum(below[None, 1:] - below[:-1, None], 0)  # (from, to): those of a shape that begins behind `from`
     most_rows = np.maximum(1, max_tokens // ends)
-    updates, rows = shares(pairs, most_rows, batches_per_update)
+    updates, rows = compute_updates_and_rows(pairs, most_rows, batches_per_update)
     costs = updates * batches_per_update * most_rows * ends  # as if all were full: else shapes of few pairs look cheap
     costs = np.where(np.arange(len(ends))[:, None] <= np.arange(len(ends)), costs, np.inf)
     rounds = [(costs[0], np.zeros(len(ends), dtype=int))]  # for 1, 2, ... shapes: the least to each end, and from where
@@ -73,7 +73,7 @@ def choose_shapes(lengths: np.ndarray, max_tokens: int, batches_per_update: int 
     return shapes
 
 
-def shares(pairs: Any, most_rows: Any, batches_per_update: int) -> tuple[Any, Any]:
+def compute_updates_and_rows(pairs: Any, most_rows: Any, batches_per_update: int) -> tuple[Any, Any]:
     """Updates that so many pairs take, and the rows that each of their batches needs to have, if shared out evenly."""
     updates = np.maximum(1, -(-pairs // (most_rows * batches_per_update)))
     return updates, np.maximum(1, -(-pairs // (updates * batches_per_update)))

@@ -29,7 +29,7 @@ def batch_by_tokens(lengths: np.ndarray, max_tokens: int, rng: np.random.Generat
     return np.split(order, starts[1:])
 
 
-def work(batch: np.ndarray, lengths: np.ndarray) -> int:
+def padded_size(batch: np.ndarray, lengths: np.ndarray) -> int:
     """What a batch costs: its tokens of both sides, with padding."""
     return int(len(batch) * lengths[batch].max(0).sum())
 
@@ -114,7 +114,7 @@ class TokenBatchSampler(Sampler[list[int]]):
             yield from ([batch] for batch in batches)
             return
         for i in range(0, len(batches), GROUPING_WINDOW * size):
-            window = sorted(batches[i : i + GROUPING_WINDOW * size], key=lambda batch: work(batch, self.lengths))
+            window = sorted(batches[i : i + GROUPING_WINDOW * size], key=lambda batch: padded_size(batch, self.lengths))
             groups = [window[j : j + size] for j in range(0, len(window), size)]
             for k in rng.permutation(len(groups)):
                 yield groups[k]

@@ -38,7 +38,7 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
     for split, text in corpus.items():
         if not len(text):
             raise ValueError(f"the {split} set has no pairs.")
-        text.origin = origin(arguments, split)
+        text.origin = describe_split(arguments, split)
     if arguments.test_references is not None:
         if "test" not in corpus:
             raise ValueError(f"test_references={arguments.test_references} needs test data: set test_file.")
@@ -103,7 +103,7 @@ def _from_pairs(pairs: Iterable[tuple[str, str]], source: str) -> ParallelText:
     return ParallelText(sources, targets, origin={"source": source})
 
 
-def origin(arguments: DataArguments, split: str) -> dict[str, Any]:
+def describe_split(arguments: DataArguments, split: str) -> dict[str, Any]:
     """What a split of a recipe's files or dataset is read from, for the record of a run: names, but no folders."""
     further: dict[str, Any] = {}
     if split == "test" and arguments.test_references is not None:
@@ -120,11 +120,11 @@ def origin(arguments: DataArguments, split: str) -> dict[str, Any]:
     return {"source": "files", "files": files, **further}
 
 
-def record(corpus: dict[str, ParallelText], arguments: DataArguments) -> dict[str, dict[str, Any]]:
+def describe_corpus(corpus: dict[str, ParallelText], arguments: DataArguments) -> dict[str, dict[str, Any]]:
     """What a run has read, split by split: where it is from, how many pairs, and their SHA-256."""
-    read = {split: text.origin | {"pairs": len(text), "sha256": text.digest()} for split, text in corpus.items()}
+    read = {split: text.origin | {"pairs": len(text), "sha256": text.sha256()} for split, text in corpus.items()}
     if "train" not in corpus:
-        read["train"] = origin(arguments, "train") | {"streamed": True}
+        read["train"] = describe_split(arguments, "train") | {"streamed": True}
     return read
 
 

@@ -47,15 +47,15 @@ def read_pair(source_path: Path, target_path: Path, on_bad_lines: str = "error")
 
 def read_rows(source_path: Path, target_path: Path) -> Iterator[tuple]:
     """Rows (source, target) of two text files. Raises ValueError, before the first row, if one has more lines."""
-    validate_lines(source_path, target_path)
-    yield from zip(read_lines(source_path), read_lines(target_path), strict=True)
+    validate_line_counts(source_path, target_path)
+    yield from zip(iter_stripped_lines(source_path), iter_stripped_lines(target_path), strict=True)
 
 
-def validate_lines(source_path: Path, target_path: Path) -> None:
+def validate_line_counts(source_path: Path, target_path: Path) -> None:
     """Raise ValueError if one of two text files has more lines."""
     lines = []
     for path in (source_path, target_path):
-        with opened(path) as file:
+        with open_file(path) as file:
             lines.append((sum(1 for _ in file), path))
     (fewer, short), (more, long) = sorted(lines)
     if fewer != more:
@@ -65,7 +65,7 @@ def validate_lines(source_path: Path, target_path: Path) -> None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def open_file(path: Path) -> Iterator[BinaryIO]:
     """Context manager: a file of text, open for reading. Raises ValueError if it cannot be read."""
     try:
         with path.open("rb") as file:
@@ -74,15 +74,15 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         raise ValueError(f"cannot read {path}: {error.strerror}. Give the folder with --data_dir.") from error
 
 
-def read_lines(path: Path) -> Iterator[str | None]:
+def iter_stripped_lines(path: Path) -> Iterator[str | None]:
     """Lines without surrounding space; None for one that is not UTF-8. Only "\\n" ends a line: other separators of
     Unicode stay inside."""
-    for line in _whole_lines(path):
+    for line in _decode_lines(path):
         yield line and line.strip()
 
 
-def _whole_lines(path: Path) -> Iterator[str | None]:
-    with opened(path) as file:
+def _decode_lines(path: Path) -> Iterator[str | None]:
+    with open_file(path) as file:
         for number, line in enumerate(file):
             try:
                 yield line.decode("utf-8-sig" if number == 0 else "utf-8")
@@ -99,7 +99,7 @@ def read_table(path: Path, languages: tuple[str, str]) -> Iterator[tuple]:
     if path.suffix == ".parquet":
         yield from (pair_of_row(row, languages, f"{path}, row {i}") for i, row in enumerate(_parquet(path), start=1))
         return
-    for number, line in enumerate(_whole_lines(path), start=1):
+    for number, line in enumerate(_decode_lines(path), start=1):
         if line is None:
             yield (None, None)
         elif not line.strip():

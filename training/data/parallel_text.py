@@ -46,7 +46,7 @@ class ParallelText:
         line_numbers = array("q", [self.line_numbers[i] for i in indices])
         return ParallelText(sources, targets, line_numbers, references, self.dropped, self.origin)
 
-    def digest(self) -> str:
+    def sha256(self) -> str:
         """SHA-256 of the text, for the record of a run. Runs of earlier versions hold it, so it must not change."""
         digest = hashlib.sha256()
         for source, target in zip(self.sources, self.targets, strict=True):

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from training.arguments import DataArguments
 from training.data.batch_shapes import Shape, assign_shapes, batch_by_shapes, count_updates
 from training.data.batching import batch_by_tokens
-from training.data.files import SEVERAL_TARGETS, TABLE_SUFFIXES, read_lines, read_table, validate_lines
+from training.data.files import SEVERAL_TARGETS, TABLE_SUFFIXES, iter_stripped_lines, read_table, validate_line_counts
 from training.data.hub_datasets import load, use_dataset
 from training.data.parallel_text import invalid_pair_reason, pair_of_row
 from training.data.tokenization import CHUNK_SIZE, length_filters, tokenize_rows
@@ -47,7 +47,7 @@ def stream_pairs(arguments: DataArguments, held_out: Container[str] = ()) -> Ite
             [path] if path.suffix in TABLE_SUFFIXES else [path.with_name(f"{path.name}.{lang}") for lang in languages]
         )
         if len(paths) > 1:
-            validate_lines(*paths)
+            validate_line_counts(*paths)
         given = {"paths": tuple(map(str, paths)), "languages": languages, "on_bad_lines": arguments.on_bad_lines}
         pairs = IterableDataset.from_generator(_rows, gen_kwargs=given)
     return pairs.filter(lambda row: row["source"] not in held_out) if held_out else pairs
@@ -55,7 +55,11 @@ def stream_pairs(arguments: DataArguments, held_out: Container[str] = ()) -> Ite
 
 def _rows(paths: tuple[str, ...], languages: tuple[str, str], on_bad_lines: str) -> Iterator[dict[str, str]]:
     first, *second = map(Path, paths)
-    rows = zip(read_lines(first), read_lines(*second), strict=True) if second else read_table(first, languages)
+    rows = (
+        zip(iter_stripped_lines(first), iter_stripped_lines(*second), strict=True)
+        if second
+        else read_table(first, languages)
+    )
     for number, row in enumerate(rows, start=1):
         if on_bad_lines == "error":
             validate_row(row, f"{', '.join(paths)}, line {number}")
@@ -108,10 +112,10 @@ class TokenBatchStream(TorchIterableDataset):
         self.seed = seed
         self._shapes: list[Shape] = []
         self._start = pairs.state_dict()
-        self.load_state({"batches": 0, "buffer": 0, "rows": self._start})
+        self.load_state_dict({"batches": 0, "buffer": 0, "rows": self._start})
 
     def set_batch_shapes(
-        self, shapes: list[Shape], batches_per_update: int, most: Callable[[np.ndarray], np.ndarray]
+        self, shapes: list[Shape], batches_per_update: int, max_over_processes: Callable[[np.ndarray], np.ndarray]
     ) -> None:
         """Batches of these shapes from now on; one of the longest sentences has to be among them.
 
@@ -119,7 +123,8 @@ class TokenBatchStream(TorchIterableDataset):
             batches_per_update: gradient accumulation steps: so many successive batches are of one shape.
             most: from this process's updates of every shape to the most of any process.
         """
-        self._shapes, self._batches_per_update, self._most = shapes, batches_per_update, most
+        self._shapes, self._batches_per_update = shapes, batches_per_update
+        self._max_over_processes = max_over_processes
 
     def first_lengths(self) -> np.ndarray:
         """Tokens of source and target of the pairs that are kept of the first buffer, (pairs, 2)."""
@@ -136,7 +141,7 @@ class TokenBatchStream(TorchIterableDataset):
                 return False
         return True
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where `state_dict_at` was taken; to be called before iterating."""
         self._skip = state.get("skip", 0)
         self.pairs_read, self.pairs_dropped = state.get("read", 0), state.get("dropped", 0)
@@ -183,7 +188,7 @@ class TokenBatchStream(TorchIterableDataset):
         if self._shapes:
             numbers = assign_shapes(lengths, self._shapes)
             counts = np.bincount(numbers, minlength=len(self._shapes))
-            updates = self._most(count_updates(counts, self._shapes, self._batches_per_update))
+            updates = self._max_over_processes(count_updates(counts, self._shapes, self._batches_per_update))
             shaped = batch_by_shapes(numbers, updates, self._batches_per_update, rng)
             return [(number, [pairs[i] for i in kept[batch].tolist()]) for number, batch in shaped]
         if not len(kept):

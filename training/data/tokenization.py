@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from training.arguments import DataArguments
 from training.data.parallel_text import ParallelText, some_lines
-from training.data.tokenizer import with_dropout
+from training.data.tokenizer import add_bpe_dropout
 
 CHUNK_SIZE = 4096  # sentences encoded at a time
 EVAL_LENGTH_FACTOR = (
@@ -43,11 +43,11 @@ def tokenize_corpus(
             A sentence that would have more than `max_length` tokens is split without it.
     """
     if tokenizer.is_fast:
-        states = [backend.to_str() for _, backend in backends(tokenizer)]
+        states = [backend.to_str() for _, backend in iter_backends(tokenizer)]
     else:
         states = [repr(tokenizer), json.dumps(tokenizer.get_vocab())]
     key = hashlib.sha256(
-        f"{CACHE_VERSION}{text.digest()}{''.join(states)}{getattr(tokenizer, 'known', None) or ''}".encode()
+        f"{CACHE_VERSION}{text.sha256()}{''.join(states)}{getattr(tokenizer, 'known', None) or ''}".encode()
     ).hexdigest()
     folder = Path(HF_DATASETS_CACHE) / "vanilla_transformer"
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def tokenize_corpus(
     if not dropout:
         return data
     lengths = sequence_lengths(data)
-    noisy = with_dropout(tokenizer, dropout)
+    noisy = add_bpe_dropout(tokenizer, dropout)
     chosen = text.select(kept.tolist())
     columns: dict[str, Any] = {"source": chosen.sources, "target": chosen.targets, "lengths": lengths.tolist()}
     limit = sys.maxsize if arguments is None else arguments.max_length
@@ -90,7 +90,7 @@ def tokenize_rows(tokenizer: PreTrainedTokenizerFast, sources: list[str], target
     if not tokenizer.is_fast or getattr(tokenizer, "known", None):  # ids that only the tokenizer itself corrects
         return {"input_ids": tokenizer(sources)["input_ids"], "labels": tokenizer(text_target=targets)["input_ids"]}
     sides: dict[str, list] = {"input_ids": [], "labels": []}
-    for (name, backend), texts in zip(backends(tokenizer), (sources, targets), strict=True):
+    for (name, backend), texts in zip(iter_backends(tokenizer), (sources, targets), strict=True):
         backend.no_truncation()
         backend.no_padding()
         for start in range(0, len(texts), CHUNK_SIZE):  # what it makes besides ids takes memory
@@ -98,7 +98,7 @@ def tokenize_rows(tokenizer: PreTrainedTokenizerFast, sources: list[str], target
     return sides
 
 
-def backends(tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, Tokenizer]]:
+def iter_backends(tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, Tokenizer]]:
     """Yields the Rust tokenizer of each side, which may be one object: use it before the next one is taken."""
     switches = [getattr(tokenizer, f"_switch_to_{mode}_mode", lambda: None) for mode in ("input", "target")]
     try:

@@ -16,7 +16,7 @@ from vanilla_transformer.shared import loading
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
 
 
-def train_one(
+def train_backend(
     texts: Sequence[str], tokenizer_type: str, vocab_size: int, lowercase: bool = False, moses: bool = False
 ) -> Tokenizer:
     """A tokenizer that ends every sequence with `</s>`.
@@ -79,10 +79,10 @@ def train_tokenizer(
         return load_training_tokenizer(arguments.tokenizer_path, "tokenizer_path")
     settings = arguments.tokenizer_type, arguments.tokenizer_vocab_size, arguments.lowercase, arguments.moses
     if arguments.shared_vocabulary:
-        return PreTrainedTokenizerFast(tokenizer_object=train_one(sources + targets, *settings), **SPECIAL_TOKENS)
+        return PreTrainedTokenizerFast(tokenizer_object=train_backend(sources + targets, *settings), **SPECIAL_TOKENS)
     return VanillaTransformerTokenizer(
-        source_tokenizer_object=train_one(sources, *settings),
-        target_tokenizer_object=train_one(targets, *settings),
+        source_tokenizer_object=train_backend(sources, *settings),
+        target_tokenizer_object=train_backend(targets, *settings),
         **SPECIAL_TOKENS,
     )
 
@@ -105,7 +105,7 @@ def load_training_tokenizer(path: str, key: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def with_dropout(tokenizer: PreTrainedTokenizerFast, probability: float) -> PreTrainedTokenizerFast:
+def add_bpe_dropout(tokenizer: PreTrainedTokenizerFast, probability: float) -> PreTrainedTokenizerFast:
     """A copy that leaves out merges at random, so that a sentence is split in another way each time."""
     tokenizer = copy.deepcopy(tokenizer)
     sides = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]

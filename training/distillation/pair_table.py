@@ -21,7 +21,7 @@ import torch
 from tqdm.auto import tqdm
 
 from training import STARTED
-from training.data.files import read_lines, read_rows
+from training.data.files import iter_stripped_lines, read_rows
 from training.data.parallel_text import invalid_pair_reason
 from training.distillation.candidate_selection import TableSection, make_pairs
 from training.translators import load_translator
@@ -215,7 +215,7 @@ def rows_of(piece: TableSection) -> Iterator[tuple]:
         ValueError: one of two files has more lines, or a file cannot be read.
     """
     if piece.target is None:
-        return ((line,) for line in read_lines(piece.source))
+        return ((line,) for line in iter_stripped_lines(piece.source))
     return read_rows(piece.source, piece.target)
 
 

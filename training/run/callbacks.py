@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
 
 from training.data.batching import TokenBatchSampler
-from vanilla_transformer.shared.command_line import forget_output
+from vanilla_transformer.shared.command_line import discard_stdout
 
 MIN_SOURCE_GAIN = 0.1  # nats per token
 
@@ -74,7 +74,7 @@ class StopOnSignal(TrainerCallback):
         try:
             print(f"\n{signal.Signals(number).name}: saving after this update; once more to stop at once", flush=True)
         except OSError:  # Ctrl-C has also ended the program that reads the output
-            forget_output()
+            discard_stdout()
 
     def _restore(self) -> None:
         for number, handler in self.__dict__.pop("_before", {}).items():

@@ -13,7 +13,7 @@ from typing import Any
 from accelerate.utils import gather_object
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from training.data.corpora import record
+from training.data.corpora import describe_corpus
 from training.data.parallel_text import ParallelText
 from training.metrics import make_metric, translate_and_score
 from training.recipe import Recipe
@@ -83,7 +83,7 @@ def run_metadata(recipe: Recipe, corpus: dict[str, ParallelText], trainer: Token
     """What one must know to judge the scores: data, amount of training, hardware, versions."""
     found = {
         "recipe": recipe.name,
-        "data": record(corpus, recipe.data),
+        "data": describe_corpus(corpus, recipe.data),
         "updates": trainer.state.global_step,
         "train_target_tokens": trainer.target_tokens,
         "parameters": trainer.model.num_parameters(),
@@ -95,7 +95,7 @@ def run_metadata(recipe: Recipe, corpus: dict[str, ParallelText], trainer: Token
     }
     if "train" in corpus:
         dropped = corpus["train"].dropped
-        found |= {"train_pairs": len(trainer.train_dataset), "train_sha256": corpus["train"].digest()}
+        found |= {"train_pairs": len(trainer.train_dataset), "train_sha256": corpus["train"].sha256()}
         found["train_pairs_dropped"] = dict(dropped)
     else:
         stream = trainer.train_dataset

@@ -182,7 +182,7 @@ def first_batches(train_set: Any, args: TrainingArguments) -> tuple[list[Any], f
     if isinstance(train_set, TokenBatchStream):
         begin = train_set.state_dict_at(0)
         picked = list(islice(train_set, NUM_TIMING_BATCHES))
-        train_set.load_state(begin)
+        train_set.load_state_dict(begin)
         return picked, steps
     sampler = TokenBatchSampler(sequence_lengths(train_set), args.max_tokens, args.seed)
     picked = [[train_set[i] for i in batch] for batch in islice(sampler, NUM_TIMING_BATCHES)]

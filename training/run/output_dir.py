@@ -64,7 +64,7 @@ def validate_same_recipe(recipe: Recipe, folder: Path) -> None:
 
 def write_state(corpus: dict[str, ParallelText], processes: int, folder: Path) -> None:
     """Record the data and the number of processes of a run that begins."""
-    state = {"data": {name: text.digest() for name, text in corpus.items()}, "processes": processes}
+    state = {"data": {name: text.sha256() for name, text in corpus.items()}, "processes": processes}
     with atomic_write(folder / STATE) as path:
         path.write_text(json.dumps(state, indent=1), encoding="utf-8")
 
@@ -88,9 +88,9 @@ def validate_state(corpus: dict[str, ParallelText], processes: int, folder: Path
     before = read_state(folder, checkpoint)
     for name, text in corpus.items():
         is_used = name != "test" or "train" not in corpus  # on_eval_overlap=drop compares a stream with the test data
-        if is_used and before["data"].get(name) != text.digest():
+        if is_used and before["data"].get(name) != text.sha256():
             raise ValueError(
-                f"{folder} holds a run on other data: the {name} data have the sha256 {text.digest()}, those of the "
+                f"{folder} holds a run on other data: the {name} data have the sha256 {text.sha256()}, those of the "
                 f"run {before['data'].get(name)}. Give another --output_dir, or the data that the run began with."
             )
     if before["processes"] != processes:

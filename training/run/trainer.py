@@ -37,7 +37,7 @@ from training.run.checkpoints import EMA_SUBFOLDER, TEMPORARY, average, keep_onl
 from training.run.compilation import COMPILER_ERRORS, compile_loss, log_progress, resolve_step_mode
 from training.run.losses import supports_fused_loss, training_loss
 from training.translators import GREEDY_OVERRIDES
-from vanilla_transformer.shared.atomic_io import FREE_SPACE, disk_error
+from vanilla_transformer.shared.atomic_io import FREE_SPACE, make_write_error
 
 ADAPTER = "adapter"  # in a run's folder: what LoRA trained, alone
 PROGRESS = "progress.json"  # in a checkpoint: what was done for it
@@ -333,7 +333,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         except (OSError, RuntimeError, SafetensorError) as error:  # torch.save and safetensors have their own types
             shutil.rmtree(folder, ignore_errors=True)
             untouched = "The checkpoints before it are untouched: make room, and run the same command to go on."
-            raise disk_error(folder, error, f"{FREE_SPACE}. {untouched}") from error
+            raise make_write_error(folder, error, f"{FREE_SPACE}. {untouched}") from error
         if self.args.should_save:
             keep_only(run, [folder, *self.kept_checkpoints()])
 
@@ -372,7 +372,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.ema_model.load_state_dict(type(self.model).from_pretrained(folder / EMA_SUBFOLDER).state_dict())
         if isinstance(self.train_dataset, TokenBatchStream):
             path = folder / STREAM_STATE_FILE.format(self.args.process_index)
-            self.train_dataset.load_state(json.loads(path.read_text(encoding="utf-8")))
+            self.train_dataset.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
 
     def save_final(self) -> None:
         """Saves what the run is for: the last weights, their moving average, or the mean of the chosen checkpoints."""

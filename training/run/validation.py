@@ -17,7 +17,7 @@ from transformers.training_args import OptimizerNames
 
 from training.arguments import TrainingArguments
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.shared.command_line import nearest
+from vanilla_transformer.shared.command_line import closest_match
 
 METRICS = {  # what an evaluation tells, by the recipe's `metric`
     "translation": ["loss", "bleu", "chrf", "ter", "bleu_tokenized_lc"],
@@ -75,7 +75,7 @@ def check_values(parts: list[Any]) -> None:
 def check_model(values: dict[str, Any]) -> None:
     """Raises ValueError for fields of the configuration that fit no model."""
     if values["activation_function"] not in ACT2FN:
-        known = nearest(values["activation_function"], ACT2FN) or "relu, gelu or silu"
+        known = closest_match(values["activation_function"], ACT2FN) or "relu, gelu or silu"
         raise ValueError(f"activation_function={values['activation_function']} is not known: did you mean {known}?")
     try:
         VanillaTransformerConfig(**values)

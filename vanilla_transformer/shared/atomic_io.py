@@ -46,20 +46,20 @@ def wrap_write_errors(out: Path, remark: str = FREE_SPACE + ": make room, or giv
     try:
         yield
     except Exception as error:
-        if error_number(error) not in DISK_ERRORS and type(error) not in (Exception, SafetensorError):  # of Rust
+        if get_errno(error) not in DISK_ERRORS and type(error) not in (Exception, SafetensorError):  # of Rust
             raise
-        raise disk_error(out, error, remark) from error
+        raise make_write_error(out, error, remark) from error
 
 
-def disk_error(out: Path, error: Exception, remark: str) -> OSError:
+def make_write_error(out: Path, error: Exception, remark: str) -> OSError:
     """Returns the error that names `out`, the reason and the remark, in which `{free}` are the free MiB."""
     parent = next(folder for folder in out.absolute().parents if folder.exists())
-    number, free = error_number(error), shutil.disk_usage(parent).free / 2**20
+    number, free = get_errno(error), shutil.disk_usage(parent).free / 2**20
     reason = os.strerror(number) if number else error
     return OSError(f"{out} could not be written: {reason}. {remark.format(free=free)}")
 
 
-def error_number(error: Exception) -> int | None:
+def get_errno(error: Exception) -> int | None:
     """The system's number of an error, which libraries in Rust have only in the text."""
     found = re.search(r"\(os error ([0-9]+)\)", str(error))
     return int(found[1]) if found else getattr(error, "errno", None)

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from transformers.utils.logging import disable_progress_bar
 
 MAX_EXPONENT = 100  # of a length: any more, and no number is large enough for it
-RENAMED = {  # options of earlier versions and keys of their recipes: the present names
+RENAMED_OPTIONS = {  # options of earlier versions and keys of their recipes: the present names
     "attention": "attn_implementation",
     "attention_lines": "attention_plot_lines",
     "bad_lines": "on_bad_lines",
@@ -57,7 +57,7 @@ class CommandLineParser(argparse.ArgumentParser):
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         """As argparse does; but numbers are finite, and whole ones such as torch can count with."""
         if "type" in options:
-            options["type"] = NUMBERS.get(options["type"], options["type"])
+            options["type"] = NUMBER_TYPES.get(options["type"], options["type"])
         return super().add_argument(*names, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -66,42 +66,42 @@ class CommandLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         known = [option.lstrip("-") for action in self._actions for option in action.option_strings]
         for word in re.findall(r"(?<!\S)--(\w+)", message):
-            if word not in known and RENAMED.get(word) in known:
-                message += f"; it is now called --{RENAMED[word]}"
+            if word not in known and RENAMED_OPTIONS.get(word) in known:
+                message += f"; it is now called --{RENAMED_OPTIONS[word]}"
                 break
-            if word not in known and (name := nearest(word, known)):
+            if word not in known and (name := closest_match(word, known)):
                 message += f"; did you mean --{name}?"
                 break
         self.exit(2, f"{self.prog}: {one_line(message)}\n")
 
 
-def finite_number(text: str) -> float:
+def float_type(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text} is not a finite number")
     return value
 
 
-def whole_number(text: str) -> int:
+def int_type(text: str) -> int:
     value = int(text)
     if abs(value) >= INT_LIMIT:
         raise argparse.ArgumentTypeError(f"{text[:50]} is not between -2^31 and 2^31")
     return value
 
 
-def exponent(text: str) -> float:
+def exponent_type(text: str) -> float:
     """The type of an option that lengths are raised to the power of."""
-    value = finite_number(text)
+    value = float_type(text)
     if abs(value) > MAX_EXPONENT:
         raise argparse.ArgumentTypeError(f"{text[:50]} is not between -{MAX_EXPONENT} and {MAX_EXPONENT}")
     return value
 
 
-finite_number.__name__, whole_number.__name__, exponent.__name__ = "float", "int", "float"  # in messages of argparse
-NUMBERS: dict[Any, Any] = {float: finite_number, int: whole_number}
+float_type.__name__, int_type.__name__, exponent_type.__name__ = "float", "int", "float"  # in messages of argparse
+NUMBER_TYPES: dict[Any, Any] = {float: float_type, int: int_type}
 
 
-def nearest(word: str, names: Iterable[str]) -> str | None:
+def closest_match(word: str, names: Iterable[str]) -> str | None:
     """The name that a mistyped word was probably meant to be; None: it is like none of them."""
     return next(iter(get_close_matches(word, names, n=1)), None)
 
@@ -127,7 +127,7 @@ def format_error(error: Exception) -> str:
 
 @contextmanager
 def exit_on_user_error(
-    prog: str, *more: type[Exception], in_words: Callable[[Exception], str] = format_error
+    prog: str, *more: type[Exception], formatter: Callable[[Exception], str] = format_error
 ) -> Iterator[None]:
     """Within it what a user can mend ends the program: one line on stderr, and status 2.
 
@@ -149,20 +149,20 @@ def exit_on_user_error(
         yield
         sys.stdout.flush()  # what cannot be written is told here, and not by Python at the very end
     except BrokenPipeError:
-        forget_output()
+        discard_stdout()
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
     except caught as error:
-        print(f"{prog}: {one_line(in_words(error))}", file=sys.stderr)
+        print(f"{prog}: {one_line(formatter(error))}", file=sys.stderr)
         try:
             sys.stdout.flush()
         except OSError:
-            forget_output()
+            discard_stdout()
         sys.exit(2)
 
 
-def forget_output() -> None:
+def discard_stdout() -> None:
     """What stdout still holds goes nowhere: Python would try to write it once more when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

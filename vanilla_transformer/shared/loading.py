@@ -54,11 +54,11 @@ def load_model(checkpoint: str | Path, name: str = "", **options: Any) -> Any:
         model, found = AutoModelForSeq2SeqLM.from_pretrained(
             checkpoint, config=config, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True
         )
-        check_weights(model, found)
+        validate_weights(model, found)
     return model.eval()
 
 
-def check_weights(model: Any, found: dict[str, Any]) -> None:
+def validate_weights(model: Any, found: dict[str, Any]) -> None:
     """Raises ValueError for weights that transformers draws at random or passes over, and for such as are no numbers.
 
     Args:

@@ -57,7 +57,7 @@ class NativeArchitecture:
         model_class: of transformers.
         norm_position, embedding_norm: as in `VanillaTransformerConfig`; a final norm stands there with pre-norm alone.
         positions: "computed": sinusoids of section 3.5, which the class keeps to itself, sines before cosines.
-            "learned": a table. "other sinusoids": those of tensor2tensor, which are a table here.
+            "learned": a table. "tensor2tensor_sinusoids": those of tensor2tensor, which are a table here.
         unread: rows of a learned table before that of the first position, which nothing reads.
         two_vocabularies: source and target may have embeddings of their own.
         lm_head_bias: logits have a bias, `final_logits_bias`.
@@ -80,12 +80,13 @@ class NativeArchitecture:
         config = model.config
         has_final_norm = isinstance(model.get_encoder().norm, nn.LayerNorm)
         is_learned = config.position_embedding_type == "learned"
+        needs_table = self.positions == "tensor2tensor_sinusoids"
         found = {
             f"it is {config.norm_position}-norm": config.norm_position != self.norm_position,
             "it has a final norm": has_final_norm and self.norm_position == "post",
             "it has no final norm": not has_final_norm and self.norm_position == "pre",
             "its positions are learned": is_learned and self.positions == "computed",
-            OTHER_POSITIONS: self.positions == "other sinusoids" and not self.has_their_sinusoids(model),
+            OTHER_POSITIONS: needs_table and not self.has_tensor2tensor_sinusoids(model),
             "its width is odd": config.d_model % 2 == 1 and self.positions != "learned",
             "it has a norm on its embeddings": config.embedding_norm and not self.embedding_norm,
             "it has no norm on its embeddings": self.embedding_norm and not config.embedding_norm,
@@ -106,17 +107,17 @@ class NativeArchitecture:
             return torch.arange(d_model)
         return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])  # sines, cosines
 
-    def their_sinusoids(self, config: Any) -> torch.Tensor:
-        """Table of "other sinusoids": (positions, d_model)."""
+    def tensor2tensor_sinusoids(self, config: Any) -> torch.Tensor:
+        """Table of "tensor2tensor_sinusoids": (positions, d_model)."""
         first = config.pad_token_id + 1  # as fairseq counts
         rows = first + config.max_position_embeddings
         return M2M100SinusoidalPositionalEmbedding.get_embedding(rows, config.d_model, config.pad_token_id)[first:]
 
-    def has_their_sinusoids(self, model: VanillaTransformerForConditionalGeneration) -> bool:
+    def has_tensor2tensor_sinusoids(self, model: VanillaTransformerForConditionalGeneration) -> bool:
         config = model.config  # the class gives a pad token no position, also if the decoder starts with it
         if config.position_embedding_type != "learned" or config.pad_token_id in (None, config.decoder_start_token_id):
             return False
-        table = self.their_sinusoids(config)
+        table = self.tensor2tensor_sinusoids(config)
         weights = [stack.embed_positions.weight for stack in (model.get_encoder(), model.get_decoder())]
         return all(torch.equal(weight, table.to(weight.dtype)) for weight in weights)
 
@@ -130,7 +131,7 @@ NATIVE_ARCHITECTURES = (  # a model becomes one of the first class that fits
     NativeArchitecture(
         MBartForConditionalGeneration, "pre", embedding_norm=True, positions="learned", position_offset=2
     ),
-    NativeArchitecture(M2M100ForConditionalGeneration, "pre", positions="other sinusoids", lm_head_bias=False),
+    NativeArchitecture(M2M100ForConditionalGeneration, "pre", positions="tensor2tensor_sinusoids", lm_head_bias=False),
     NativeArchitecture(BlenderbotForConditionalGeneration, "pre", positions="learned"),
 )
 
@@ -227,7 +228,7 @@ def from_transformers(theirs: PreTrainedModel) -> VanillaTransformerForCondition
             ours[name] = state["final_logits_bias"][0]
         elif "embed_positions" in name:
             is_table = stock.positions == "learned"
-            ours[name] = state[name][stock.position_offset :] if is_table else stock.their_sinusoids(config)
+            ours[name] = state[name][stock.position_offset :] if is_table else stock.tensor2tensor_sinusoids(config)
         else:
             ours[name] = permute_hidden_dims(name, state[native_parameter_name(name)], back)
     model.load_state_dict(ours)

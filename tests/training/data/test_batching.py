@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from training.arguments import TokenizerArguments
-from training.data.batching import TokenBatchSampler, work
+from training.data.batching import TokenBatchSampler, padded_size
 from training.data.files import read_pair
 from training.data.tokenization import sequence_lengths, tokenize_corpus
 from training.data.tokenizer import train_tokenizer
@@ -36,7 +36,7 @@ def test_every_pair_once_within_the_budget(lengths, batches_per_update):
 def test_little_is_padding(lengths):
     """Below 10 % on a small random corpus; larger ones have more pairs of like length."""
     batches = list(TokenBatchSampler(lengths, max_tokens=1000, seed=0))
-    padded = sum(work(np.array(batch), lengths) for batch in batches)
+    padded = sum(padded_size(np.array(batch), lengths) for batch in batches)
     assert 1 - lengths.sum() / padded < 0.10
 
 
@@ -56,7 +56,7 @@ def test_the_batches_of_an_update_cost_about_the_same():
 
     def spread(batches):
         groups = [batches[i : i + size] for i in range(0, len(batches), size)]
-        costs = [[work(np.array(batch), lengths) for batch in group] for group in groups]
+        costs = [[padded_size(np.array(batch), lengths) for batch in group] for group in groups]
         return np.mean([max(cost) / min(cost) for cost in costs])
 
     equal = spread(list(TokenBatchSampler(lengths, 1000, 0, batches_per_update=size)))
@@ -78,7 +78,7 @@ def test_padding_on_multi30k():
     lengths = sequence_lengths(tokenize_corpus(text, train_tokenizer(text.sources, text.targets, TokenizerArguments())))
     for batches_per_update in (1, 2):
         sampler = TokenBatchSampler(lengths, 2048, 0, batches_per_update)
-        padded = sum(work(np.array(batch), lengths) for batch in sampler)
+        padded = sum(padded_size(np.array(batch), lengths) for batch in sampler)
         assert 1 - lengths.sum() / padded < 0.05
 
 

@@ -5,7 +5,7 @@ from datasets import Dataset, DatasetDict
 
 from training.arguments import DataArguments
 from training.data import hub_datasets
-from training.data.corpora import read_corpus, record
+from training.data.corpora import describe_corpus, read_corpus
 from training.run.factories import make_train_set
 
 
@@ -53,7 +53,7 @@ ROWS = {split: Dataset.from_list([{"en": f"{split} {i}", "de": "x"} for i in ran
 
 def recorded(keys: DataArguments) -> dict:
     """What is recorded of each split, less its hash."""
-    found = record(read_corpus(keys), keys)
+    found = describe_corpus(read_corpus(keys), keys)
     assert all(entry.pop("streamed", False) or len(entry.pop("sha256")) == 64 for entry in found.values())
     return found
 
@@ -97,7 +97,7 @@ def test_both_directions_are_trained_on_and_one_is_tested(write, arguments, caps
     corpus = read_corpus(arguments(both_directions=True, on_eval_overlap="drop"))
     assert list(zip(corpus["train"].sources, corpus["train"].targets, strict=True)) == [("b", "2"), ("2", "b")]
     assert corpus["validation"].sources == ["a"]
-    assert record(corpus, arguments())["train"]["both_directions"]
+    assert describe_corpus(corpus, arguments())["train"]["both_directions"]
     recipe = SimpleNamespace(data=arguments(both_directions=True), training=None)
     with pytest.raises(ValueError, match="both_directions needs one vocabulary"):
         make_train_set(recipe, corpus, SimpleNamespace(target_tokenizer="another"))

@@ -49,7 +49,7 @@ def test_a_stream_goes_on_where_its_state_was_taken(tokenizer, count):
     ahead = [next(iterator) for _ in range(5)]  # a loader may have read further than was trained on
     state = original.state_dict_at(count)
     resumed = stream(tokenizer)
-    resumed.load_state(state)
+    resumed.load_state_dict(state)
     assert take(resumed, 5) == ahead
 
 
@@ -84,13 +84,13 @@ def together(streams):
     def run(rank: int, stream: TokenBatchStream) -> list:
         rounds = itertools.count()
 
-        def most(updates):
+        def max_over_processes(updates):
             key = next(rounds)
             told[key, rank] = updates
             barrier.wait(timeout=60)
             return np.max([told[key, other] for other in range(len(streams))], axis=0)
 
-        stream.set_batch_shapes(shapes, 2, most)
+        stream.set_batch_shapes(shapes, 2, max_over_processes)
         return take(stream, 40)
 
     with ThreadPoolExecutor(len(streams)) as threads:
@@ -126,7 +126,7 @@ def test_a_stream_of_fixed_shapes_goes_on_where_its_state_was_taken(tokenizer, c
     for _ in range(count):
         next(iterator)
     ahead = [next(iterator) for _ in range(5)]
-    resumed.load_state(original.state_dict_at(count))
+    resumed.load_state_dict(original.state_dict_at(count))
     assert take(resumed, 5) == ahead
 
 
@@ -134,14 +134,14 @@ def test_a_stream_of_fixed_shapes_goes_on_where_its_state_was_taken(tokenizer, c
 def test_a_stream_counts_what_it_reads_for_training_however_often_it_is_resumed(tokenizer, count):
     original = stream(tokenizer, max_length=8)
     take(original, 3)  # as a measurement before training does
-    original.load_state(original.state_dict_at(0))
+    original.load_state_dict(original.state_dict_at(0))
     original.first_lengths()
     assert not original.is_empty()
     iterator = iter(original)
     for _ in range(count + 1):
         next(iterator)
     resumed = stream(tokenizer, max_length=8)
-    resumed.load_state(original.state_dict_at(count))
+    resumed.load_state_dict(original.state_dict_at(count))
     take(resumed, 1)
     assert (resumed.pairs_read, resumed.pairs_dropped) == (original.pairs_read, original.pairs_dropped)
     assert original.pairs_read > original.pairs_dropped > 0

@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from training.arguments import TokenizerArguments
-from training.data.tokenizer import train_tokenizer, vocabulary_sizes, with_dropout
+from training.data.tokenizer import add_bpe_dropout, train_tokenizer, vocabulary_sizes
 
 SOURCES = ["The 3 dogs run, don't they?", "A man's hat."]
 TARGETS = ["Die 3 Hunde rennen – oder?", "Ein Hut für Müller."]
@@ -38,7 +38,7 @@ def test_dropout_splits_anew_and_leaves_the_tokenizer_alone(shared):
     arguments = TokenizerArguments(tokenizer_vocab_size=200, shared_vocabulary=shared)
     tokenizer = train_tokenizer(SOURCES * 3, TARGETS * 3, arguments)
     before = tokenizer(SOURCES, text_target=TARGETS)
-    noisy = with_dropout(tokenizer, 0.5)
+    noisy = add_bpe_dropout(tokenizer, 0.5)
     seen = {str(noisy(SOURCES, text_target=TARGETS)) for _ in range(5)}
     assert len(seen) > 1
     assert tokenizer(SOURCES, text_target=TARGETS) == before
@@ -51,7 +51,7 @@ def test_dropout_needs_bpe(kind):
     arguments = TokenizerArguments(tokenizer_type=kind, tokenizer_vocab_size=120, shared_vocabulary=False)
     tokenizer = train_tokenizer(SOURCES, TARGETS, arguments) if kind else SimpleNamespace()  # a slow one has no model
     with pytest.raises(ValueError, match=r"bpe_dropout=0\.1 needs a fast tokenizer with BPE"):
-        with_dropout(tokenizer, 0.1)
+        add_bpe_dropout(tokenizer, 0.1)
 
 
 def test_a_given_tokenizer(tmp_path):

@@ -251,7 +251,7 @@ def test_a_large_text_is_read_as_it_goes(make_table, texts, monkeypatch):
     """Never more lines are in memory than a block has."""
     made, ahead, seen = make_table(), 0, 0
     _ = made.texts
-    read, make_pairs = files.read_lines, pair_table.make_pairs
+    read, make_pairs = files.iter_stripped_lines, pair_table.make_pairs
 
     def counted(path):
         nonlocal seen
@@ -265,7 +265,7 @@ def test_a_large_text_is_read_as_it_goes(make_table, texts, monkeypatch):
         assert seen <= ahead
         return make_pairs(piece, translator, lines)
 
-    monkeypatch.setattr(pair_table, "read_lines", counted)
+    monkeypatch.setattr(pair_table, "iter_stripped_lines", counted)
     monkeypatch.setattr(pair_table, "make_pairs", spy)
     made.make()
     assert seen == LINES
