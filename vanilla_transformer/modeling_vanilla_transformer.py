@@ -1,16 +1,16 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
 """The encoder-decoder of "Attention Is All You Need" (Vaswani et al. 2017, arXiv:1706.03762), in the paper's order.
 
-    3.2.1  scaled dot-product attention   scaled_dot_product_attention
-    3.2.2  multi-head attention           MultiHeadAttention
-    3.3    feed-forward network           PositionWiseFeedForward
-    3.4    embeddings and softmax         look_up, TransformerStack.embed, lm_head
-    3.5    positional encoding            sinusoidal_encoding, LearnedPositionalEmbedding
-    3.1    encoder and decoder stacks     EncoderLayer, DecoderLayer, Encoder, Decoder
-    5.4    residual dropout               TransformerLayer.apply_sublayer, apply_dropout in its own file
+- 3.2.1  scaled dot-product attention   scaled_dot_product_attention
+- 3.2.2  multi-head attention           MultiHeadAttention
+- 3.3    feed-forward network           PositionWiseFeedForward
+- 3.4    embeddings and softmax         resolve_inputs_embeds, TransformerStack.embed, lm_head
+- 3.5    positional encoding            sinusoidal_encoding, LearnedPositionalEmbedding
+- 3.1    encoder and decoder stacks     EncoderLayer, DecoderLayer, Encoder, Decoder
+- 5.4    residual dropout               TransformerLayer.apply_sublayer, apply_dropout in a separate file
 
-Shapes: B batch, S source length, T target length, D model width, H heads, K and E width of a head's keys and of its
-values, V target vocabulary. In attention, T is the length of the queries and S that of the keys.
+Shapes: B batch, S source length, T target length, D hidden size, H heads, V target vocabulary.
+K key dimension and E value dimension per head. In attention, T is the number of queries and S the number of keys.
 """
 
 import inspect
@@ -37,7 +37,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_vanilla_transformer import VanillaTransformerConfig, saving_code_of
+from .configuration_vanilla_transformer import VanillaTransformerConfig, save_code_of
 from .dropout_vanilla_transformer import apply_dropout
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from .loss_vanilla_transformer import fused_linear_cross_entropy
@@ -60,12 +60,10 @@ def scaled_dot_product_attention(
     dropout: float = 0.0,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Section 3.2.1, equation 1: softmax(Q K^T / sqrt(d_k)) V. The `"eager"` attention implementation.
+    """Compute softmax(Q K^T / sqrt(d_k)) V (section 3.2.1, equation 1): the `"eager"` attention implementation.
 
-    Args:
-        query, key, value: (B, H, T, K), (B, H, S, K), (B, H, S, E).
-        attention_mask: added to the scores, broadcast to (B, H, T, S): 0 where a key may be seen, else very negative.
-        scaling: 1 / sqrt(d_k).
+    The shapes are query (B, H, T, K), key (B, H, S, K) and value (B, H, S, E); `scaling` is 1 / sqrt(d_k).
+    `attention_mask` is added to the scores and broadcast to (B, H, T, S): 0 for visible keys, otherwise very negative.
 
     Returns:
         The weighted values (B, T, H, E) and the attention weights (B, H, T, S).
@@ -81,15 +79,15 @@ def scaled_dot_product_attention(
 class MultiHeadAttention(nn.Module):
     """Section 3.2.2: Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
-    Self-attention where queries, keys and values come from the same sequence; cross-attention ("encoder-decoder
-    attention", section 3.2.3) where keys and values come from the encoder's output.
+    In self-attention, queries, keys and values come from the same sequence. In cross-attention ("encoder-decoder
+    attention", section 3.2.3), keys and values come from the output of the encoder.
     """
 
     def __init__(self, config: VanillaTransformerConfig, num_heads: int, layer_idx: int = 0, is_causal: bool = False):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
-        self.is_causal = is_causal  # read by the attention functions when they get no mask
+        self.is_causal = is_causal  # attention functions read it if they get no mask
         self.key_head_dim = config.key_head_dim or config.d_model // num_heads
         self.value_head_dim = config.value_head_dim or config.d_model // num_heads
         self.scaling = self.key_head_dim**-0.5
@@ -106,10 +104,10 @@ class MultiHeadAttention(nn.Module):
         past_key_values: EncoderDecoderCache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attends from `hidden_states` (B, T, D) to `encoder_hidden_states` (B, S, D), or to itself if that is None.
+        """Attend from `hidden_states` (B, T, D) to `encoder_hidden_states` (B, S, D), or to itself if that is None.
 
         Returns:
-            The output (B, T, D), and the attention weights (B, H, T, S) where the attention function computes them.
+            The output (B, T, D), and the attention weights (B, H, T, S) if the attention function computes them.
         """
         query = self.split_heads(self.q_proj(hidden_states), self.key_head_dim)  # (B, H, T, K)
         key, value = self.get_key_value_states(hidden_states, encoder_hidden_states, past_key_values)
@@ -129,9 +127,9 @@ class MultiHeadAttention(nn.Module):
         encoder_hidden_states: torch.Tensor | None,
         cache: EncoderDecoderCache | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys (B, H, S, K) and values (B, H, S, E): past ones from the cache, new ones added to it.
+        """Return keys (B, H, S, K) and values (B, H, S, E), including cached ones, and update the cache.
 
-        Those of cross-attention are computed in the first step of decoding and read from the cache afterwards.
+        In cross-attention, they are computed in the first decoding step and then read from the cache.
         """
         is_cross = encoder_hidden_states is not None
         if is_cross and cache is not None and cache.is_updated.get(self.layer_idx):
@@ -151,7 +149,7 @@ class MultiHeadAttention(nn.Module):
 
     @staticmethod
     def split_heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
-        """(B, T, H * head_dim) -> (B, H, T, head_dim). H is read off, since tensor parallelism splits the heads."""
+        """(B, T, H * head_dim) -> (B, H, T, head_dim). H is inferred, because tensor parallelism splits the heads."""
         return states.view(*states.shape[:-1], -1, head_dim).transpose(1, 2)
 
 
@@ -185,22 +183,18 @@ def resolve_inputs_embeds(
     inputs_embeds: torch.Tensor | None = None,
     side: str = "",
 ) -> torch.Tensor:
-    """Section 3.4: token embeddings (B, T, D) of ids (B, T), or `inputs_embeds` as they are where those were given.
+    """Return the token embeddings (B, T, D) of `input_ids` (B, T), or `inputs_embeds` unchanged (section 3.4).
 
-    They are multiplied by sqrt(d_model) where positions are added (`TransformerStack.embed`); the projection before
-    the softmax, which may share their matrix, is `lm_head` of `VanillaTransformerForConditionalGeneration`.
-
-    Args:
-        side: "decoder_" in the decoder, for the names in messages.
+    `TransformerStack.embed` scales them by sqrt(d_model). `side` ("decoder_" in the decoder) is a prefix for messages.
 
     Raises:
-        ValueError: not exactly one of the two was given; or an id outside the vocabulary, where that can be seen.
+        ValueError: If not exactly one of the two is given, or if an id is outside the vocabulary (CPU only).
     """
     if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError(f"Give exactly one of {side}input_ids and {side}inputs_embeds.")
+        raise ValueError(f"Specify exactly one of {side}input_ids and {side}inputs_embeds.")
     if input_ids is None:
         return inputs_embeds  # type: ignore[return-value]
-    validate_input_ids(input_ids, vocab_size, side)  # type: ignore[arg-type]  # the config fills it in
+    validate_input_ids(input_ids, vocab_size, side)  # type: ignore[arg-type]  # set by the config
     return embed_tokens(input_ids)
 
 
@@ -208,16 +202,10 @@ def resolve_inputs_embeds(
 
 
 def sinusoidal_encoding(positions: torch.Tensor, d_model: int) -> torch.Tensor:
-    """Section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) = cos of the same.
+    """Compute PE(pos, 2i) = sin(pos / 10000^(2i / d_model)) and PE(pos, 2i + 1) = cos of the same (section 3.5).
 
-    Computed from the positions rather than looked up: there is no table to store and no longest sentence. Always in
-    float32, where a position of bfloat16 would lose its last digits above 256.
-
-    Args:
-        positions: integers of any shape (...).
-
-    Returns:
-        (..., d_model), float32.
+    It is computed, not read from a table, so sequences can have any length. It is float32, because bfloat16 cannot
+    represent all integers above 256. Integer positions of shape (...) give an encoding of shape (..., d_model).
     """
     even = torch.arange(0, d_model, 2, device=positions.device, dtype=torch.float32)  # 2i
     angles = positions.float().unsqueeze(-1) * torch.exp(even * (-math.log(10000.0) / d_model))
@@ -225,10 +213,10 @@ def sinusoidal_encoding(positions: torch.Tensor, d_model: int) -> torch.Tensor:
 
 
 class LearnedPositionalEmbedding(nn.Embedding):
-    """The paper's table 3, row E: one learned vector a position, and so a longest sentence."""
+    """Position embedding with one learned vector per position, up to a maximum length (table 3, row E)."""
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
-        """(B, T) -> (B, T, D). Raises ValueError for positions beyond the table, where that can be seen on the CPU."""
+        """(B, T) -> (B, T, D). Raises ValueError for positions outside the table (checked on CPU only)."""
         validate_sequence_length(positions, self.num_embeddings)
         return super().forward(positions)
 
@@ -236,13 +224,13 @@ class LearnedPositionalEmbedding(nn.Embedding):
 def create_position_ids(
     attention_mask: torch.Tensor | None, states: torch.Tensor, past_length: int = 0
 ) -> torch.Tensor:
-    """Return positions (B, T) or (1, T) that count real tokens only, so that padding on either side does not matter.
+    """Return positions (B, T) or (1, T). Padding on either side is not counted.
 
     Args:
-        attention_mask: (B, past and new tokens), non-zero for real tokens; or a causal 4D mask (B, 1, T, S), boolean or
-            additive. If it is None or a FlexAttention `BlockMask`, all tokens are counted.
-        states: (B, T, D).
-        past_length: number of cached tokens before `states`; used if all tokens are counted.
+        attention_mask: Padding mask (B, past and new tokens), non-zero for real tokens. Or a causal 4D mask
+            (B, 1, T, S), boolean or additive. If it is None or a FlexAttention `BlockMask`, all tokens are counted.
+        states: Hidden states (B, T, D).
+        past_length: Number of cached tokens before `states`. It is used if all tokens are counted.
     """
     length = states.shape[1]
     if not isinstance(attention_mask, torch.Tensor):
@@ -259,7 +247,7 @@ def create_position_ids(
 
 
 class TransformerLayer(GradientCheckpointingLayer):
-    """What the layers of both stacks share: a residual connection around each sublayer."""
+    """Base class of the layers of both stacks, with a residual connection around each sublayer."""
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__()
@@ -267,9 +255,9 @@ class TransformerLayer(GradientCheckpointingLayer):
         self.norm_position = config.norm_position
 
     def apply_sublayer(self, norm: nn.LayerNorm, hidden_states: torch.Tensor, sublayer: Callable) -> torch.Tensor:
-        """Section 3.1: LayerNorm(x + Sublayer(x)), with the dropout of section 5.4 on the sublayer's output.
+        """Compute LayerNorm(x + Sublayer(x)) (section 3.1), with the dropout of section 5.4 on the sublayer's output.
 
-        Pre-norm departs from the paper: x + Sublayer(LayerNorm(x)).
+        Pre-norm deviates from the paper: x + Sublayer(LayerNorm(x)).
         """
         if self.norm_position == "pre":
             return hidden_states + apply_dropout(sublayer(norm(hidden_states)), self.dropout, self.training)
@@ -277,7 +265,7 @@ class TransformerLayer(GradientCheckpointingLayer):
 
 
 class EncoderLayer(TransformerLayer):
-    """Section 3.1, Encoder: self-attention, then the feed-forward network."""
+    """Encoder layer (section 3.1): self-attention and a feed-forward network."""
 
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
         super().__init__(config)
@@ -299,7 +287,7 @@ class EncoderLayer(TransformerLayer):
 
 
 class DecoderLayer(TransformerLayer):
-    """Section 3.1, Decoder: masked self-attention, attention to the encoder's output, feed-forward network."""
+    """Decoder layer (section 3.1): masked self-attention, cross-attention and a feed-forward network."""
 
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
         super().__init__(config)
@@ -319,7 +307,7 @@ class DecoderLayer(TransformerLayer):
         past_key_values: EncoderDecoderCache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
-        """(B, T, D) and the encoder's (B, S, D) -> (B, T, D)."""
+        """(B, T, D) and encoder states (B, S, D) -> (B, T, D)."""
         hidden_states = self.apply_sublayer(
             self.self_attn_layer_norm,
             hidden_states,
@@ -340,7 +328,7 @@ class DecoderLayer(TransformerLayer):
 
 
 class VanillaTransformerPreTrainedModel(PreTrainedModel):
-    """What every model class here shares: initialization by name, capabilities, and saving with its code."""
+    """Base class of the models: initialization, supported features, and saving with code."""
 
     config: VanillaTransformerConfig
     base_model_prefix = "model"
@@ -356,7 +344,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Draws one module's weights as `config.initialization` says; "normal" and LayerNorm are transformers' own."""
+        """Initialize a module as `config.initialization` specifies; transformers handles "normal" and LayerNorm."""
         initialization = self.config.initialization
         if initialization == "normal" or not isinstance(module, (nn.Linear, nn.Embedding)):
             super()._init_weights(module)
@@ -375,16 +363,16 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
                 init.uniform_(bias, -bound, bound)
 
     def save_pretrained(self, save_directory, **kwargs) -> None:
-        """Save the model with its code, so that `trust_remote_code=True` is enough if this package is not installed.
+        """Save the model with its code, so that `trust_remote_code=True` loads it without this package.
 
-        The code of a subclass from another module is added to this code, and a warning states how to load it.
+        The code of a subclass from another module is saved, too. A warning states how to load it.
         """
-        with saving_code_of(self, VanillaTransformerPreTrainedModel, save_directory, **kwargs):
+        with save_code_of(self, VanillaTransformerPreTrainedModel, save_directory, **kwargs):
             super().save_pretrained(save_directory, **kwargs)
 
 
 class TransformerStack(VanillaTransformerPreTrainedModel):
-    """What encoder and decoder share: embeddings, positions, N layers, and a final norm where the config has one."""
+    """Base class of encoder and decoder: embeddings, positions, N layers and an optional final LayerNorm."""
 
     def __init__(self, config: VanillaTransformerConfig, vocab_size: int, layers: list[TransformerLayer]):
         super().__init__(config)
@@ -394,13 +382,13 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
         if config.embedding_norm:
             self.embedding_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.layers = nn.ModuleList(layers)
-        has_final_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm
-        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if has_final_norm else nn.Identity()
+        has_last_layer_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm
+        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if has_last_layer_norm else nn.Identity()
         self.gradient_checkpointing = False
         self.post_init()
 
     def embed(self, inputs_embeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Sections 3.4 and 3.5: embeddings * sqrt(d_model) + positions, then the dropout of section 5.4. (B, T, D)"""
+        """Return dropout(embeddings * sqrt(d_model) + positions), of shape (B, T, D) (sections 3.4, 3.5 and 5.4)."""
         if self.config.scale_embedding:
             inputs_embeds = inputs_embeds * math.sqrt(self.config.d_model)
         if self.config.position_embedding_type == "learned":
@@ -414,7 +402,7 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
-    """Tensor parallelism of a layer: the maps into heads and hidden units by columns, those out of them by rows."""
+    """Return the tensor-parallel plan of a layer: columns for projections into heads and FFN, rows for the others."""
     columns = [f"{attention}.{name}_proj" for attention in attentions for name in "qkv"] + ["feed_forward.fc1"]
     rows = [f"{attention}.out_proj" for attention in attentions] + ["feed_forward.fc2"]
     plan = dict.fromkeys(columns, "colwise") | dict.fromkeys(rows, "rowwise")
@@ -422,7 +410,7 @@ def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
 
 
 class Encoder(TransformerStack):
-    """Section 3.1: a stack of N identical layers that turns source tokens (B, S) into states (B, S, D)."""
+    """Encoder stack of N layers (section 3.1): source tokens (B, S) to hidden states (B, S, D)."""
 
     _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}
     _tp_plan = tensor_parallel_plan("self_attn")
@@ -439,12 +427,9 @@ class Encoder(TransformerStack):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Source tokens or their embeddings, with a mask that is zero at padding -> states, `last_hidden_state`.
+        """Encode source tokens (B, S) or their unscaled embeddings (B, S, D).
 
-        Args:
-            input_ids: (B, S).
-            attention_mask: (B, S); None: no padding.
-            inputs_embeds: (B, S, D), instead of `input_ids`; scaled here as embeddings are.
+        `attention_mask` (B, S) is zero at padding positions and defaults to no padding.
         """
         inputs_embeds = resolve_inputs_embeds(self.embed_tokens, self.config.vocab_size, input_ids, inputs_embeds)
         validate_nonempty_sources(inputs_embeds, attention_mask)
@@ -460,7 +445,7 @@ class Encoder(TransformerStack):
 
 
 class Decoder(TransformerStack):
-    """Section 3.1: N layers that turn the target tokens so far and the encoder's states into states (B, T, D)."""
+    """Decoder stack of N layers (section 3.1): target tokens (B, T) and encoder states to hidden states (B, T, D)."""
 
     _can_record_outputs = {
         "hidden_states": DecoderLayer,
@@ -471,7 +456,7 @@ class Decoder(TransformerStack):
 
     def __init__(self, config: VanillaTransformerConfig):
         layers = [DecoderLayer(config, i) for i in range(config.decoder_layers)]
-        super().__init__(config, config.decoder_vocab_size, layers)  # type: ignore[arg-type]  # filled in by the config
+        super().__init__(config, config.decoder_vocab_size, layers)  # type: ignore[arg-type]  # set by the config
 
     @merge_with_config_defaults
     @capture_outputs
@@ -486,16 +471,17 @@ class Decoder(TransformerStack):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Target tokens so far -> states, `last_hidden_state`; each position sees itself and what stands before it.
+        """Decode target tokens. Each position attends to itself and to earlier positions.
 
         Args:
-            input_ids: (B, T); with `past_key_values` only the new tokens.
-            attention_mask: (B, past and new tokens), zero at padding, or a 4D mask; None: no padding.
-            encoder_hidden_states: (B, S, D).
-            encoder_attention_mask: (B, S), the source's mask.
-            past_key_values: keys and values of earlier steps, extended in place.
-            inputs_embeds: (B, T, D), instead of `input_ids`; scaled here as embeddings are.
-            use_cache: return `past_key_values` for the next step.
+            input_ids: Target ids (B, T). With `past_key_values`, only the new tokens.
+            attention_mask: Padding mask (B, past and new tokens), or a 4D mask. Defaults to no padding.
+            encoder_hidden_states: Encoder states (B, S, D).
+            encoder_attention_mask: Padding mask of the source (B, S).
+            past_key_values: Keys and values of earlier steps, extended in place.
+            inputs_embeds: Unscaled embeddings (B, T, D), instead of `input_ids`.
+            use_cache: Whether to return `past_key_values` for the next step.
+            **kwargs: Arguments of the attention functions.
         """
         inputs_embeds = resolve_inputs_embeds(
             self.embed_tokens, self.config.decoder_vocab_size, input_ids, inputs_embeds, "decoder_"
@@ -536,40 +522,41 @@ class Decoder(TransformerStack):
         )
 
 
-# --- The whole model (figure 1) --------------------------------------------------------------------------------------
+# --- The full model (figure 1) ---------------------------------------------------------------------------------------
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
-    """Figure 1 without the final projection: encoder and decoder, with one shared embedding or two (section 3.4)."""
+    """Encoder and decoder without the LM head (figure 1), with a shared embedding or two (section 3.4)."""
 
     _tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config)
-        config.validate_architecture()  # a field may have been set since the configuration was made
+        config.validate_architecture()  # fields may have changed after the constructor
         if not config.share_encoder_decoder_embeddings:
-            self._tied_weights_keys = {}  # PEFT reads it, too
+            self._tied_weights_keys = {}  # also read by PEFT
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Which parameter is a copy of which. Sharing source and target embeddings does not depend on tying the
-        output projection here, as it would in transformers."""
+        """Return the tied parameters. Unlike in transformers, embeddings can be shared without tying the LM head."""
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
         return dict(self._tied_weights_keys)
 
     def get_input_embeddings(self) -> nn.Embedding:
+        """Return the source embedding."""
         return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Set the source embedding, which may also be the target embedding."""
         self.encoder.embed_tokens = value
         if self.config.share_encoder_decoder_embeddings:
             self.decoder.embed_tokens = value
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Embedding:
-        """Resizes the target's vocabulary of a model with two vocabularies."""
+        """Resize the target embedding of a model with two vocabularies."""
         if self.config.share_encoder_decoder_embeddings:
             raise ValueError("Source and target share one vocabulary: use resize_token_embeddings for both.")
         self.decoder.embed_tokens = self._get_resized_embeddings(self.decoder.embed_tokens, new_num_tokens)
@@ -590,17 +577,19 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        """Encodes the source, unless `encoder_outputs` are given, and decodes the target.
+        """Encode the source, unless `encoder_outputs` is given, and decode the target.
 
         Args:
-            input_ids: source tokens (B, S).
-            attention_mask: (B, S), zero at the source's padding; None: no padding.
-            decoder_input_ids: target tokens (B, T), beginning with `decoder_start_token_id`.
-            decoder_attention_mask: (B, T), zero at the target's padding; needed only where that stands on the left.
-            encoder_outputs: what `get_encoder()` returned for the source.
-            past_key_values: the cache of earlier steps; `decoder_input_ids` are then the new tokens alone.
-            inputs_embeds, decoder_inputs_embeds: (B, S, D) and (B, T, D), instead of the ids.
-            use_cache: return `past_key_values`; default `config.use_cache`.
+            input_ids: Source ids (B, S).
+            attention_mask: Padding mask of the source (B, S), zero at padding. Defaults to no padding.
+            decoder_input_ids: Target ids (B, T), starting with `decoder_start_token_id`.
+            decoder_attention_mask: Padding mask of the target (B, T). Only left padding requires it.
+            encoder_outputs: Return value of `get_encoder()(...)` for the source.
+            past_key_values: Cache of earlier steps. `decoder_input_ids` then contains only the new tokens.
+            inputs_embeds: Unscaled source embeddings (B, S, D), instead of `input_ids`.
+            decoder_inputs_embeds: Unscaled target embeddings (B, T, D), instead of `decoder_input_ids`.
+            use_cache: Whether to return `past_key_values`. Defaults to `config.use_cache`.
+            **kwargs: Further options, such as `output_attentions`.
 
         Returns:
             `last_hidden_state` (B, T, D), and on request caches, hidden states and attention weights.
@@ -636,7 +625,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
 
 class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedModel, VanillaTransformerGenerationMixin):
-    """Figure 1 whole: the model, and the linear projection to the vocabulary whose softmax predicts the next token."""
+    """The full model of figure 1: encoder, decoder, and the LM head that predicts the next token."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
     _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
@@ -644,15 +633,15 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config)
         self.model = VanillaTransformerModel(config)
-        target_size: int = config.decoder_vocab_size  # type: ignore[assignment]  # filled in by the config
+        target_size: int = config.decoder_vocab_size  # type: ignore[assignment]  # set by the config
         self.lm_head = nn.Linear(config.d_model, target_size, bias=config.lm_head_bias)
-        self.loss_type = "ForMaskedLM"  # labels stand beside the logits that predict them: nothing is shifted here
+        self.loss_type = "ForMaskedLM"  # a loss without shift: logits and labels are aligned
         if not config.share_encoder_decoder_embeddings:
             self._tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Which parameter is a copy of which: the projection's of the target embedding's (section 3.4)."""
+        """Return the tied parameters: the LM head has the weight of the target embedding (section 3.4)."""
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
         return dict(self._tied_weights_keys) if self.config.tie_word_embeddings else {}
@@ -674,24 +663,26 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         smoothing: float | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
-        """Logits of the next token at every target position, and the loss where `labels` are given.
+        """Return the logits of the next token for each target position, and the loss if `labels` is given.
 
-        Args:
-            input_ids ... use_cache: as in `VanillaTransformerModel.forward`.
-            labels: target tokens (B, T), -100 where none is to be predicted. Without `decoder_input_ids`, the decoder
-                reads them shifted right by one, behind `decoder_start_token_id`.
-            num_items_in_batch: number of labels in the whole batch, over accumulation steps and processes. The summed
-                loss is divided by it, so that a gradient does not depend on how the batch is split; None: the mean
-                over this call's labels.
-            smoothing: with labels, the loss with that much label smoothing (section 5.4), computed piece by piece: less
-                memory, no work for padding (unless `lm_head` is adapted or hooked), and no `logits`. None: the plain
-                cross-entropy. (Not called `label_smoothing`: Trainers take every argument with "label" for labels.)
+        The first nine arguments are those of `VanillaTransformerModel.forward`.
+
+        If `labels` (B, T) is given without `decoder_input_ids`, the decoder input is `decoder_start_token_id` followed
+        by the labels except for the last one. Positions with label -100 are ignored.
+
+        `num_items_in_batch` is the number of labels of the complete optimizer step, over all accumulation steps and
+        processes. The summed loss is divided by it. It defaults to the number of labels of this call.
+
+        `smoothing` is the label smoothing factor (section 5.4). Given with labels, the loss is computed in chunks and
+        `logits` is None. This takes less memory, and padding costs no time (unless `lm_head` is adapted or hooked).
+        By default, the loss is the unsmoothed cross-entropy. The name does not contain "label", because a Trainer takes
+        all arguments with "label" in their names for labels.
 
         Returns:
-            `loss` (scalar, nats a token), `logits` (B, T, V), and on request caches, hidden states and attention.
+            `loss` (scalar, nats per token), `logits` (B, T, V), and on request caches, hidden states and attention.
         """
         if use_cache is None and (labels is not None or self.training):
-            use_cache = False  # the Trainer takes the labels away where it smooths them; no cache in training
+            use_cache = False  # also without labels: a Trainer with label smoothing removes them
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
@@ -720,28 +711,28 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
     @staticmethod
     def _reorder_cache(past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor) -> EncoderDecoderCache:
-        """What beam search goes on with: the beams of a source share its keys and values, so these may stay."""
+        """Reorder the self-attention cache only: all beams of a source have the same cross-attention cache."""
         past_key_values.self_attention_cache.reorder_cache(beam_idx)
         return past_key_values
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Section 3.1: "the output embeddings are offset by one position". Labels (B, T) shifted right by one."""
+        """Shift labels (B, T) right (section 3.1: "the output embeddings are offset by one position")."""
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or pad is None:
             name = "decoder_start_token_id" if start is None else "pad_token_id"
-            raise ValueError(f"config.{name} is None, but training from labels needs it: set it in the config.")
+            raise ValueError(f"config.{name} is None, but labels require it: set it in the config.")
         shifted = labels.roll(1, dims=-1)
         shifted[:, 0] = start
         return shifted.masked_fill(shifted == -100, pad)
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args, **kwargs) -> nn.Embedding:
-        """As in transformers where source and target share a vocabulary; else the source's vocabulary alone."""
+        """Resize the shared embedding, or only the source embedding of a model with two vocabularies."""
         if self.config.share_encoder_decoder_embeddings:
             return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
         return self.model.resize_token_embeddings(new_num_tokens, *args, **kwargs)
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Embedding:
-        """Resizes the target's vocabulary, embedding and projection, of a model with two vocabularies."""
+        """Resize target embedding and LM head of a model with two vocabularies."""
         embeddings = self.model.resize_decoder_token_embeddings(new_num_tokens)
         is_trained = {name: parameter.requires_grad for name, parameter in self.lm_head.named_parameters()}
         self.lm_head = self._get_resized_lm_head(self.lm_head, new_num_tokens)
@@ -751,7 +742,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return embeddings
 
 
-# generate() asks for the signature of remote code at every step; this one is not worked out anew each time
+# generate() reads the signature of remote code in every step: computed once here
 VanillaTransformerForConditionalGeneration.forward.__signature__ = inspect.signature(
     VanillaTransformerForConditionalGeneration.forward
 )

@@ -1,5 +1,5 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
-"""The tokenizer for models with two vocabularies. A shared one (section 5.1) needs no class of ours."""
+"""The tokenizer for models with two vocabularies. A shared vocabulary (section 5.1) needs no separate class."""
 
 import os
 from contextvars import ContextVar
@@ -9,29 +9,28 @@ from weakref import ref
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-_TARGET_MODE_TOKENIZERS: ContextVar[frozenset[ref]] = ContextVar("reads_targets", default=frozenset())
-# the tokenizers that read targets at the moment; each thread and each asyncio task has its own
+# tokenizers that are in target mode, per thread and asyncio task
+_TARGET_MODE_TOKENIZERS: ContextVar[frozenset[ref]] = ContextVar("target_mode_tokenizers", default=frozenset())
 
 
 class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
-    """Two `tokenizers` side by side: `tokenizer(text)` is the source's, `tokenizer(text_target=text)` the target's.
+    """A source and a target tokenizer: `tokenizer(text)` encodes sources, `tokenizer(text_target=text)` targets.
 
-    `decode` and `batch_decode` read targets, which is what a model generates; `use_source_tokenizer=True` reads
-    sources. Special tokens have the same ids on both sides. Everything else (`len`, `get_vocab`,
-    `convert_tokens_to_ids`, ...) speaks of the source; `stock("target")` is the target's own.
+    `decode` and `batch_decode` decode targets, because models generate them. With `use_source_tokenizer=True`, they
+    decode sources. Special tokens have the same ids on both sides. All other methods (`len`, `get_vocab`,
+    `convert_tokens_to_ids`, ...) use the source vocabulary. `stock("target")` returns the target tokenizer.
 
-    The files are `source_tokenizer.json` and `target_tokenizer.json`: a loader that does not know this class finds no
-    `tokenizer.json`, and fails, instead of encoding targets with the source's vocabulary.
+    The files are `source_tokenizer.json` and `target_tokenizer.json`. A loader that does not know this class finds no
+    `tokenizer.json` and fails. Otherwise, it would encode targets with the source vocabulary.
 
     Args:
-        source_tokenizer_file, target_tokenizer_file: paths of `tokenizers` JSON files; or
-        source_tokenizer_object, target_tokenizer_object: `tokenizers.Tokenizer`s.
-        **kwargs: as for `PreTrainedTokenizerFast`: `pad_token`, `bos_token`, `eos_token`, `unk_token`, ...; and
-            `known`, only in checkpoints that earlier versions imported: the number of rows that the model has for
-            sources and for targets. Tokens of the vocabularies without a row are read as unknown.
+        source_tokenizer_file, target_tokenizer_file: Paths of `tokenizers` JSON files.
+        source_tokenizer_object, target_tokenizer_object: `tokenizers.Tokenizer` objects, instead of files.
+        **kwargs: Arguments of `PreTrainedTokenizerFast`, such as `pad_token`. Some imported checkpoints also have
+            `known`: the number of source and target embedding rows. Ids without a row become the unknown id.
 
     Raises:
-        ValueError: one of the two tokenizers is missing, or a special token has different ids in them.
+        ValueError: If one of the two tokenizers is missing, or if a special token has different ids in them.
     """
 
     vocab_files_names = {
@@ -52,26 +51,27 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
     ):
         source = _load(source_tokenizer_file, source_tokenizer_object, "source")
         self.target_tokenizer = _load(target_tokenizer_file, target_tokenizer_object, "target")
-        kwargs.pop("tokenizer_file", None)  # transformers looks for a tokenizer.json of its own accord
+        kwargs.pop("tokenizer_file", None)  # transformers searches for a tokenizer.json itself
         self.known: list[int] | None = kwargs.get("known")
         super().__init__(tokenizer_object=source, **kwargs)
         self._add_tokens(self.all_special_tokens, special_tokens=True)
 
     @classmethod
     def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
-        """Keeps transformers from rebuilding the source's tokenizer from its vocabulary; `__init__` reads both."""
+        """Return `kwargs`, so that transformers does not rebuild the source tokenizer from its vocabulary."""
         kwargs.pop("trust_remote_code", None)
         return kwargs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode sources, or targets given as `text_target`."""
         try:
             return super().__call__(*args, **kwargs)
-        finally:  # transformers leaves the mode for targets after an error
+        finally:  # after an error, transformers does not switch back
             self._switch_to_input_mode()
 
     @property
     def _tokenizer(self) -> Tokenizer:
-        """The one in use, as transformers calls it."""
+        """The tokenizer of the current mode, under the name that transformers uses."""
         return self.target_tokenizer if ref(self) in _TARGET_MODE_TOKENIZERS.get() else self.source_tokenizer
 
     @_tokenizer.setter
@@ -85,12 +85,12 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         _TARGET_MODE_TOKENIZERS.set(_TARGET_MODE_TOKENIZERS.get() | {ref(self)})
 
     def stock(self, side: str) -> PreTrainedTokenizerFast:
-        """One side, "source" or "target", as transformers' own class, with the same special tokens."""
+        """Return one side, "source" or "target", as `PreTrainedTokenizerFast` with the same special tokens."""
         special = {name: token for name, token in self.special_tokens_map.items() if isinstance(token, str)}
         return PreTrainedTokenizerFast(tokenizer_object=getattr(self, f"{side}_tokenizer"), **special)
 
     def ids_without_rows(self, side: str) -> set[int]:
-        """Return the ids of one side, "source" or "target", for which the model has no rows: see `known`."""
+        """Return the ids of one side, "source" or "target", that have no embedding row (see `known`)."""
         if self.known is None:
             return set()
         tokenizer = getattr(self, f"{side}_tokenizer")
@@ -98,15 +98,16 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         return set(beyond) - tokenizer.get_added_tokens_decoder().keys()
 
     def __len__(self) -> int:
-        """Return the number of rows that a model needs for sources."""
+        """Return the number of embedding rows that the source vocabulary needs."""
         return max(set(range(super().__len__())) - self.ids_without_rows("source")) + 1
 
     def _convert_encoding(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], list]:
-        found, encodings = super()._convert_encoding(*args, **kwargs)
+        encoding, encodings = super()._convert_encoding(*args, **kwargs)
         if missing := self.ids_without_rows("target" if self._tokenizer is self.target_tokenizer else "source"):
             unk = self.unk_token_id
-            found["input_ids"] = [[unk if each in missing else each for each in ids] for ids in found["input_ids"]]
-        return found, encodings
+            rows = encoding["input_ids"]
+            encoding["input_ids"] = [[unk if each in missing else each for each in row] for row in rows]
+        return encoding, encodings
 
     def _decode(
         self, token_ids, skip_special_tokens: bool = False, use_source_tokenizer: bool = False, **kwargs
@@ -120,7 +121,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             self._switch_to_input_mode()
 
     def _add_tokens(self, new_tokens, special_tokens: bool = False) -> int:
-        """Adds to the source's vocabulary; special tokens to both, where their ids must come out equal."""
+        """Add tokens to the source vocabulary, and special tokens to both, with equal ids."""
         special = [token for token in new_tokens if special_tokens or getattr(token, "special", False)]
         validate_special_token_ids(self.source_tokenizer, self.target_tokenizer, list(map(str, special)))
         added = super()._add_tokens(new_tokens, special_tokens)
@@ -128,14 +129,14 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         return added
 
     def update_post_processor(self) -> None:
+        """Update the post-processor of both tokenizers."""
         super().update_post_processor()
         self.target_tokenizer.post_processor = self._tokenizer.post_processor
 
     def _save_pretrained(self, save_directory, file_names, legacy_format=None, filename_prefix=None) -> tuple[str, ...]:
         prefix = f"{filename_prefix}-" if filename_prefix else ""
-        for tokenizer, name in zip(
-            (self.source_tokenizer, self.target_tokenizer), self.vocab_files_names.values(), strict=True
-        ):
+        tokenizers = self.source_tokenizer, self.target_tokenizer
+        for tokenizer, name in zip(tokenizers, self.vocab_files_names.values(), strict=True):
             path = os.path.join(save_directory, prefix + name)
             tokenizer.save(path)
             file_names = (*file_names, path)
@@ -143,9 +144,9 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
 
 
 def validate_special_token_ids(source: Tokenizer, target: Tokenizer, special: list[str]) -> None:
-    """Raises ValueError where special tokens have, or would get, other ids in one vocabulary than in the other."""
+    """Raise ValueError if special tokens have, or would get, different ids in the two vocabularies."""
     ids = {token: [side.token_to_id(token) for side in (source, target)] for token in special}
-    if any(None in pair for pair in ids.values()):  # tried on copies: what is refused changes nothing
+    if any(None in pair for pair in ids.values()):  # add them to copies, so that an error changes nothing
         copies = [Tokenizer.from_str(side.to_str()) for side in (source, target)]
         for copy in copies:
             copy.add_special_tokens(special)
@@ -153,18 +154,18 @@ def validate_special_token_ids(source: Tokenizer, target: Tokenizer, special: li
     for token, (source_id, target_id) in ids.items():
         if source_id != target_id:
             raise ValueError(
-                f"The special token {token!r} has the id {source_id} in the source's vocabulary and {target_id} in "
-                f"the target's: give it the same id in both, as by training both with the same special tokens."
+                f"The special token {token!r} has the id {source_id} in the source vocabulary and {target_id} in the "
+                f"target vocabulary, but they must be equal. Train both tokenizers with the same special tokens."
             )
 
 
 def _load(file: str | os.PathLike | None, tokenizer: Tokenizer | None, side: str) -> Tokenizer:
     if tokenizer is not None:
-        return Tokenizer.from_str(tokenizer.to_str())  # a copy: special tokens are added to it
+        return Tokenizer.from_str(tokenizer.to_str())  # a copy, because special tokens are added
     if file is None:
         raise ValueError(
-            f"The {side}'s tokenizer is missing: give {side}_tokenizer_file or {side}_tokenizer_object. A model with "
-            f"one shared vocabulary uses PreTrainedTokenizerFast instead."
+            f"The {side} tokenizer is missing: specify {side}_tokenizer_file or {side}_tokenizer_object. For a shared "
+            f"vocabulary, use PreTrainedTokenizerFast instead."
         )
     return Tokenizer.from_file(str(file))
 

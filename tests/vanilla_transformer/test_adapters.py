@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from vanilla_transformer import loss_vanilla_transformer
-from vanilla_transformer.loss_vanilla_transformer import is_plain_linear
+from vanilla_transformer.loss_vanilla_transformer import is_unmodified_linear
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -157,9 +157,9 @@ CHANGES = (add_forward_hook, add_pre_hook, add_backward_hook, replace_forward, p
 @pytest.mark.parametrize("change", CHANGES)
 def test_hooks_and_replaced_parts_of_the_lm_head_act(make_model, batch, change):
     model = make_model(tie_word_embeddings=False, lm_head_bias=True)
-    assert is_plain_linear(model.lm_head)
+    assert is_unmodified_linear(model.lm_head)
     change(model.lm_head)
-    assert not is_plain_linear(model.lm_head)
+    assert not is_unmodified_linear(model.lm_head)
     assert_equal_losses(model, batch)
 
 
@@ -176,7 +176,7 @@ def test_a_quantized_lm_head_is_called(make_model, batch):
 def test_adapters_elsewhere_keep_the_loss_in_chunks(make_adapted, batch, monkeypatch):
     """All linear layers but the LM head, as LoRA in training: no logits are kept."""
     model = make_adapted({}, lora("all-linear"))
-    assert is_plain_linear(model.base_model.model.lm_head)
+    assert is_unmodified_linear(model.base_model.model.lm_head)
     monkeypatch.setattr(loss_vanilla_transformer, "CPU_CHUNK_SIZE", 60)
     assert_equal_losses(model, batch)
 

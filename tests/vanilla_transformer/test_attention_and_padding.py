@@ -200,7 +200,7 @@ def test_padding_does_not_use_up_learned_positions(make_model):
 def test_ids_outside_the_vocabulary_are_named(make_model, batch, side, bad):
     ids = batch[side].clone()
     ids[1, 2] = bad
-    with pytest.raises(ValueError, match=rf"{side} holds the id {bad}, outside the vocabulary of 60 tokens"):
+    with pytest.raises(ValueError, match=rf"{side} contains the id {bad}, outside the vocabulary of 60 tokens"):
         make_model()(**(batch | {side: ids}))
 
 

@@ -33,7 +33,7 @@ def test_sizes_of_table_3(size, expected):
 
 
 def test_unknown_size_is_refused():
-    with pytest.raises(ValueError, match="'huge' is not known; choose one of base, big, tiny"):
+    with pytest.raises(ValueError, match="'huge' is not supported: choose one of base, big, tiny"):
         VanillaTransformerConfig.from_size("huge")
 
 
@@ -43,7 +43,7 @@ def test_unknown_field_suggests_the_right_one():
 
 
 def test_decoding_parameter_is_sent_to_the_generation_config():
-    with pytest.raises(ValueError, match="'num_beams' is a parameter of decoding"):
+    with pytest.raises(ValueError, match="'num_beams' is a generation parameter"):
         VanillaTransformerConfig(num_beams=4)
 
 
@@ -70,7 +70,7 @@ def test_from_dict_lets_keywords_win_and_returns_unused_ones():
         ({"eos_token_id": 40000}, "eos_token_id=40000 is outside the vocabulary of 37000"),
         ({"eos_token_id": [2, -1]}, "eos_token_id=-1 is outside the vocabulary"),
         ({"decoder_vocab_size": 50}, "vocab_size=37000 and decoder_vocab_size=50 cannot share one embedding"),
-        ({"dropout": 1.5}, "dropout=1.5 is a probability"),
+        ({"dropout": 1.5}, "dropout=1.5 must be a probability"),
         ({"encoder_layers": 0}, "encoder_layers=0 must be at least 1"),
         ({"d_model": 9, "encoder_attention_heads": 3, "decoder_attention_heads": 3}, "d_model=9 is odd"),
     ],
