@@ -157,7 +157,7 @@ class TranslationPipeline(Pipeline):
                 for i, candidates in zip(indices, found, strict=True):
                     if terminology is not None:
                         for candidate in candidates:
-                            candidate["terms"] = terminology.met(window[i], candidate["translation_text"])
+                            candidate["terms"] = terminology.report_terms(window[i], candidate["translation_text"])
                     results[i] = in_shape(candidates)
             yield from results
 

@@ -163,12 +163,12 @@ def test_terms_with_the_same_translation_are_each_found_and_reported(tokenizer):
     terminology = GlossaryMatcher(words, tokenizer)
     sentence = "a dog, an old Dog and a man"
     assert list(terminology.find(sentence)) == ["dog", "old", "man"]
-    reports = [[each["target"] for each in terminology.met(sentence, text)] for text in (
+    reports = [[each["target"] for each in terminology.report_terms(sentence, text)] for text in (
         "ein Hund", "Hund und Hund", "Mann Hund Hunde Hund", "Hund Hund Hund"
     )]  # fmt: skip
     assert reports == [["Hund", None, None], ["Hund", "Hund", None], ["Hund", "Hund", "Mann"], ["Hund"] * 3]
     terminology = GlossaryMatcher({"dog": ["Hund", "Hunde"], "man": ["Hund", "Mann"]}, tokenizer)
-    assert [each["target"] for each in terminology.met("a dog and a man", "Hund und Hunde")] == ["Hunde", "Hund"]
+    assert [each["target"] for each in terminology.report_terms("a dog and a man", "Hund und Hunde")] == ["Hunde", "Hund"]
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -240,8 +240,8 @@ def test_terms_are_found_in_scripts_without_spaces(make_model, train_bpe, specia
     terminology = GlossaryMatcher({"猫": "cat", "dog": "狗"}, tokenizer)
     assert terminology.find("我的猫睡在家里") == {"猫": ["cat"]}
     assert terminology.find("the dogs") == {}
-    assert terminology.met("the dog", "老狗在跑") == [{"source": "dog", "target": "狗"}]
-    assert not terminology.continuing[tokenizer.convert_tokens_to_ids("狗")]
+    assert terminology.report_terms("the dog", "老狗在跑") == [{"source": "dog", "target": "狗"}]
+    assert not terminology.continuation_mask[tokenizer.convert_tokens_to_ids("狗")]
     translator = TranslationPipeline(model=make_model(vocab_size=len(tokenizer)), tokenizer=tokenizer)
     (found,) = translator("the dog runs", glossary={"dog": "狗"}, max_new_tokens=8)
     assert found["terms"] == [{"source": "dog", "target": "狗"}]
@@ -251,18 +251,18 @@ def test_terms_are_found_in_scripts_without_spaces(make_model, train_bpe, specia
     "glossary", [{"dog": ""}, {"": "Hund"}, {"dog": []}, {"dog": ["Hund", 3]}, {"dog": 3}, {"dog": None}]
 )
 def test_a_glossary_of_other_things_is_refused(tokenizer, glossary):
-    with pytest.raises(ValueError, match="give a text, or several"):
+    with pytest.raises(ValueError, match="must be a term and its translation"):
         GlossaryMatcher(glossary, tokenizer)
 
 
 def test_what_the_tokenizer_does_not_know_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="does not know all of '☃'"):
+    with pytest.raises(ValueError, match="does not know all characters of '☃'"):
         GlossaryMatcher({"dog": "☃"}, tokenizer)
 
 
 def test_tokens_that_go_on_with_a_word(tokenizer):
     texts = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    continuing = GlossaryMatcher({}, tokenizer).continuing
+    continuing = GlossaryMatcher({}, tokenizer).continuation_mask
     assert {text for text, goes_on in zip(texts, continuing, strict=True) if not goes_on} == {
         text for text in texts if text.startswith("▁")
     }
