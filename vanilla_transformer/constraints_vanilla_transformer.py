@@ -174,10 +174,8 @@ class LexicalConstraints:
 
     Args:
         terms: Token ids (B, C, R, L): by sentence, term, and variant. One of the variants of each term must occur.
-        continuation_mask: True for tokens that continue the previous word (V). None of them may follow a term, as
-            "s" would follow "cat". Defaults to no tokens.
-        word_end_mask: True for tokens that end with a word character (V). Only after these, a continuation token
-            continues a word. Defaults to no tokens.
+        continuation_mask: True for tokens that continue the previous word (V). They may not follow a term. Optional.
+        word_end_mask: True for tokens that end with a word character (V), which a continuation continues. Optional.
     """
 
     def __init__(
@@ -284,9 +282,8 @@ class LexicalConstraints:
         is_useful &= (variant_mask & (counts < min_counts)[..., None]).any(-2) & (suffixes[..., 0] | (progress > 0))
         if self.continuation_mask is not None:  # after a complete term, also the best token that ends its word
             is_eos = torch.isin(torch.arange(len(self.continuation_mask), device=ids.device), eos_ids)
-            excluded = torch.where(
-                is_eos, (counts + pending < min_counts).any(-1, keepdim=True), self.continuation_mask
-            )
+            lacks_any = (counts + pending < min_counts).any(-1, keepdim=True)
+            excluded = torch.where(is_eos, lacks_any, self.continuation_mask)  # (B, K, V)
             boundary_ids = log_probs.masked_fill(excluded, -math.inf).argmax(-1, keepdim=True)
             next_ids = torch.cat([next_ids, boundary_ids], -1)
             is_useful = torch.cat([is_useful, (pending & (counts < min_counts)).any(-1, keepdim=True)], -1)

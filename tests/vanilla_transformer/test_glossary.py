@@ -168,7 +168,8 @@ def test_terms_with_the_same_translation_are_each_found_and_reported(tokenizer):
     )]  # fmt: skip
     assert reports == [["Hund", None, None], ["Hund", "Hund", None], ["Hund", "Hund", "Mann"], ["Hund"] * 3]
     terminology = GlossaryMatcher({"dog": ["Hund", "Hunde"], "man": ["Hund", "Mann"]}, tokenizer)
-    assert [each["target"] for each in terminology.report_terms("a dog and a man", "Hund und Hunde")] == ["Hunde", "Hund"]
+    report = terminology.report_terms("a dog and a man", "Hund und Hunde")
+    assert [each["target"] for each in report] == ["Hunde", "Hund"]
 
 
 @pytest.mark.parametrize("shared", [True, False])
