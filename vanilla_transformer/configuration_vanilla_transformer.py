@@ -99,9 +99,7 @@ class VanillaTransformerConfig(PretrainedConfig):
     norm_position: Literal["post", "pre"] = config_field(
         "post", "Position of LayerNorm. `post`: LayerNorm(x + f(x)). `pre`: x + f(LayerNorm(x))."
     )
-    final_norm: bool | None = config_field(
-        None, "Whether LayerNorm follows the last layer of each stack. Defaults to True for pre-norm only."
-    )
+    final_norm: bool | None = config_field(None, "Whether each stack ends with LayerNorm. Default: only with pre-norm.")
     embedding_norm: bool = config_field(False, "Whether LayerNorm follows the sum of embeddings and positions.")
     layer_norm_eps: float = config_field(
         1e-5, "Epsilon of LayerNorm, added to the variance. The paper does not specify it; 1e-5 is PyTorch's default."
@@ -112,9 +110,7 @@ class VanillaTransformerConfig(PretrainedConfig):
     position_embedding_type: Literal["sinusoidal", "learned"] = config_field(
         "sinusoidal", "Type of the position embeddings. `sinusoidal`: section 3.5. `learned`: table 3, row E."
     )
-    max_position_embeddings: int = config_field(
-        1024, "Maximum sequence length with learned positions. Sinusoidal positions have no such limit."
-    )
+    max_position_embeddings: int = config_field(1024, "Maximum sequence length; applies only to learned positions.")
     lm_head_bias: bool = config_field(False, "Whether the LM head has a bias.")
 
     # Regularization (section 5.4), as probabilities
@@ -151,12 +147,7 @@ class VanillaTransformerConfig(PretrainedConfig):
 
     @classmethod
     def from_size(cls, size: str, **overrides: Any) -> "VanillaTransformerConfig":
-        """Create a configuration by name: `base` or `big` (table 3), or `tiny` (d_model 128, 4+4 layers).
-
-        Args:
-            size: `"base"`, `"big"` or `"tiny"`.
-            **overrides: Fields that differ from that size.
-        """
+        """Return the config "base" or "big" (table 3), or "tiny" (d_model 128, 4+4 layers), with `overrides` of fields."""
         if size not in SIZES:
             raise ValueError(f"size={size!r} is not supported: choose one of {', '.join(SIZES)}.")
         return cls(**(SIZES[size] | overrides))
@@ -240,9 +231,7 @@ class VanillaTransformerConfig(PretrainedConfig):
 
 
 @contextmanager
-def save_code_of(
-    model: Any, base_class: Any, save_directory: Any, is_main_process: bool = True, **_: Any
-) -> Iterator[None]:
+def save_code_of(model: Any, base_class: Any, directory: Any, is_main_process: bool = True, **_: Any) -> Iterator[None]:
     """Context manager in which `save_pretrained` saves a model with the code of its class.
 
     `base_class` is a class of the modeling file. The code of a subclass from another module needs this file, too.
@@ -261,8 +250,8 @@ def save_code_of(
     own_class: Any = next(each for each in wrapped_class.__mro__ if not each.__name__.startswith("FSDP"))
     name, module = own_class.__name__, own_class.__module__
     if module != base_class.__module__ and own_class._auto_class and is_main_process:
-        os.makedirs(save_directory, exist_ok=True)
-        custom_object_save(base_class, save_directory)
+        os.makedirs(directory, exist_ok=True)
+        custom_object_save(base_class, directory)
         in_main = module == "__main__"
         logger.warning_once(
             f"The code of {name} is {'not ' * in_main}saved with the model"

@@ -111,9 +111,8 @@ class MultiHeadAttention(nn.Module):
         """
         query = self.split_heads(self.q_proj(hidden_states), self.key_head_dim)  # (B, H, T, K)
         key, value = self.get_key_value_states(hidden_states, encoder_hidden_states, past_key_values)
-        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, scaled_dot_product_attention
-        )
+        implementation = self.config._attn_implementation
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, scaled_dot_product_attention)
         dropout = self.config.attention_dropout if self.training else 0.0
         heads, weights = attend(
             self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs
@@ -122,10 +121,7 @@ class MultiHeadAttention(nn.Module):
         return self.out_proj(concatenated), weights
 
     def get_key_value_states(
-        self,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor | None,
-        cache: EncoderDecoderCache | None,
+        self, hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor | None, cache: EncoderDecoderCache | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys (B, H, S, K) and values (B, H, S, E), including cached ones, and update the cache.
 
@@ -308,21 +304,16 @@ class DecoderLayer(TransformerLayer):
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """(B, T, D) and encoder states (B, S, D) -> (B, T, D)."""
+        options = {"past_key_values": past_key_values, **kwargs}
         hidden_states = self.apply_sublayer(
             self.self_attn_layer_norm,
             hidden_states,
-            lambda x: self.self_attn(x, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs)[0],
+            lambda x: self.self_attn(x, attention_mask=attention_mask, **options)[0],
         )
         hidden_states = self.apply_sublayer(
             self.cross_attn_layer_norm,
             hidden_states,
-            lambda x: self.cross_attn(
-                x,
-                encoder_hidden_states,
-                attention_mask=encoder_attention_mask,
-                past_key_values=past_key_values,
-                **kwargs,
-            )[0],
+            lambda x: self.cross_attn(x, encoder_hidden_states, attention_mask=encoder_attention_mask, **options)[0],
         )
         return self.apply_sublayer(self.feed_forward_layer_norm, hidden_states, self.feed_forward)
 
@@ -471,17 +462,11 @@ class Decoder(TransformerStack):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Decode target tokens. Each position attends to itself and to earlier positions.
+        """Decode target tokens (B, T) or their unscaled embeddings (B, T, D). Attention is causal.
 
-        Args:
-            input_ids: Target ids (B, T). With `past_key_values`, only the new tokens.
-            attention_mask: Padding mask (B, past and new tokens), or a 4D mask. Defaults to no padding.
-            encoder_hidden_states: Encoder states (B, S, D).
-            encoder_attention_mask: Padding mask of the source (B, S).
-            past_key_values: Keys and values of earlier steps, extended in place.
-            inputs_embeds: Unscaled embeddings (B, T, D), instead of `input_ids`.
-            use_cache: Whether to return `past_key_values` for the next step.
-            **kwargs: Arguments of the attention functions.
+        With `past_key_values`, which is extended in place, only the new tokens are given.
+        `attention_mask` is a padding mask (B, past and new tokens) or a 4D mask. It defaults to no padding.
+        `encoder_hidden_states` (B, S, D) has the padding mask `encoder_attention_mask` (B, S).
         """
         inputs_embeds = resolve_inputs_embeds(
             self.embed_tokens, self.config.decoder_vocab_size, input_ids, inputs_embeds, "decoder_"
@@ -490,17 +475,14 @@ class Decoder(TransformerStack):
             past_key_values = DynamicCache(config=self.config)
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
             past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
-        self_attention_cache = past_key_values.self_attention_cache if past_key_values is not None else None
+        self_cache = past_key_values.self_attention_cache if past_key_values is not None else None
 
         past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
         positions = create_position_ids(attention_mask, inputs_embeds, past_length)
         hidden_states = self.embed(inputs_embeds, positions)
 
         causal_mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=self_attention_cache,
+            config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask, past_key_values=self_cache
         )
         encoder_attention_mask = create_bidirectional_mask(
             config=self.config,
@@ -665,18 +647,15 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     ) -> Seq2SeqLMOutput:
         """Return the logits of the next token for each target position, and the loss if `labels` is given.
 
-        The first nine arguments are those of `VanillaTransformerModel.forward`.
+        `labels` (B, T) has -100 at positions to ignore. Without `decoder_input_ids`, the decoder input is
+        `decoder_start_token_id`, followed by the labels except for the last one. The summed loss is divided by
+        `num_items_in_batch`, the number of labels of the complete optimizer step. It defaults to those of this call.
 
-        If `labels` (B, T) is given without `decoder_input_ids`, the decoder input is `decoder_start_token_id` followed
-        by the labels except for the last one. Positions with label -100 are ignored.
+        `smoothing` is the label smoothing factor (section 5.4). If it is given, the loss is computed in chunks and
+        `logits` is None. This takes less memory and skips padding (unless `lm_head` is adapted or hooked). Otherwise,
+        the loss is the unsmoothed cross-entropy. ("label" is not in the name: a Trainer would expect labels.)
 
-        `num_items_in_batch` is the number of labels of the complete optimizer step, over all accumulation steps and
-        processes. The summed loss is divided by it. It defaults to the number of labels of this call.
-
-        `smoothing` is the label smoothing factor (section 5.4). Given with labels, the loss is computed in chunks and
-        `logits` is None. This takes less memory, and padding costs no time (unless `lm_head` is adapted or hooked).
-        By default, the loss is the unsmoothed cross-entropy. The name does not contain "label", because a Trainer takes
-        all arguments with "label" in their names for labels.
+        The other arguments are those of `VanillaTransformerModel.forward`.
 
         Returns:
             `loss` (scalar, nats per token), `logits` (B, T, V), and on request caches, hidden states and attention.
@@ -704,8 +683,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         else:
             logits = self.lm_head(outputs.last_hidden_state)  # (B, T, V)
         if labels is not None and logits is not None:
-            size = self.config.decoder_vocab_size
-            loss = self.loss_function(logits, labels, size, num_items_in_batch=num_items_in_batch)
+            vocab_size = self.config.decoder_vocab_size
+            loss = self.loss_function(logits, labels, vocab_size, num_items_in_batch=num_items_in_batch)
         others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
 

@@ -109,9 +109,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
             encoding["input_ids"] = [[unk if each in missing else each for each in row] for row in rows]
         return encoding, encodings
 
-    def _decode(
-        self, token_ids, skip_special_tokens: bool = False, use_source_tokenizer: bool = False, **kwargs
-    ) -> str:
+    def _decode(self, token_ids, skip_special_tokens=False, use_source_tokenizer=False, **kwargs) -> str:
         if use_source_tokenizer:
             return super()._decode(token_ids, skip_special_tokens, **kwargs)
         self._switch_to_target_mode()

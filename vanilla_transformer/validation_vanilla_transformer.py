@@ -1,8 +1,5 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
-"""Input checks that read tensor values. They run on CPU only, because reading values on a GPU forces a synchronization.
-
-Shapes: B batch, S source length, D hidden size.
-"""
+"""Input checks that read tensor values. They run on CPU only, because reading values on a GPU synchronizes with it."""
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -37,9 +34,7 @@ def validate_sequence_length(positions: torch.Tensor, size: int) -> None:
 def validate_nonempty_sources(inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None) -> None:
     """Raise ValueError if a source has no unmasked token, so that there is nothing to attend to.
 
-    Args:
-        inputs_embeds: Source embeddings (B, S, D).
-        attention_mask: Padding mask (B, S), zero at padding positions. Masks of other shapes are not checked.
+    `inputs_embeds` has the shape (B, S, D). `attention_mask` is checked only if it is a padding mask (B, S).
     """
     if inputs_embeds.shape[1] == 0:
         raise ValueError("The sources are empty (length 0): every source needs at least one token, such as </s>.")

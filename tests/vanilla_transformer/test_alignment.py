@@ -149,7 +149,7 @@ def test_the_heads_that_agree_are_chosen(make_model, make_tokenizer, monkeypatch
     model = make_model(**sizes).train()
     looked_at = {
         (SOURCES[i], TARGETS[i]): weights[1, 2].argmax(-1)
-        for i, _, _, weights in alignment.word_attention(model, tokenizer, SOURCES, TARGETS, 4)
+        for i, _, _, weights in alignment.iter_word_attention(model, tokenizer, SOURCES, TARGETS, 4)
     }
     monkeypatch.setattr(alignment, "prediction_difference_alignment", lambda model, tokenizer, *pair: looked_at[pair])
     assert choose_alignment_heads(model, tokenizer, SOURCES, TARGETS) == [[1, 2]]
@@ -161,7 +161,7 @@ def test_a_tokenizer_without_places_is_refused(make_model):
     class Slow:
         is_fast = False
 
-    with pytest.raises(ValueError, match="a Slow does not tell where its tokens stand"):
+    with pytest.raises(ValueError, match="Slow does not provide the character offsets"):
         align(make_model(), Slow(), ["a"], ["b"])
 
 

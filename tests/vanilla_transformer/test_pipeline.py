@@ -234,7 +234,7 @@ def test_an_ensemble(make_translator, make_model, tokenizer):
     both = TranslationPipeline(model=translator.model, tokenizer=tokenizer, ensemble=[other])
     assert both(TEXTS, return_scores=True, **options) == found != translator(TEXTS, return_scores=True, **options)
     assert both(TEXTS, num_beams=1, return_scores=True)[0]["score"] < 0
-    with pytest.raises(ValueError, match="an ensemble needs our own beam search"):
+    with pytest.raises(ValueError, match="An ensemble requires `beam_search`"):
         both(TEXTS, guidance_scale=2.0)
 
 
@@ -255,7 +255,7 @@ def test_batches_of_a_gpu_are_as_large_as_its_memory_allows(make_translator, mon
     assert translator._auto_batch_size(5, {}) == DEFAULT_BATCH_SIZE
     monkeypatch.setattr(type(translator.model), "device", property(lambda model: torch.device("cuda")))
     free = {"bytes": 4e6}
-    monkeypatch.setattr(f"{TranslationPipeline.__module__}.free_memory", lambda device: free["bytes"])
+    monkeypatch.setattr(f"{TranslationPipeline.__module__}.get_free_memory", lambda device: free["bytes"])
     most = translator._auto_batch_size(5, {})
     others = [{"num_beams": 5}, {"max_new_tokens": 50}, {"ensemble": [translator.model]}]
     fitting = [translator._auto_batch_size(5, options) for options in others]
