@@ -147,7 +147,7 @@ class VanillaTransformerConfig(PretrainedConfig):
 
     @classmethod
     def from_size(cls, size: str, **overrides: Any) -> "VanillaTransformerConfig":
-        """Return the config "base" or "big" (table 3), or "tiny" (d_model 128, 4+4 layers), with `overrides` of fields."""
+        """Return the config of a size: "base" or "big" (table 3), or "tiny" (d_model 128, 4+4 layers)."""
         if size not in SIZES:
             raise ValueError(f"size={size!r} is not supported: choose one of {', '.join(SIZES)}.")
         return cls(**(SIZES[size] | overrides))
