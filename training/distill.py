@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     table = PairTableBuilder(arguments.output, [piece], int(arguments.with_references), arguments.device)
     with main_process_reports_first(table):
-        table.make()
+        table.build()
 
 
 def validate_languages(teachers: Sequence[str], source: Path) -> None:

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
     ]
     table = PairTableBuilder(arguments.output, pieces, COPIES_PER_PAIR)
     with main_process_reports_first(table):
-        table.make()
+        table.build()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
-"""An English-German parallel corpus out of a small grammar: the data of `make demo`, with no network and no licence.
+"""A synthetic English-German parallel corpus, generated from a small grammar: the data of `make demo`.
 
-    python -m training.demo.corpus FOLDER        # writes train.en, train.de, validation.en, ... to look at
+    python -m training.demo.corpus DIRECTORY        # writes train.en, train.de, validation.en, ...
 
-Every English sentence has exactly one German translation, and getting it right takes what translation takes: gender,
-number and case (three genders that English does not show), adjective endings in three declensions, the finite verb in
-second place, or last in subordinate clauses, separable verbs, participles and their auxiliaries, negation with
-"nicht" and "kein", two-way prepositions, and time before manner before place.
-
-`lexicon` has the words, `grammar` writes trees of them in both languages, and here the trees are drawn.
+Every English sentence has exactly one German translation. A model needs grammar to find it: gender, number and case,
+with three genders that English does not mark. There are adjective endings in three declensions, and separable verbs.
+The finite verb is in second position, or last in subordinate clauses. Further topics are participles and their
+auxiliaries, negation with "nicht" and "kein", two-way prepositions, and the order of time, manner and place.
 """
 
 import random
@@ -33,7 +31,7 @@ PREPOSITIONS = lexicon.rows(lexicon.PREPOSITIONS)
 
 @dataclass
 class SentenceGenerator:
-    """Draws trees. `combinations` collects which words were put together, such as ("eat", "apple")."""
+    """Random generator of sentence trees. `combinations` collects pairs of related words, such as ("eat", "apple")."""
 
     rng: random.Random
     combinations: set[tuple[str, str]] = field(default_factory=set)
@@ -45,7 +43,7 @@ class SentenceGenerator:
         return self.rng.choice([row for row in table if set(row[column]) & set(classes)])
 
     def noun_phrase(self, classes: list[str], verb: str = "", plain: bool = False, depth: int = 0) -> NounPhrase:
-        """A noun of one of the classes. `plain`: no number or quantity, which negation would make ambiguous."""
+        """Sample a noun phrase. `plain` excludes numbers and quantities, which are ambiguous in negated clauses."""
         noun = self.with_class(NOUNS, classes, 3)
         plural = self.chance(0.25)
         usable = [name for name, row in DETERMINERS.items() if row[int(plural)] is not None]
@@ -70,7 +68,7 @@ class SentenceGenerator:
         return adjective
 
     def relative(self, head: NounPhrase) -> Clause:
-        """What the head does; or, for things always, what is done to it."""
+        """Sample a relative clause. Its head is the subject or the object; things are always the object."""
         if not set(head.noun[3]) & {"person", "animal"} or self.chance(0.4):
             subject = self.noun_phrase(["person"], depth=1)
             verbs = [row for row in VERBS if row[3] == ["transitive"] and set(row[5]) & set(head.noun[3])]
@@ -85,17 +83,13 @@ class SentenceGenerator:
         return self.noun_phrase(classes, verb)
 
     def clause(self, head: NounPhrase | None = None) -> Clause:
-        """A clause with a subject; or a relative clause to `head`, without adverbs, negation and modal verbs."""
+        """Sample a clause. With `head`, it is a relative clause without adverbs, negation and modal verbs."""
         if self.chance(0.12):
             return self.copula(head)
         verb = self.rng.choice([row for row in VERBS if head is None or set(row[4]) & set(head.noun[3])])
         actor = self.subject(verb[4], verb[0][0]) if head is None else head
-        clause = Clause(
-            actor if head is None else None,
-            actor.number,
-            self.rng.choice(["present", "present", "past", "future"]),
-            verb,
-        )
+        tense = self.rng.choice(["present", "present", "past", "future"])
+        clause = Clause(actor if head is None else None, actor.number, tense, verb)
         if head is None:
             clause.negated = self.chance(0.2)
             if clause.tense == "present" and self.chance(0.2):
@@ -113,12 +107,8 @@ class SentenceGenerator:
         if isinstance(actor, NounPhrase):
             actor.adjective = None
             self.combinations.add((predicate[0][0], actor.noun[0][0]))
-        clause = Clause(
-            actor if head is None else None,
-            actor.number,
-            self.rng.choice(["present", "past", "future"]),
-            predicate=predicate,
-        )
+        tense = self.rng.choice(["present", "past", "future"])
+        clause = Clause(actor if head is None else None, actor.number, tense, predicate=predicate)
         if head is None:
             clause.negated = self.chance(0.2)
             clause.time = self.time(clause.tense) if self.chance(0.3) else None
@@ -142,11 +132,11 @@ class SentenceGenerator:
             clause.place = self.direction(into=frame == "motion")
 
     def object_pronoun(self, clause: Clause) -> Pronoun:
-        """Any but the subject's own, which would be a reflexive one."""
+        """Sample a pronoun that does not refer to the subject, which would require a reflexive one."""
         return Pronoun(self.rng.choice([row for row in PRONOUNS if row[5] == 1 or row[5] != clause.number]))
 
     def direction(self, into: bool) -> tuple[str, str]:
-        """Whither: two-way prepositions with the accusative."""
+        """Sample a direction: a two-way preposition with the accusative."""
         english, german, classes = self.rng.choice(PREPOSITIONS[: 2 if into else 3])
         where = self.noun_phrase(classes, depth=1)
         name = english[0] + "to" if into else english[0]
@@ -159,7 +149,7 @@ class SentenceGenerator:
             if self.chance(0.3):
                 english, german = self.rng.choice(PLACES)
                 clause.place = (english[0], german[0])
-            else:  # where: with the dative
+            else:  # location: with the dative
                 english, german, classes = self.rng.choice(PREPOSITIONS)
                 where = self.noun_phrase(classes, verb[0][0] if verb[3] == ["intransitive"] else "", depth=1)
                 clause.place = join(english[0], where.english()), join(german[0], where.german("dat"))
@@ -171,7 +161,7 @@ class SentenceGenerator:
         return self.with_class(TIMES, [tense], 2)
 
     def sentence(self) -> tuple[str, str]:
-        """One sentence in English and German."""
+        """Sample a sentence in English and German."""
         kind = self.rng.choices(["statement", "question", "that", "because", "when", "and"], [60, 12, 10, 7, 6, 5])[0]
         clause = self.clause()
         if kind == "question":
@@ -186,24 +176,17 @@ class SentenceGenerator:
             clause.time_first = False
             return finish(outer.english(), "."), finish(outer.german(), ".")
         second = self.clause()
-        if kind == "and":
-            second.time_first = False
-            return (
-                finish(join(clause.english(), "and", second.english()), "."),
-                finish(join(clause.german(), "und", second.german()), "."),
-            )
         second.time_first = False
+        if kind == "and":
+            english = join(clause.english(), "and", second.english())
+            return finish(english, "."), finish(join(clause.german(), "und", second.german()), ".")
         if kind == "because":
-            return (
-                finish(join(clause.english(), "because", second.english()), "."),
-                finish(join(clause.german(), ",", "weil", second.german("final")), "."),
-            )
+            english = join(clause.english(), "because", second.english())
+            return finish(english, "."), finish(join(clause.german(), ",", "weil", second.german("final")), ".")
         clause.time_first = False
-        when = "als" if second.tense == "past" else "wenn"  # once, in the past; or whenever
-        return (
-            finish(join("when", second.english(), ",", clause.english()), "."),
-            finish(join(when, second.german("final"), ",", clause.german("inverted")), "."),
-        )
+        when = "als" if second.tense == "past" else "wenn"  # "als": once in the past
+        english = join("when", second.english(), ",", clause.english())
+        return finish(english, "."), finish(join(when, second.german("final"), ",", clause.german("inverted")), ".")
 
     def question(self, clause: Clause) -> tuple[str, str]:
         words = {"": ""}
@@ -214,79 +197,72 @@ class SentenceGenerator:
         words["why"] = "warum"
         english = self.rng.choice(list(words))
         clause.time_first = False
-        return finish(clause.english(question=english), "?"), finish(
-            clause.german("question", question=words[english]), "?"
-        )
+        german = clause.german("question", question=words[english])
+        return finish(clause.english(question=english), "?"), finish(german, "?")
 
 
 def digest(*words: str) -> int:
-    """The same number for the same words, on every machine and in every run."""
+    """Return a hash that is the same on every machine and in every run."""
     return int.from_bytes(sha256(" ".join(words).encode()).digest()[:4], "big")
 
 
 def is_held_out(combination: tuple[str, str]) -> bool:
-    """One combination of words in 25 never occurs in training."""
+    """Return whether a combination of words never occurs in training (one in 25)."""
     return digest(*combination) % 25 == 0
 
 
 def generate(train: int = 40_000, validation: int = 500, test: int = 1_000, seed: int = 0) -> dict[str, list]:
-    """The corpus: distinct sentences of 3 to 20 English words.
+    """Return the splits of the corpus: distinct (English, German) pairs with 3 to 20 English words.
 
-    Half of the held-out sentences hold a combination of words that training never shows, such as a verb with an object;
-    the other half are new sentences of known combinations.
-
-    Args:
-        train, validation, test: pairs in each split; tens of thousands are no trouble.
-        seed: another seed draws other sentences.
-
-    Returns:
-        `{"train": [(english, german), ...], "validation": ..., "test": ...}`.
+    Half of the validation and test sentences contain a combination of words that does not occur in training, such as a
+    verb and its object. The other half are new sentences with known combinations. A split can have tens of thousands
+    of pairs.
     """
-    speaker = SentenceGenerator(random.Random(seed))
+    generator = SentenceGenerator(random.Random(seed))
     splits: dict[str, list] = {"train": [], "validation": [], "test": []}
-    wanted = {"train": train, "validation": validation, "test": test}
-    by_novelty = {name: [0, 0] for name in splits}
+    sizes = {"train": train, "validation": validation, "test": test}
+    novel_counts = {name: [0, 0] for name in splits}
     seen = set()
-    while any(len(splits[name]) < wanted[name] for name in splits):
-        speaker.combinations.clear()
-        english, german = speaker.sentence()
+    while any(len(splits[name]) < sizes[name] for name in splits):
+        generator.combinations.clear()
+        english, german = generator.sentence()
         if english in seen or not 3 <= len(english.split()) <= 20:
             continue
         seen.add(english)
-        is_new_combination = any(map(is_held_out, speaker.combinations))
+        is_new_combination = any(map(is_held_out, generator.combinations))
         bucket = digest(english) % 10
         name = "train"
         if is_new_combination or bucket == 0:
             name = "validation" if digest(english, "split") % (validation + test) < validation else "test"
-            if by_novelty[name][is_new_combination] * 2 >= wanted[name]:
+            if novel_counts[name][is_new_combination] * 2 >= sizes[name]:
                 continue
-        if len(splits[name]) < wanted[name]:
-            by_novelty[name][is_new_combination] += 1
+        if len(splits[name]) < sizes[name]:
+            novel_counts[name][is_new_combination] += 1
             splits[name].append((english, german))
     return splits
 
 
 def main() -> None:
     parser = CommandLineParser("training.demo.corpus", __doc__)
-    parser.add_argument("folder", type=Path, help="where train.en, train.de and so on are written")
-    parser.add_argument("--seed", type=int, default=0, help="another seed draws other sentences")
+    parser.add_argument("directory", type=Path, help="The directory to write train.en, train.de and so on to.")
+    parser.add_argument("--seed", type=int, default=0, help="The random seed (default: %(default)s).")
     arguments = parser.parse_args()
     with exit_on_user_error(parser.prog):
-        write(arguments.folder, arguments.seed)
+        write(arguments.directory, arguments.seed)
 
 
-def write(folder: Path, seed: int) -> None:
-    """The corpus as text files, a sentence a line. Raises ValueError where one of them is there already."""
+def write(directory: Path, seed: int) -> None:
+    """Write the corpus to text files, one sentence per line. Raises ValueError if a file already exists."""
     corpus = generate(seed=seed)
-    for path in (folder / f"{split}.{language}" for split in corpus for language in ("en", "de")):
+    for path in (directory / f"{split}.{language}" for split in corpus for language in ("en", "de")):
         if path.exists():
-            raise ValueError(f"{path} exists already: give another folder.")
-    folder.mkdir(parents=True, exist_ok=True)
+            raise ValueError(f"{path} already exists. Choose another directory.")
+    directory.mkdir(parents=True, exist_ok=True)
     for split, pairs in corpus.items():
         for side, language in enumerate(("en", "de")):
-            with atomic_write(folder / f"{split}.{language}") as path:
+            with atomic_write(directory / f"{split}.{language}") as path:
                 path.write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
-        print(f"{len(pairs):6d} pairs  {folder / split}.{{en,de}}")
+        print(f"{len(pairs):6d} pairs  {directory / split}.{{en,de}}")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
-"""The grammar of the embedded English-German corpus: trees that write themselves in both languages.
+"""The grammar of the built-in English-German corpus.
 
-A sentence is made of `Clause`s, and these of noun phrases. Each writes itself in English and in German, so that a
-translation is right by construction; `corpus` draws the trees.
+A sentence is a tree of clauses and noun phrases. Each node generates its text in both languages, so that translations
+are correct by construction. `corpus` samples the trees.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-Row = list[list[str]]  # of a table of the lexicon: columns, each a list of forms
+Row = list[list[str]]  # a row of the lexicon: columns, each a list of forms
 
 # Endings by case, in the order masculine, feminine, neuter, plural
 DER = {"nom": "der die das die", "acc": "den die das die", "dat": "dem der dem den"}
 DIESER = {"nom": "er e es e", "acc": "en e es e", "dat": "em er em en"}
 EIN = {"nom": "- e - e", "acc": "en e - e", "dat": "em er em en"}
-WEAK = {"nom": "e e e en", "acc": "en e e en", "dat": "en en en en"}  # adjectives behind der, dieser, jeder
-MIXED = {"nom": "er e es en", "acc": "en e es en", "dat": "en en en en"}  # behind ein, kein, mein
-STRONG = {"nom": "er e es e", "acc": "en e es e", "dat": "em er em en"}  # behind a number or nothing
+WEAK = {"nom": "e e e en", "acc": "en e e en", "dat": "en en en en"}  # adjectives after der, dieser, jeder
+MIXED = {"nom": "er e es en", "acc": "en e es en", "dat": "en en en en"}  # after ein, kein, mein
+STRONG = {"nom": "er e es e", "acc": "en e es e", "dat": "em er em en"}  # after a number or without a determiner
 
 # English singular, plural | German stem | its endings | the adjective's
 DETERMINERS: dict[str, tuple[Any, ...]] = {
@@ -63,13 +63,13 @@ class Pronoun:
 
 @dataclass
 class NounPhrase:
-    """A determiner, an adjective, a noun and a relative clause, as in "the old man that sees the dog"."""
+    """A noun with a determiner and optional modifiers, for example "the old man that sees the dog"."""
 
     determiner: str
     noun: Row
     plural: bool = False
     adjective: Row | None = None
-    relative: "Clause | None" = None  # the noun phrase is its subject, or its object where it has a subject
+    relative: "Clause | None" = None  # the noun phrase is its object if it has a subject, else its subject
 
     @property
     def number(self) -> int:
@@ -77,7 +77,7 @@ class NounPhrase:
 
     @property
     def gender(self) -> int:
-        """Index into the tables of endings."""
+        """Index into the rows of the ending tables."""
         return 3 if self.plural else "mfn".index(self.noun[2][0][0])
 
     def english(self, is_object: bool = True) -> str:
@@ -91,7 +91,7 @@ class NounPhrase:
         return join(determiner, *words)
 
     def german(self, case: str, negated: bool = False) -> str:
-        """With `negated`, "ein" becomes "kein", and a bare plural "keine"."""
+        """Return the German text. If negated, "ein" becomes "kein", and a plural without article gets "keine"."""
         _, _, stem, endings, adjective_endings = DETERMINERS[self.determiner]
         if self.determiner == "a":
             stem, endings, adjective_endings = (
@@ -129,22 +129,22 @@ class Clause:
     subject: NounPhrase | Pronoun | None
     number: int  # of the subject: 0 first person singular, 1 third, 2 plural
     tense: str = "present"  # or "past", "future"
-    verb: Row | None = None  # None: "to be" with `predicate`
+    verb: Row | None = None  # if None, "to be" with `predicate`
     predicate: Row | None = None  # an adjective
     modal: Row | None = None
     negated: bool = False
     dative: NounPhrase | Pronoun | None = None
     accusative: NounPhrase | Pronoun | None = None
     manner: Row | None = None
-    place: tuple[str, str] | None = None  # (English, German), also a direction
+    place: tuple[str, str] | None = None  # (English, German); a location or a direction
     time: Row | None = None
     time_first: bool = False
-    complement: "Clause | None" = None  # behind "that", of a verb of saying
+    complement: "Clause | None" = None  # after "that", for verbs such as "think"
 
     # English: subject, verb, objects, manner, place, time ------------------------------------------------------------
 
     def english(self, as_relative: bool = False, question: str | None = None) -> str:
-        """A statement; or a question, with a question word or "" for one without."""
+        """Return the English statement, or the question with the given question word ("" for yes-no questions)."""
         auxiliary, verb = self._english_verb(inverted=question is not None)
         subject = self.subject.english(is_object=False) if self.subject else ""
         order = [question, auxiliary, subject, verb] if question is not None else [subject, auxiliary, verb]
@@ -158,9 +158,9 @@ class Clause:
         return join(*order, *rest, time, complement)
 
     def _english_verb(self, inverted: bool) -> tuple[str, str]:
-        """Auxiliary and main verb. Without an auxiliary, negation and questions take a form of "do"."""
+        """Return the auxiliary and the main verb. Negations and questions use "do" if there is no other auxiliary."""
         negation = "not" if self.negated else ""
-        third = 0 if self.number == 1 else 1
+        form = 0 if self.number == 1 else 1
         if self.tense == "future":
             be_or_do = self.verb[0][0] if self.verb else "be"
             return ("will", join(negation, be_or_do)) if inverted else (join("will", negation), be_or_do)
@@ -176,15 +176,17 @@ class Clause:
         if self.modal:
             base, third_person = f"want to {base}", f"wants to {base}"
         if self.negated or inverted:
-            do = "did" if self.tense == "past" else ("does", "do")[third]
+            do = "did" if self.tense == "past" else ("does", "do")[form]
             return (do, join(negation, base)) if inverted else (join(do, negation), base)
-        return "", past if self.tense == "past" else (third_person, base)[third]
+        return "", past if self.tense == "past" else (third_person, base)[form]
 
     # German: the finite verb second or last; pronouns, time, objects, "nicht", manner, place between -----------------
 
     def german(self, order: str = "statement", question: str = "") -> str:
-        """`order`: "statement" (verb second), "question" (verb first, or behind its question word), "inverted" (verb
-        first, behind a subordinate clause), "final" (verb last) or "relative" (likewise, without what "der" replaces).
+        """Return the German text.
+
+        The finite verb is last if `order` is "final" or "relative", and second in a "statement". It is first in a
+        "question" (unless there is a question word), and in an "inverted" clause, which follows a subordinate clause.
         """
         subject = self.subject.german("nom") if self.subject else ""
         finite, verbs = self._german_verb(order in ("final", "relative"))
@@ -213,7 +215,7 @@ class Clause:
         return [*pronouns, time, *nouns, negation, manner, self.place[1] if self.place else "", predicate]
 
     def _german_verb(self, last: bool) -> tuple[str, list[str]]:
-        """The finite verb, and what stands at the clause's end: a prefix, a participle or an infinitive."""
+        """Return the finite verb, and the prefix, participle or infinitive at the end of the clause."""
         if self.verb is None:
             if self.tense == "future":
                 return WERDEN[self.number], ["sein"]
@@ -238,13 +240,13 @@ def first_person(verb: Row) -> str:
     return infinitive[: -2 if infinitive.endswith("en") else -1] + "e"  # ich kenne, ich flüstere
 
 
-def join(*words: str) -> str:
-    """Words with single spaces between them, none where one is empty or None; commas are set right in `finish`."""
-    return " ".join(word for word in words if word)
+def join(*parts: str) -> str:
+    """Join the nonempty parts with spaces. `finish` corrects the commas."""
+    return " ".join(part for part in parts if part)
 
 
 def finish(text: str, mark: str) -> str:
-    """A capital at the beginning, commas beside their words and never two or one before the mark, contractions."""
+    """Return a sentence with an initial capital, contractions, correct commas and the final punctuation mark."""
     for long, short in CONTRACTIONS.items():
         text = f" {text} ".replace(f" {long} ", f" {short} ").strip()
     while " , ," in text:

@@ -1,10 +1,10 @@
-"""The words of the embedded English-German corpus, as tables; `grammar` makes sentences of them.
+"""Word tables of the built-in English-German corpus.
 
-Columns are separated by `|`, forms of one word by spaces, and `_` stands for a space inside a form.
+Columns are separated by `|`, the forms of a word by spaces. `_` is a space inside a form.
 """
 
-# English singular, plural | German singular, plural | gender (m, f, n; a trailing w: weak, -n/-en outside the
-# nominative) | classes that verbs, adjectives and prepositions choose by
+# English singular, plural | German singular, plural | gender (m, f, n; with w: weak, -n/-en except in the nominative) |
+# semantic classes, which verbs, adjectives and prepositions select
 NOUNS = """
 man men|Mann Männer|m|person
 woman women|Frau Frauen|f|person
@@ -158,9 +158,9 @@ window windows|Fenster Fenster|n|openable
 cupboard cupboards|Schrank Schränke|m|openable
 """
 
-# English base, third person, past | German infinitive (separable|prefix before a +), third person, participle |
-# auxiliary (h: haben, s: sein) | frame | subjects | objects
-# Frames: intransitive, transitive, dative, ditransitive, motion (into, onto), placement (puts it in, on, under)
+# English base, third person, past | German infinitive (separable prefix before a +), third person, participle |
+# auxiliary (h: haben, s: sein) | frame | classes of subjects | classes of objects
+# Frames: intransitive, transitive, dative, ditransitive, motion (into, onto), placement (in, on, under)
 VERBS = """
 sleep sleeps slept|schlafen schläft geschlafen|h|intransitive|person animal|
 laugh laughs laughed|lachen lacht gelacht|h|intransitive|person|
@@ -262,7 +262,7 @@ believe believes believed|glauben glaube glaubt geglaubt
 dream dreams dreamed|träumen träume träumt geträumt
 """
 
-# English | German, attributive stem where it differs | classes of nouns
+# English | German, attributive stem if different | classes of nouns
 ADJECTIVES = """
 old|alt|person animal thing room
 young|jung|person animal
@@ -316,7 +316,7 @@ round|rund|surface
 broken|kaputt|machine
 """
 
-# English | German | tenses in which it fits
+# English | German | tenses
 TIMES = """
 today|heute|present past future
 yesterday|gestern|past
@@ -361,7 +361,7 @@ outside|draußen
 upstairs|oben
 """
 
-# English | German | class of the noun; of place, with the dative
+# English | German (with the dative) | classes of nouns
 PREPOSITIONS = """
 in|in|room
 on|auf|surface
@@ -373,6 +373,6 @@ in_front_of|vor|building openable
 
 
 def rows(table: str) -> list[list[list[str]]]:
-    """A table -> its rows, each a list of columns, each a list of forms."""
+    """Parse a table into rows, each a list of columns. A column is a list of forms."""
     lines = table.strip().splitlines()
     return [[[form.replace("_", " ") for form in column.split()] for column in line.split("|")] for line in lines]

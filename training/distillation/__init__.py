@@ -1,1 +1,1 @@
-"""What training.distill and training.diversify are made of: pairs of which a side is a model's translation."""
+"""Sentence pairs with a translated side, for `training.distill` and `training.diversify`."""

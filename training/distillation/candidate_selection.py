@@ -1,4 +1,4 @@
-"""Translations of a block of lines, and which of them become pairs of a table."""
+"""Translation of a block of lines, and selection of the translations that become pairs of a table."""
 
 import re
 from collections import Counter
@@ -12,23 +12,26 @@ from sacrebleu.metrics import BLEU
 from training.data.parallel_text import invalid_pair_reason
 from vanilla_transformer import TranslationPipeline
 
-MAX_COPY_OVERLAP = (
-    0.2  # of `likeness`: English and German or French captions have 0.07, other English texts from 0.25 on
-)
-MIN_WORDS_FOR_CHECK = 500  # words of a block, below which that says little
+MAX_COPY_OVERLAP = 0.2  # of `word_overlap`: 0.07 for English and German or French captions, from 0.25 for English texts
+MIN_WORDS_FOR_CHECK = 500  # per block
+Candidate = tuple[str, float]  # a translation and its score
 
 
 @dataclass(frozen=True)
 class TableSection:
-    """A part of a table: a text, who translates it, and what is taken of the translations.
+    """A text, its teachers, and the rules that select the translations.
 
-    `source` is what the teachers read, `target` its translations by people or None, and `backward` says that the
-    teachers read the table's target side. The `nbest` translations of each line are taken (0: one per beam).
-    With `closest_to_reference`, only the one that is nearest to the target by sentence BLEU is taken: sequence-level
-    interpolation (Kim and Rush 2016, section 3.3).
-    Translations with a score below `min_score`, length ratios above `max_length_ratio`, and (unless `keep_copies`)
-    copies of their source are dropped. `num_beams`, `length_penalty` and `max_new_tokens` default to the first
-    teacher's.
+    Args:
+        source: the text that the teachers translate.
+        target: reference translations of `source`, if any.
+        backward: whether the teachers translate the target side of the table.
+        nbest: number of translations per line; 0 takes one per beam.
+        closest_to_reference: whether to take only the translation that is closest to the target by sentence BLEU:
+            sequence-level interpolation (Kim and Rush 2016, section 3.3).
+        num_beams, length_penalty, max_new_tokens: default to the values of the first teacher.
+        min_score: drop translations with a lower score.
+        max_length_ratio: drop pairs in which one side has more than this many times the tokens of the other.
+        keep_copies: whether to keep translations that equal their source.
     """
 
     teachers: tuple[str, ...]
@@ -46,105 +49,102 @@ class TableSection:
     keep_copies: bool = False
 
     @property
-    def named(self) -> str:
+    def teacher_names(self) -> str:
         return " + ".join(self.teachers)
 
 
 def make_pairs(
-    piece: TableSection, translator: TranslationPipeline, rows: Iterable[tuple]
+    section: TableSection, translator: TranslationPipeline, rows: Iterable[tuple]
 ) -> tuple[list[tuple[str, str]], Counter]:
-    """Pairs (source, target) of rows (line, its translation by people or none), in their order, n-best within a row.
+    """Translate the rows of a block, (line,) or (line, reference), and select pairs (source, target) in their order.
 
     Returns:
-        The pairs, and how many lines or translations were left out, by reason.
+        The pairs, and the number of dropped lines and translations per reason.
 
     Raises:
-        ValueError: the translations look like their sources.
+        ValueError: The translations are in the language of their sources.
     """
-    left_out: Counter = Counter()
-    good = []
+    dropped: Counter = Counter()
+    valid_rows = []
     for row in rows:
         if reason := invalid_pair_reason(row):
-            left_out[f"lines {reason}"] += 1
+            dropped[f"lines {reason}"] += 1
         else:
-            good.append(row)
-    lines = [row[0] for row in good]
-    found = [[each for each in candidates if each[0]] for candidates in translate(piece, translator, lines)]
-    if not piece.keep_copies:
-        validate_not_copied(piece, good, [candidates[0][0] for candidates in found if candidates])
+            valid_rows.append(row)
+    lines = [row[0] for row in valid_rows]
+    translations = [[each for each in nbest if each[0]] for nbest in translate(section, translator, lines)]
+    if not section.keep_copies:
+        validate_not_copied(section, valid_rows, [candidates[0][0] for candidates in translations if candidates])
     pairs = []
-    for row, candidates in zip(good, found, strict=True):
-        left_out["without a translation"] += not candidates
-        if piece.closest_to_reference:
+    for row, candidates in zip(valid_rows, translations, strict=True):
+        dropped["without a translation"] += not candidates
+        if section.closest_to_reference:
             candidates = closest_to_reference(candidates, row[1])
         for text, score in candidates:
-            if reason := rejection_reason(piece, translator.tokenizer, row[0], text, score):
-                left_out[reason] += 1
+            if reason := rejection_reason(section, translator.tokenizer, row[0], text, score):
+                dropped[reason] += 1
             else:
-                pairs.append((text, row[0]) if piece.backward else (row[0], text))
-    return pairs, +left_out
+                pairs.append((text, row[0]) if section.backward else (row[0], text))
+    return pairs, +dropped
 
 
-def translate(piece: TableSection, translator: TranslationPipeline, lines: list[str]) -> list[list[tuple[str, float]]]:
-    """The n best translations of each line with their scores, best first; 0 where no score is asked for."""
+def translate(section: TableSection, translator: TranslationPipeline, lines: list[str]) -> list[list[Candidate]]:
+    """Return the n best translations of each line with their scores, best first. Scores are 0 without `min_score`."""
     config = translator.model.generation_config
-    num_beams = piece.num_beams or max(piece.nbest, config.num_beams or 1)
-    options: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": piece.nbest or num_beams}
-    given = {"length_penalty": piece.length_penalty, "max_new_tokens": piece.max_new_tokens}
-    options |= {name: value for name, value in given.items() if value is not None}
-    if num_beams == 1 and piece.length_penalty is None:
-        options["length_penalty"] = None  # the checkpoint's is for its beams
-    with_scores = piece.min_score is not None
-    results = translator(lines, batch_size=piece.batch_size, return_scores=with_scores, **options)
+    num_beams = section.num_beams or max(section.nbest, config.num_beams or 1)
+    options: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": section.nbest or num_beams}
+    overrides = {"length_penalty": section.length_penalty, "max_new_tokens": section.max_new_tokens}
+    options |= {name: value for name, value in overrides.items() if value is not None}
+    if num_beams == 1 and section.length_penalty is None:
+        options["length_penalty"] = None  # the value in the checkpoint is valid only for beam search
+    with_scores = section.min_score is not None
+    results = translator(lines, batch_size=section.batch_size, return_scores=with_scores, **options)
     rows = [result if isinstance(result, list) else [result] for result in results]
     return [[(each["translation_text"].strip(), each.get("score", 0.0)) for each in row] for row in rows]
 
 
-def closest_to_reference(candidates: list[tuple[str, float]], reference: str) -> list[tuple[str, float]]:
-    """The one with the highest smoothed sentence BLEU (of equals the first), alone; or none of none."""
+def closest_to_reference(candidates: list[Candidate], reference: str) -> list[Candidate]:
+    """Return a list with the candidate of the highest smoothed sentence BLEU, or an empty list."""
     bleu = BLEU(effective_order=True)
     return sorted(candidates, key=lambda each: -bleu.sentence_score(each[0], [reference]).score)[:1]
 
 
-def rejection_reason(piece: TableSection, tokenizer: Any, line: str, text: str, score: float) -> str | None:
-    """Why a translation is left out; None: it is taken."""
-    if text == line and not piece.keep_copies:
-        return "that are their source"
-    if piece.min_score is not None and score < piece.min_score:
-        return f"of a score below {piece.min_score:g}"
-    if piece.max_length_ratio is not None:
+def rejection_reason(section: TableSection, tokenizer: Any, line: str, text: str, score: float) -> str | None:
+    """Return the reason for dropping a translation, or None if it is kept."""
+    if text == line and not section.keep_copies:
+        return "equal to their source"
+    if section.min_score is not None and score < section.min_score:
+        return f"with a score below {section.min_score:g}"
+    if section.max_length_ratio is not None:
         lengths = len(tokenizer(line)["input_ids"]), len(tokenizer(text_target=text)["input_ids"])
-        if max(lengths) > piece.max_length_ratio * min(lengths):
-            return f"with more than {piece.max_length_ratio:g} times the tokens on one side"
+        if max(lengths) > section.max_length_ratio * min(lengths):
+            return f"with more than {section.max_length_ratio:g} times the tokens on one side"
     return None
 
 
-def validate_not_copied(piece: TableSection, rows: list[tuple], texts: list[str]) -> None:
-    """Raises ValueError where translations are in the language of their sources, as those of a teacher that translates
-    into it mostly are.
+def validate_not_copied(section: TableSection, rows: list[tuple], texts: list[str]) -> None:
+    """Raise ValueError if the translations are in the language of their sources.
 
-    Args:
-        rows: of one block; where they have translations by people, those tell how alike the languages are.
-        texts: the best translations.
+    A teacher of the reverse direction mostly copies its inputs. `texts` are the best translations of the rows of a
+    block. References in the rows, if any, show how many words the two languages share.
     """
-    lines = Counter(word for row in rows for word in words(row[0]))
-    said = Counter(word for text in texts for word in words(text))
-    if said.total() < MIN_WORDS_FOR_CHECK:
+    sources, translations = count_words(row[0] for row in rows), count_words(texts)
+    if translations.total() < MIN_WORDS_FOR_CHECK:
         return
-    usual = likeness(lines, Counter(word for row in rows for cell in row[1:2] for word in words(cell)))
-    if (found := likeness(lines, said)) > max(MAX_COPY_OVERLAP, 2 * usual):
+    expected = word_overlap(sources, count_words(cell for row in rows for cell in row[1:2]))
+    if (overlap := word_overlap(sources, translations)) > max(MAX_COPY_OVERLAP, 2 * expected):
         raise ValueError(
-            f"{piece.named}: its translations look like their sources ({100 * found:.0f} % the same words), as "
-            f"{texts[0][:80]!r}: give teachers that translate from the language of {piece.source}, or --keep_copies "
-            f"where outputs are to look like that."
+            f"{section.teacher_names}: the translations and their sources have {100 * overlap:.0f} % of their words in "
+            f"common, for example {texts[0][:80]!r}. Use teachers that translate from the language of "
+            f"{section.source}, or --keep_copies if copies are expected."
         )
 
 
-def likeness(one: Counter, other: Counter) -> float:
-    """How much two texts have of their words in common: the sum of the smaller of each word's two frequencies."""
-    first, second = max(1, one.total()), max(1, other.total())
-    return sum(min(one[word] / first, count / second) for word, count in other.items())
+def word_overlap(first: Counter, second: Counter) -> float:
+    """Return the sum over all words of the smaller one of their relative frequencies in two texts."""
+    first_total, second_total = max(1, first.total()), max(1, second.total())
+    return sum(min(first[word] / first_total, count / second_total) for word, count in second.items())
 
 
-def words(text: str) -> list[str]:
-    return re.findall(r"[^\W\d_]+", text.lower())
+def count_words(texts: Iterable[str]) -> Counter:
+    return Counter(word for text in texts for word in re.findall(r"[^\W\d_]+", text.lower()))

@@ -1,8 +1,8 @@
-"""A table of translations that is made block by block: by several processes, and resumed after any end.
+"""Resumable and distributed building of a table of translations.
 
-Each block of lines becomes one file of the folder `<table>.parts` beside the table, whole or not there; when all are
-there, whoever finished last puts them together. What stands in a block depends on its lines alone, so that the table is
-the same, byte for byte, however often it was interrupted and whoever did what.
+Each block of lines becomes one file in the directory `<table>.parts` next to the table, written atomically. The process
+that finishes last merges them. A block depends only on its lines. The table is therefore the same, byte for byte,
+regardless of interruptions and of the number of processes.
 """
 
 import hashlib
@@ -29,49 +29,50 @@ from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.shared.atomic_io import atomic_write, lock, remove, wrap_write_errors
 from vanilla_transformer.shared.text_lines import sanitize_tsv_cell
 
-PART = re.compile(r"[0-9]+-[0-9]+\.json")  # of the pieces' numbers and those of their blocks
-BATCHES = 16  # of a block: what a kill loses at most
+PART = re.compile(r"[0-9]+-[0-9]+\.json")  # section-block
+BATCHES_PER_BLOCK = 16  # the most work that a kill loses
+DROPPED_KEY = "left_out"  # in the files of parts
 
 
 class PairTableBuilder:
-    """A table (.tsv) of two columns, source and target, out of pieces.
+    """Builder of a table (.tsv) with the columns source and target.
 
     Args:
-        output: the file to be made.
-        pieces: what it is made of, one after the other.
-        copies: how often each pair of the first piece's text stands before them.
-        device: "cpu", "cuda:1", ...; None: a GPU for each process of this machine where there are such.
+        output: path of the table.
+        sections: the contents of the table, in order.
+        copies: number of copies of each pair of the first section's text that precede the sections.
+        device: for example "cpu" or "cuda:1". Defaults to one GPU per process of this machine, if available.
     """
 
-    def __init__(self, output: Path, pieces: list[TableSection], copies: int = 0, device: str | None = None):
-        self.output, self.pieces, self.copies = output, pieces, copies
+    def __init__(self, output: Path, sections: list[TableSection], copies: int = 0, device: str | None = None):
+        self.output, self.sections, self.copies = output, sections, copies
         self.parts = output.with_name(f"{output.name}.parts")
         self.process_index, self.world_size, local = (
             int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
-        )  # as torchrun and accelerate tell each process
+        )  # set by torchrun and accelerate
         self.device = device or (f"cuda:{local % torch.cuda.device_count()}" if torch.cuda.is_available() else None)
 
-    def make(self) -> None:
-        """This process's share of the blocks, and the whole table where nothing else is missing.
+    def build(self) -> None:
+        """Translate this process's share of the blocks, and merge the parts if all are complete.
 
         Raises:
-            ValueError: there is such a file, or the folder holds parts of another table; a text holds no line; or a
-                teacher cannot be used (see `training.translators` and `make_pairs`).
-            OSError: a part or the table cannot be written.
+            ValueError: The table exists, the directory contains parts of another table, or a text has no lines. Also
+                raised by `load_translator` and `make_pairs`.
+            OSError: A part or the table cannot be written.
         """
         if self.output.exists():
-            others_were_faster = self.world_size > 1 and self.output.stat().st_mtime > STARTED
-            if self.clean_up_if_done() or self.process_index > 0 or others_were_faster:
+            is_merged_by_other_rank = self.world_size > 1 and self.output.stat().st_mtime > STARTED
+            if self.clean_up_if_done() or self.process_index > 0 or is_merged_by_other_rank:
                 return
-            raise ValueError(f"{self.output} exists already: give the name of a .tsv file that does not.")
+            raise ValueError(f"--output {self.output} already exists. Choose another name.")
         if self.output.suffix != ".tsv":
-            raise ValueError(f"--output {self.output}: give the name of a .tsv file.")
-        self.refuse_other_parts()
-        missing = [self.missing(number) for number in range(len(self.pieces))]
-        if self.output.exists():  # another process has just put it together, and cleared up
+            raise ValueError(f"--output {self.output} must end with .tsv.")
+        self.validate_parts()
+        missing = [self.missing_blocks(number) for number in range(len(self.sections))]
+        if self.output.exists():  # another process has merged and removed the parts in the meantime
             return
-        chosen = zip(self.pieces, missing, strict=True)
-        teachers = [load_translator(piece.teachers, self.device) if blocks else None for piece, blocks in chosen]
+        sections = zip(self.sections, missing, strict=True)
+        teachers = [load_translator(section.teachers, self.device) if blocks else None for section, blocks in sections]
         try:
             if any(missing):
                 self.write_part(self.parts / "job.json", self.job)
@@ -85,69 +86,70 @@ class PairTableBuilder:
 
     @cached_property
     def job(self) -> dict[str, Any]:
-        """All that the table depends on."""
-        pieces = [json.loads(json.dumps(asdict(piece), default=str)) for piece in self.pieces]
-        for described, piece, text in zip(pieces, self.pieces, self.texts, strict=True):
-            weights = [fingerprint(each) for each in piece.teachers]
+        """Everything that determines the table. The keys are those of job.json."""
+        sections = [json.loads(json.dumps(asdict(section), default=str)) for section in self.sections]
+        for described, section, text in zip(sections, self.sections, self.texts, strict=True):
+            described["nearest"] = described.pop("closest_to_reference")
+            weights = [checkpoint_hash(each) for each in section.teachers]
             described |= {"weights": weights, "lines": text[0], "sha256": text[1]}
-        return {"copies": self.copies, "pieces": pieces}
+        return {"copies": self.copies, "pieces": sections}
 
     @cached_property
     def texts(self) -> list[tuple[int, str]]:
-        """Of each piece its number of lines, and their SHA-256."""
-        found = []
-        for piece in self.pieces:
+        """Number of lines and SHA-256 of the text of each section."""
+        texts = []
+        for section in self.sections:
             digest, lines = hashlib.sha256(), 0
-            for row in rows_of(piece):
+            for row in read_section(section):
                 digest.update("\t".join("\0" if cell is None else cell for cell in row).encode() + b"\n")
                 lines += 1
             if not lines:
-                raise ValueError(f"{piece.source} holds no line: give a text to translate.")
-            found.append((lines, digest.hexdigest()))
-        return found
+                raise ValueError(f"{section.source} has no lines. Use a text file with at least one line.")
+            texts.append((lines, digest.hexdigest()))
+        return texts
 
-    def blocks(self, number: int) -> int:
-        return -(-self.texts[number][0] // (BATCHES * self.pieces[number].batch_size))
+    def num_blocks(self, number: int) -> int:
+        return -(-self.texts[number][0] // (BATCHES_PER_BLOCK * self.sections[number].batch_size))
 
-    def part(self, piece: int, block: int) -> Path:
-        return self.parts / f"{piece}-{block:06d}.json"
+    def part(self, section: int, block: int) -> Path:
+        return self.parts / f"{section}-{block:06d}.json"
 
     def all_parts(self) -> list[Path]:
-        return [self.part(i, block) for i in range(len(self.pieces)) for block in range(self.blocks(i))]
+        return [self.part(i, block) for i in range(len(self.sections)) for block in range(self.num_blocks(i))]
 
-    def refuse_other_parts(self) -> None:
-        """Raises ValueError where the folder holds parts of another table, or something else."""
+    def validate_parts(self) -> None:
+        """Raise ValueError if the directory of parts contains parts of another table or other files."""
         path = self.parts / "job.json"
         names = [each.name for each in self.parts.iterdir()] if self.parts.exists() else []
         if not any(PART.fullmatch(name) for name in names):
             if others := [name for name in names if not name.startswith("job.json")]:
-                raise ValueError(f"{self.parts} holds {others[0]}: move it, or give another --output.")
-        elif not path.exists() or (before := read_json(path)) != self.job:
-            told = f"its {difference(before, self.job)}" if path.exists() else "job.json is missing"
+                raise ValueError(f"{self.parts} contains {others[0]}. Move this file, or choose another --output.")
+        elif not path.exists() or (earlier := read_json(path)) != self.job:
+            reason = difference(earlier, self.job) if path.exists() else "job.json is missing"
             raise ValueError(
-                f"{self.parts} holds parts of another table: {told}. Give the same command to go on, or remove the "
-                f"folder to begin anew."
+                f"{self.parts} contains parts of another table: {reason}. Run the original command to resume, or "
+                f"remove the directory to start again."
             )
 
-    def missing(self, number: int) -> set[int]:
-        """The blocks of a piece that are this process's, and are not there."""
-        own = range(self.process_index, self.blocks(number), self.world_size)
+    def missing_blocks(self, number: int) -> set[int]:
+        """Return the blocks of a section that this process has to translate."""
+        own = range(self.process_index, self.num_blocks(number), self.world_size)
         return {block for block in own if not self.part(number, block).exists()}
 
     def translate_blocks(self, number: int, translator: TranslationPipeline, missing: set[int]) -> None:
-        """Makes the missing parts of one piece."""
-        piece = self.pieces[number]
-        size, rows = BATCHES * piece.batch_size, iter(rows_of(piece))
+        """Translate the missing blocks of a section, and write their parts."""
+        section = self.sections[number]
+        size, rows = BATCHES_PER_BLOCK * section.batch_size, iter(read_section(section))
         with tqdm(total=len(missing), unit=" blocks", disable=self.process_index > 0 or None) as bar:
             for block in range(max(missing) + 1):
                 lines = list(islice(rows, size))
                 if block in missing:
-                    pairs, left_out = make_pairs(piece, translator, lines)
-                    self.write_part(self.part(number, block), {"pairs": pairs, "left_out": left_out})
+                    pairs, dropped = make_pairs(section, translator, lines)
+                    self.write_part(self.part(number, block), {"pairs": pairs, DROPPED_KEY: dropped})
                     bar.update()
 
     def write_part(self, path: Path, content: Any) -> None:
-        """A part of the folder, whole or not there, however many processes write it."""
+        """Write a part atomically, also if multiple processes write it."""
         unfinished = path.with_name(f"{path.name}.unfinished-{self.process_index}")
         with wrap_write_errors(self.output):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,42 +160,42 @@ class PairTableBuilder:
                 remove(unfinished)
 
     def merge_parts(self) -> None:
-        """The table, where all parts are there and no other process does it."""
+        """Write the table, if all parts exist and no other process is merging them."""
         if not all(path.exists() for path in self.all_parts()):
             return
         try:
             job = (self.parts / "job.json").open("rb")
-        except FileNotFoundError:  # another process has just removed it with the parts
+        except FileNotFoundError:  # another process has removed it with the parts
             return
         with job:
             lock(job)
             if self.output.exists():
                 return
-            pairs, left_out = 0, Counter[str]()
+            pairs, dropped = 0, Counter[str]()
             with atomic_write(self.output) as path, path.open("w", encoding="utf-8") as file:
-                for part in self.all_rows(left_out):
-                    file.write("\t".join(map(sanitize_tsv_cell, part)) + "\n")
+                for pair in self.all_pairs(dropped):
+                    file.write("\t".join(map(sanitize_tsv_cell, pair)) + "\n")
                     pairs += 1
                 if not pairs:
                     self.remove_parts()
-                    raise ValueError(f"{self.output} would be empty: left out are {format_counts(left_out)}.")
+                    raise ValueError(f"{self.output} would be empty. Dropped: {format_counts(dropped)}.")
             self.remove_parts()
-        print(f"{self.output}: {pairs:,} pairs out of {sum(lines for lines, _ in self.texts):,} lines")
-        if left_out:
-            print(f"left out: {format_counts(left_out)}")
+        print(f"{self.output}: {pairs:,} pairs from {sum(lines for lines, _ in self.texts):,} lines")
+        if dropped:
+            print(f"dropped: {format_counts(dropped)}")
 
-    def all_rows(self, left_out: Counter) -> Iterator[tuple[str, str]]:
-        """Every pair of the table; counts what is not in it."""
+    def all_pairs(self, dropped: Counter) -> Iterator[tuple[str, str]]:
+        """Yield the pairs of the table, and add the number of dropped lines to `dropped`."""
         if self.copies:
-            for row in filter(lambda row: invalid_pair_reason(row) is None, rows_of(self.pieces[0])):
+            for row in filter(lambda row: invalid_pair_reason(row) is None, read_section(self.sections[0])):
                 yield from [row] * self.copies
         for path in self.all_parts():
             part = read_json(path)
-            left_out.update(part["left_out"])
+            dropped.update(part[DROPPED_KEY])
             yield from part["pairs"]
 
     def clean_up_if_done(self) -> bool:
-        """Whether the table was made by this very command, which was killed before it had cleared up."""
+        """Remove the parts if this command was killed after it had written the table. Return whether this is so."""
         job = self.parts / "job.json"
         if not job.exists() or read_json(job) != self.job:
             return False
@@ -201,26 +203,26 @@ class PairTableBuilder:
         return True
 
     def remove_parts(self) -> None:
-        """Removes the folder of parts; what says whose they are goes last, since a kill may come before."""
+        """Remove the directory of parts, job.json last: after a kill, it identifies the remaining parts."""
         for path in sorted(self.parts.glob("*"), key=lambda path: path.name == "job.json"):
             path.unlink(missing_ok=True)
         if self.parts.exists():
             self.parts.rmdir()
 
 
-def rows_of(piece: TableSection) -> Iterator[tuple]:
-    """Of each line of a piece's text the line, and the one of its target; None for what is not UTF-8.
+def read_section(section: TableSection) -> Iterator[tuple]:
+    """Yield (line,) or (line, reference) for each line of a section's text. Cells that are not UTF-8 are None.
 
     Raises:
-        ValueError: one of two files has more lines, or a file cannot be read.
+        ValueError: One of the two files has more lines, or a file cannot be read.
     """
-    if piece.target is None:
-        return ((line,) for line in iter_stripped_lines(piece.source))
-    return read_rows(piece.source, piece.target)
+    if section.target is None:
+        return ((line,) for line in iter_stripped_lines(section.source))
+    return read_rows(section.source, section.target)
 
 
-def fingerprint(checkpoint: str) -> str:
-    """SHA-256 of a checkpoint's files that say what it translates to what; of one on the Hub its name."""
+def checkpoint_hash(checkpoint: str) -> str:
+    """Return the SHA-256 of the files of a local checkpoint that affect its translations."""
     files = sorted(
         path for path in Path(checkpoint).glob("*") if path.suffix in (".safetensors", ".json", ".bin", ".spm")
     )
@@ -232,22 +234,20 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: remove it, and its part is made anew.") from error
+        raise ValueError(f"{path} is damaged. Remove it, and the block is translated again.") from error
 
 
-def difference(one: dict[str, Any], other: dict[str, Any]) -> str:
-    """The first setting that differs, in words."""
-    if one["copies"] != other["copies"]:
-        return "references are written otherwise"
-    pairs = zip(one["pieces"], other["pieces"], strict=False)
-    found = [key for before, now in pairs for key in now if before.get(key) != now[key]]
-    if not found or found[0] in ("sha256", "lines", "weights"):
-        return {"weights": "teachers' weights are others"}.get(found[0] if found else "", "text is another")
-    before, now = next(
-        (b[found[0]], n[found[0]]) for b, n in zip(one["pieces"], other["pieces"], strict=False) if b != n
-    )
-    return f"{found[0]} is {before}, here it is {now}"
+def difference(earlier: dict[str, Any], current: dict[str, Any]) -> str:
+    """Describe the first setting that differs between two jobs."""
+    if earlier["copies"] != current["copies"]:
+        return "the number of copies of the references differs"
+    sections = list(zip(earlier["pieces"], current["pieces"], strict=False))
+    keys = [key for before, now in sections for key in now if before.get(key) != now[key]]
+    if not keys or keys[0] in ("sha256", "lines", "weights"):
+        return "the teachers' weights differ" if keys[:1] == ["weights"] else "the text differs"
+    before, now = next((before, now) for before, now in sections if before != now)
+    return f"{keys[0]} was {before.get(keys[0])}, now it is {now[keys[0]]}"
 
 
-def format_counts(left_out: Counter) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(left_out.items()))
+def format_counts(counts: Counter) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items()))
