@@ -1,1 +1,1 @@
-"""What `training.benchmark` measures, and what it compares with."""
+"""Measurements of `training.benchmark`, and the baseline models."""

@@ -1,4 +1,4 @@
-"""Decoding: the same sources by our model, and by MarianMT with its weights."""
+"""Decoding, compared with MarianMT, which gets the same weights and sources."""
 
 import argparse
 import copy
@@ -18,12 +18,12 @@ from vanilla_transformer.shared.loading import load_model, load_tokenizer
 from vanilla_transformer.shared.text_lines import read_lines
 from vanilla_transformer.shared.transformers_conversion import to_marian
 
-NEW = 30  # tokens of each translation of random text
+NUM_RANDOM_TOKENS = 30  # per translation of random text
 Decoder = Callable[[], list[list[int]]]
 
 
 def quantize_int8(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy whose linear layers have weights of 8 bits, and inputs that are brought to 8 bits as they come."""
+    """Return a copy whose linear layers have int8 weights and dynamically quantized int8 activations."""
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_  # an extra of dev
 
     model = copy.deepcopy(model)
@@ -32,31 +32,28 @@ def quantize_int8(model: PreTrainedModel) -> PreTrainedModel:
 
 
 class DecodingBenchmark:
-    """Sources in batches of like length, and everything that translates them: functions without arguments that return
-    the ids of every translation, without special tokens."""
+    """Sources, sorted by length into batches, and the decoders to compare."""
 
     def __init__(self, arguments: argparse.Namespace, size: str, device: torch.device):
         self.device = device
         self.tokenizer: Any = None
         if arguments.model:
-            self.ours, self.tokenizer = load_model(arguments.model), load_tokenizer(arguments.model)
-            if self.ours.config.model_type != VanillaTransformerConfig.model_type:
-                raise ValueError(f"--model {arguments.model}: a {self.ours.config.model_type}, and no model of ours.")
+            self.model, self.tokenizer = load_model(arguments.model), load_tokenizer(arguments.model)
+            if (model_type := self.model.config.model_type) != VanillaTransformerConfig.model_type:
+                raise ValueError(f"--model {arguments.model} must be a vanilla_transformer model, got {model_type}.")
         else:
-            self.ours = VanillaTransformerForConditionalGeneration(copy.deepcopy(SIZES[size]))
+            self.model = VanillaTransformerForConditionalGeneration(copy.deepcopy(SIZES[size]))
         if arguments.source:
             lines = read_lines(arguments.source)[: arguments.sentences]
             sources = self.tokenizer(lines)["input_ids"]
             self.limits = {"max_new_tokens": 80}
         else:
-            sources = torch.randint(4, self.ours.config.vocab_size, (arguments.sentences, SENTENCE_LENGTH)).tolist()
-            self.ours.generation_config.eos_token_id = None  # else nobody knows when a random model ends
-            self.limits = {"max_new_tokens": NEW}
-        self.references = None
-        if arguments.reference:
-            self.references = read_lines(arguments.reference)[: arguments.sentences]
+            sources = torch.randint(4, self.model.config.vocab_size, (arguments.sentences, SENTENCE_LENGTH)).tolist()
+            self.model.generation_config.eos_token_id = None  # a random model ends anywhere
+            self.limits = {"max_new_tokens": NUM_RANDOM_TOKENS}
+        self.references = read_lines(arguments.reference)[: arguments.sentences] if arguments.reference else None
         self.order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-        pad_id = self.ours.config.pad_token_id
+        pad_id = self.model.config.pad_token_id
         self.batches = []
         for start in range(0, len(sources), arguments.batch_size):
             rows = [torch.tensor(sources[i]) for i in self.order[start : start + arguments.batch_size]]
@@ -65,33 +62,34 @@ class DecodingBenchmark:
             self.batches.append({"input_ids": ids.to(device), "attention_mask": mask.to(device)})
 
     def decoders(self, options: dict[str, Any]) -> dict[str, Decoder]:
+        """Return the decoders by name: functions that return the ids of all translations, without special tokens."""
         models: dict[str, tuple[PreTrainedModel, dict[str, Any]]] = {}
-        for name, model in (("ours", self.ours), ("Marian", to_marian(self.ours))):
+        for name, model in (("Vanilla", self.model), ("Marian", to_marian(self.model))):
             for attention in ("eager", "sdpa"):
-                own = copy.deepcopy(model).to(self.device).eval()
-                own.set_attn_implementation(attention)
-                models[f"{name} {attention}"] = own, {}
-        own, search = models["ours sdpa"][0], {"custom_generate": beam_search}
-        models["ours beam_search"] = own, search
-        models["ours beam_search, bf16"] = copy.deepcopy(own).to(torch.bfloat16), search
+                variant = copy.deepcopy(model).to(self.device).eval()
+                variant.set_attn_implementation(attention)
+                models[f"{name} {attention}"] = variant, {}
+        sdpa, search = models["Vanilla sdpa"][0], {"custom_generate": beam_search}
+        models["Vanilla beam_search"] = sdpa, search
+        models["Vanilla beam_search, bf16"] = copy.deepcopy(sdpa).to(torch.bfloat16), search
         if self.device.type == "cpu":
-            models["ours beam_search, int8"] = quantize_int8(own), search
-        else:  # generate() compiles a static cache
-            for name in ("ours sdpa", "Marian sdpa"):
+            models["Vanilla beam_search, int8"] = quantize_int8(sdpa), search
+        else:  # with a static cache, generate() compiles the forward pass
+            for name in ("Vanilla sdpa", "Marian sdpa"):
                 models[f"{name} static"] = models[name][0], {"cache_implementation": "static"}
-        return {name: partial(self.generate, model, options | own) for name, (model, own) in models.items()}
+        return {name: partial(self.generate, model, options | extra) for name, (model, extra) in models.items()}
 
     @torch.no_grad()
     def generate(self, model: PreTrainedModel, options: dict[str, Any]) -> list[list[int]]:
         rows = []
         for batch in self.batches:
             rows += model.generate(**batch, **self.limits, **options).tolist()
-        return [self.plain(row) for row in rows]
+        return [self.strip_special_tokens(row) for row in rows]
 
-    def plain(self, row: list[int]) -> list[int]:
-        """Without the start, and up to the end."""
+    def strip_special_tokens(self, row: list[int]) -> list[int]:
+        """Drop the decoder start token, and everything from the first EOS token on."""
         row = row[1:]
-        eos_id = self.ours.generation_config.eos_token_id
+        eos_id = self.model.generation_config.eos_token_id
         return row[: row.index(eos_id)] if eos_id in row else row
 
     def bleu(self, rows: list[list[int]]) -> float:

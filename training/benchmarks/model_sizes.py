@@ -1,28 +1,19 @@
-"""The random models and the random text that are measured where no trained model is given."""
+"""Configurations of the random models and shape of the random text, for benchmarks without a trained model."""
 
 from typing import Any
 
-from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer import VanillaTransformerConfig as Config
 
-TRAINED_SCALE_INIT: dict[str, Any] = {
-    "initialization": "normal"
-}  # logits as small as a trained model's: huge ones cost exp() time
+# Logits as small as those of a trained model: exp() takes longer for huge ones
+TRAINED_SCALE_INIT: dict[str, Any] = {"initialization": "normal"}
+D256 = {"d_model": 256, "encoder_layers": 3, "decoder_layers": 3, "encoder_ffn_dim": 512, "decoder_ffn_dim": 512}
 SIZES = {
-    "t128": VanillaTransformerConfig.from_size("tiny", **TRAINED_SCALE_INIT),
-    "d256": VanillaTransformerConfig.from_size(
-        "tiny",
-        d_model=256,
-        encoder_layers=3,
-        decoder_layers=3,
-        encoder_ffn_dim=512,
-        decoder_ffn_dim=512,
-        **TRAINED_SCALE_INIT,
-    ),
-    "base": VanillaTransformerConfig.from_size("base", vocab_size=10_000, **TRAINED_SCALE_INIT),
-    "big": VanillaTransformerConfig.from_size("big", vocab_size=37_000, **TRAINED_SCALE_INIT),
+    "t128": Config.from_size("tiny", **TRAINED_SCALE_INIT),
+    "d256": Config.from_size("tiny", **D256 | TRAINED_SCALE_INIT),
+    "base": Config.from_size("base", vocab_size=10_000, **TRAINED_SCALE_INIT),
+    "big": Config.from_size("big", vocab_size=37_000, **TRAINED_SCALE_INIT),
 }
-WMT_SIZES = SIZES | {
-    "base": VanillaTransformerConfig.from_size("base", vocab_size=37_000, **TRAINED_SCALE_INIT)
-}  # as on the paper's data
-SENTENCE_LENGTH = 16  # tokens of a sentence of random text, about Multi30k's mean
-NUM_PADDING_TOKENS = 2  # tokens of padding on every second sentence
+# With the vocabulary size of the paper's data
+WMT_SIZES = SIZES | {"base": Config.from_size("base", vocab_size=37_000, **TRAINED_SCALE_INIT)}
+SENTENCE_LENGTH = 16  # tokens per sentence of random text, about the mean of Multi30k
+NUM_PADDING_TOKENS = 2  # padding tokens in every second sentence

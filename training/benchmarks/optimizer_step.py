@@ -1,7 +1,7 @@
-"""The whole update of a training: forward, backward, clipping at 1, Adam; ours as `training.train` runs it.
+"""A complete optimizer step: forward, backward, gradient clipping at 1, AdamW.
 
-That is the Trainer itself, with its sampler, its collator and whatever it does between two steps. The stock models
-train on one fixed batch of the same text in the shortest loop that one can write.
+The vanilla transformer is trained with `TokenBatchTrainer`, including its sampler, collator and callbacks. MarianMT is
+trained in a minimal loop on one fixed batch of the same text.
 """
 
 import tempfile
@@ -25,52 +25,50 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.shared.transformers_conversion import to_marian
 
 SMOOTHING = 0.1
-Updates = Callable[[int], tuple[int, float]]  # so many updates -> target tokens, seconds
+Batch = dict[str, torch.Tensor]
+Updates = Callable[[int], tuple[int, float]]  # number of updates -> target tokens, seconds
 
 
 def compare_updates(
     config: VanillaTransformerConfig, tokens: int, precision: str, device: torch.device, rounds: int, updates: int
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Target tokens a second of each, a figure a round, and what memory each took (on a GPU).
+    """Return the target tokens per second of each candidate and round, and the peak memory (on a GPU).
 
-    Args:
-        tokens: target tokens of an update, with padding.
-        updates: of each in a round; the first round, in which is compiled, is not counted.
+    An update has `tokens` target tokens, including padding. A round has `updates` updates of each candidate. The first
+    round is not counted, because it includes the compilation.
     """
     batch = make_batch(tokens // SENTENCE_LENGTH, config.vocab_size, device)
-    contenders = contestants(config, batch, tokens, precision)
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    candidates = build_candidates(config, batch, tokens, precision)
+    rates: dict[str, list[float]] = {name: [] for name in candidates}
     peaks = {}
-    for turn in tqdm(range(rounds + 1), leave=False, desc="rounds"):
-        for name, run in contenders.items():
+    for i in tqdm(range(rounds + 1), leave=False, desc="rounds"):
+        for name, run in candidates.items():
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated()
             count, seconds = run(updates)
             if device.type == "cuda":
                 peaks[name] = f"{(torch.cuda.max_memory_allocated() - before) / 2**20:,.0f} MiB"
-            if turn:
+            if i:
                 rates[name].append(count / seconds)
     return rates, peaks
 
 
-def contestants(
-    config: VanillaTransformerConfig, batch: dict[str, torch.Tensor], tokens: int, precision: str
-) -> dict[str, Updates]:
-    ours = VanillaTransformerForConditionalGeneration(config)
+def build_candidates(config: VanillaTransformerConfig, batch: Batch, tokens: int, precision: str) -> dict[str, Updates]:
+    model = VanillaTransformerForConditionalGeneration(config)
     device = batch["labels"].device
-    found = {
-        "ours plain": trainer_updates(deepcopy(ours), batch, tokens, precision, "eager"),
-        "Marian eager": loop_updates(to_marian(ours).to(device), batch, precision),
+    candidates = {
+        "Vanilla eager": trainer_updates(deepcopy(model), batch, tokens, precision, "eager"),
+        "Marian eager": loop_updates(to_marian(model).to(device), batch, precision),
     }
-    if device.type == "cuda":  # on a CPU, compiling pays for neither of them
-        found["ours"] = trainer_updates(deepcopy(ours), batch, tokens, precision, "auto")
-        found["Marian compiled"] = loop_updates(torch.compile(to_marian(ours).to(device)), batch, precision)
-    return found
+    if device.type == "cuda":  # on a CPU, compilation is not faster
+        candidates["Vanilla auto"] = trainer_updates(deepcopy(model), batch, tokens, precision, "auto")
+        candidates["Marian compiled"] = loop_updates(torch.compile(to_marian(model).to(device)), batch, precision)
+    return candidates
 
 
-def loop_updates(model: Any, batch: dict[str, torch.Tensor], precision: str) -> Updates:
-    """A stock model on one batch."""
+def loop_updates(model: Any, batch: Batch, precision: str) -> Updates:
+    """Train a native Transformers model on one batch in a minimal loop."""
     device = batch["labels"].device
     model.train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -79,9 +77,8 @@ def loop_updates(model: Any, batch: dict[str, torch.Tensor], precision: str) -> 
     def update() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             logits = model(**batch)["logits"]
-            loss = nn.functional.cross_entropy(
-                logits.float().flatten(0, 1), batch["labels"].flatten(), label_smoothing=SMOOTHING
-            )
+            logits, labels = logits.float().flatten(0, 1), batch["labels"].flatten()
+            loss = nn.functional.cross_entropy(logits, labels, label_smoothing=SMOOTHING)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
         optimizer.step()
@@ -99,9 +96,9 @@ def loop_updates(model: Any, batch: dict[str, torch.Tensor], precision: str) -> 
 
 
 class Stopwatch(TrainerCallback):
-    """Reads the clock at the end of the first update and of the last."""
+    """Callback that records the time and the target tokens at the end of the first and of the last update."""
 
-    first: tuple[float, int]  # seconds, target tokens so far
+    first: tuple[float, int]  # seconds, target tokens
     last: tuple[float, int]
 
     def __init__(self, trainer: TokenBatchTrainer):
@@ -110,39 +107,29 @@ class Stopwatch(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step in (1, state.max_steps):
             synchronize(args.device)
-            now = time.perf_counter(), self.trainer.target_tokens
-            self.last = now
+            self.last = time.perf_counter(), self.trainer.target_tokens
             if state.global_step == 1:
-                self.first = now
+                self.first = self.last
 
 
-def trainer_updates(
-    model: VanillaTransformerForConditionalGeneration,
-    batch: dict[str, torch.Tensor],
-    tokens: int,
-    precision: Any,
-    step: Any,
-) -> Updates:
-    """Ours, by the Trainer of `training.train`, on the same sentences in eight batches."""
-    config: Any = model.config
+def trainer_updates(model: Any, batch: Batch, tokens: int, precision: Any, step_mode: Any) -> Updates:
+    """Train with `TokenBatchTrainer` on eight copies of the batch."""
     lengths = ((batch["labels"] != -100).sum(1).tolist(), batch["attention_mask"].sum(1).tolist())
     rows = list(zip(batch["input_ids"].tolist(), batch["labels"].tolist(), *lengths, strict=True)) * 8
     columns = {
         "input_ids": [source[:length] for source, _, _, length in rows],
         "labels": [target[:length] for _, target, length, _ in rows],
     }
-    vocabulary = {f"t{i}": i for i in range(config.vocab_size)}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="t3")),
-        pad_token=f"t{config.pad_token_id}",
-        eos_token=f"t{config.eos_token_id}",
-    )
+    vocabulary = {f"t{i}": i for i in range(model.config.vocab_size)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="t3"))
+    special = {name: f"t{getattr(model.config, name + '_id')}" for name in ("pad_token", "eos_token")}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(),
         max_tokens=tokens,
         precision=precision,
         bf16=precision == "bf16",
-        step=step,
+        step_mode=step_mode,
         label_smoothing_factor=SMOOTHING,
         learning_rate=1e-4,
         max_grad_norm=1.0,
@@ -152,12 +139,9 @@ def trainer_updates(
         logging_steps=100,
         use_cpu=batch["labels"].device.type == "cpu",
     )
+    data, collator = Dataset.from_dict(columns), DataCollatorForSeq2Seq(tokenizer, model=model)
     trainer = TokenBatchTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=Dataset.from_dict(columns),
-        processing_class=tokenizer,
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        model=model, args=arguments, train_dataset=data, processing_class=tokenizer, data_collator=collator
     )
     trainer.pop_callback(PrinterCallback)
     watch = Stopwatch(trainer)

@@ -18,14 +18,9 @@ from training.demo.grammar import DETERMINERS, PRONOUNS, Clause, NounPhrase, Pro
 from vanilla_transformer.shared.atomic_io import atomic_write
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
-NOUNS = lexicon.rows(lexicon.NOUNS)
-VERBS = lexicon.rows(lexicon.VERBS)
-MODALS = lexicon.rows(lexicon.MODALS)
-CLAUSE_VERBS = lexicon.rows(lexicon.CLAUSE_VERBS)
-ADJECTIVES = lexicon.rows(lexicon.ADJECTIVES)
-TIMES = lexicon.rows(lexicon.TIMES)
-MANNERS = lexicon.rows(lexicon.MANNERS)
-PLACES = lexicon.rows(lexicon.PLACES)
+NOUNS, VERBS, MODALS = map(lexicon.rows, (lexicon.NOUNS, lexicon.VERBS, lexicon.MODALS))
+CLAUSE_VERBS, ADJECTIVES = map(lexicon.rows, (lexicon.CLAUSE_VERBS, lexicon.ADJECTIVES))
+TIMES, MANNERS, PLACES = map(lexicon.rows, (lexicon.TIMES, lexicon.MANNERS, lexicon.PLACES))
 PREPOSITIONS = lexicon.rows(lexicon.PREPOSITIONS)
 
 
@@ -195,10 +190,10 @@ class SentenceGenerator:
         if clause.time is None:
             words["when"] = "wann"
         words["why"] = "warum"
-        english = self.rng.choice(list(words))
+        word = self.rng.choice(list(words))
         clause.time_first = False
-        german = clause.german("question", question=words[english])
-        return finish(clause.english(question=english), "?"), finish(german, "?")
+        german = clause.german("question", question=words[word])
+        return finish(clause.english(question=word), "?"), finish(german, "?")
 
 
 def digest(*words: str) -> int:

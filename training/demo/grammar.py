@@ -204,11 +204,8 @@ class Clause:
         objects = [(self.dative, "dat"), (self.accusative, "acc")]
         pronouns = [phrase.german(case) for phrase, case in objects if isinstance(phrase, Pronoun)]
         takes_kein = self.negated and isinstance(self.accusative, NounPhrase) and self.accusative.determiner == "a"
-        nouns = [
-            phrase.german(case, negated=takes_kein and phrase is self.accusative)
-            for phrase, case in objects
-            if isinstance(phrase, NounPhrase)
-        ]
+        phrases = [(phrase, case) for phrase, case in objects if isinstance(phrase, NounPhrase)]
+        nouns = [phrase.german(case, negated=takes_kein and phrase is self.accusative) for phrase, case in phrases]
         negation = "nicht" if self.negated and not takes_kein else ""
         manner = self.manner[1][0] if self.manner else ""
         predicate = self.predicate[1][0] if self.predicate else ""

@@ -1,17 +1,17 @@
-"""What the benchmark compares does the same work, and a difference is noticed."""
+"""The benchmark compares equal work, and detects differences."""
 
 import time
 
 import pytest
 import torch
 
-from training.benchmarks.forward_backward import bart, check_same_loss, loss_of, make_batch, matrix_speed
+from training.benchmarks.forward_backward import compute_loss, make_bart, make_batch, peak_flops, validate_models
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.transformers_conversion import to_marian
 
 
 @pytest.fixture
-def ours():
+def model():
     torch.manual_seed(0)
     sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
     config = VanillaTransformerConfig(
@@ -25,29 +25,29 @@ def batch():
     return make_batch(6, 60, torch.device("cpu"))
 
 
-def test_marian_has_our_loss_and_gradients(ours, batch):
-    marian = to_marian(ours).train()
-    expected = loss_of("ours", ours.train(), batch)
-    found = loss_of("Marian", marian, batch)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+def test_marian_has_equal_loss_and_gradients(model, batch):
+    marian = to_marian(model).train()
+    expected = compute_loss("Vanilla", model.train(), batch)
+    actual = compute_loss("Marian", marian, batch)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
     expected.backward()
-    found.backward()
+    actual.backward()
     order = torch.cat([torch.arange(0, 32, 2), torch.arange(1, 32, 2)])
-    wanted = ours.get_input_embeddings().weight.grad[1:, order]  # Marian keeps its padding's row from learning
-    torch.testing.assert_close(marian.get_input_embeddings().weight.grad[1:], wanted, atol=1e-5, rtol=1e-4)
+    expected_grad = model.get_input_embeddings().weight.grad[1:, order]  # the padding row has no gradient in Marian
+    torch.testing.assert_close(marian.get_input_embeddings().weight.grad[1:], expected_grad, atol=1e-5, rtol=1e-4)
 
 
-def test_another_work_is_noticed(ours, batch):
-    models = {"ours": ours, "Marian": to_marian(ours), "Bart": bart(ours.config)}
-    check_same_loss(models, batch)
+def test_rejects_different_work(model, batch):
+    models = {"Vanilla": model, "Marian": to_marian(model), "Bart": make_bart(model.config)}
+    validate_models(models, batch)
     with torch.no_grad():
         models["Marian"].get_input_embeddings().weight.mul_(1.01)
-    with pytest.raises(AssertionError, match="not the same work: losses"):
-        check_same_loss(models, batch)
-    other = VanillaTransformerConfig.from_dict(ours.config.to_dict() | {"encoder_layers": 3})
-    with pytest.raises(AssertionError, match="not the same work: weights"):
-        check_same_loss({"ours": ours, "Bart": bart(other)}, batch)
+    with pytest.raises(AssertionError, match="losses of the models differ"):
+        validate_models(models, batch)
+    other = VanillaTransformerConfig.from_dict(model.config.to_dict() | {"encoder_layers": 3})
+    with pytest.raises(AssertionError, match="different numbers of parameters"):
+        validate_models({"Vanilla": model, "Bart": make_bart(other)}, batch)
 
 
-def test_the_speed_of_a_matrix_product_is_plausible():
-    assert 1e8 < matrix_speed(torch.device("cpu"), torch.float32, time.perf_counter) < 1e14
+def test_peak_flops_are_plausible():
+    assert 1e8 < peak_flops(torch.device("cpu"), torch.float32, time.perf_counter) < 1e14
