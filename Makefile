@@ -1,5 +1,5 @@
-# Every target sets itself up: a virtual environment in .venv with the versions of constraints.txt, made once and again
-# only where pyproject.toml or constraints.txt changed. Needed on the machine: Python 3.11 or newer, and make.
+# Each target installs its requirements into a virtual environment in .venv, with the versions of constraints.txt. Changes
+# of pyproject.toml or constraints.txt trigger a new installation. Requires Python 3.11 or newer, and make.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,10 +9,10 @@ CONFORMANCE := .conformance
 
 .PHONY: help demo test test-slow test-oldest fuzz conformance lint bench docs clean
 
-help:  ## this list
+help:  ## list all targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/training.installed  ## train on the embedded corpus, score, translate, draw: some 5 minutes on a laptop
+demo: $(VENV)/training.installed  ## train on the built-in corpus and evaluate: about 5 minutes on a laptop
 	$(RUN) -m training.train training/recipes/demo.yaml
 
 test: $(VENV)/dev.installed  ## the fast tests
@@ -21,14 +21,14 @@ test: $(VENV)/dev.installed  ## the fast tests
 test-slow: $(VENV)/dev.installed  ## real processes, compilers and trainings
 	$(RUN) -m pytest -m slow --ignore tests/conformance -n 2
 
-fuzz: $(VENV)/dev.installed  ## broken inputs for every command, VT_FUZZ_SECONDS=20 a family
+fuzz: $(VENV)/dev.installed  ## random input for all commands, VT_FUZZ_SECONDS=20 per family
 	$(RUN) -m pytest -s -m slow tests/fuzz
 
-# Where uv should not take PyPI's CUDA build of torch (3 GB): UV_TORCH_BACKEND=cpu make test-oldest
+# To avoid the CUDA build of torch (3 GB): UV_TORCH_BACKEND=cpu make test-oldest
 test-oldest: $(OLDEST)/package.installed  ## the package's fast tests with the oldest versions that pyproject.toml allows
 	CUDA_VISIBLE_DEVICES= $(OLDEST)/bin/python -m pytest -m "not slow" -n 2 tests/vanilla_transformer
 
-conformance: $(VENV)/dev.installed  ## Hugging Face's own model tests, from the sources of transformers on PyPI
+conformance: $(VENV)/dev.installed  ## the model tests of Transformers, from its source distribution on PyPI
 	$(RUN) tests/conformance/fetch.py $(CONFORMANCE)
 	PYTHONPATH=$$(echo $(CONFORMANCE)/transformers-*) $(RUN) -m pytest --import-mode=prepend -n 2 -W ignore \
 		-o addopts= -o pythonpath=. -q tests/conformance
@@ -38,14 +38,14 @@ lint: $(VENV)/dev.installed  ## style, format, types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-bench: $(VENV)/dev.installed  ## speed compared with stock models of equal size and weights: a table, and JSON in runs/benchmark
+bench: $(VENV)/dev.installed  ## speed compared with native Transformers models; writes to runs/benchmark
 	$(RUN) -m training.benchmark
 
-docs: $(VENV)/training.installed $(VENV)/docs.installed  ## the pages of docs/ and a reference of the code, in build/site
+docs: $(VENV)/training.installed $(VENV)/docs.installed  ## build the documentation and the API reference in build/site
 	$(RUN) docs/recipe_keys.py
 	$(RUN) -m mkdocs build --strict
 
-clean:  ## remove what the other targets installed and built, but no run
+clean:  ## remove environments and build outputs, but no runs
 	rm -rf $(VENV) $(OLDEST) $(CONFORMANCE) build *.egg-info
 
 # .venv/training.installed, .venv/dev.installed: the package with that extra
@@ -54,8 +54,8 @@ $(VENV)/%.installed: pyproject.toml constraints.txt
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[$*]"
 	touch $@
 
-# The package without extras, each requirement at its lower bound, and what its tests are run with
-# (setuptools: torch needs it to compile FlexAttention)
+# The package without extras, each requirement at its lower bound, and the test requirements
+# (torch requires setuptools to compile FlexAttention)
 $(OLDEST)/package.installed: pyproject.toml
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet uv

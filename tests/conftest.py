@@ -1,4 +1,4 @@
-"""Small models and batches that the tests share."""
+"""Shared fixtures: small models, batches and tokenizers, and commands in separate processes."""
 
 import json
 import os
@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # several workers with several threads each mostly wait for each other
+if "PYTEST_XDIST_WORKER" in os.environ:  # multiple threads per worker would compete for the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the Hub's client is imported: no test reaches for the network
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported; tests use no network
 
 from pathlib import Path
 
@@ -28,9 +28,9 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, whose programs ignore Ctrl-C, too
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # background jobs of a shell ignore Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
-disable_progress_bar()  # what a test saves would stand on stderr, which some read, unless another test turned it off
+disable_progress_bar()  # some tests compare stderr
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -67,7 +67,7 @@ def make_config():
 
 @pytest.fixture
 def make_model(make_config):
-    """Models in evaluation mode whose every weight is drawn anew, so that no norm or bias hides behind its start."""
+    """Factory of models in evaluation mode. All parameters are random, including those of norms and biases."""
 
     def make(seed: int = 0, **overrides) -> VanillaTransformerForConditionalGeneration:
         torch.manual_seed(seed)
@@ -122,17 +122,17 @@ def special_tokens() -> dict[str, str]:
 
 @pytest.fixture
 def make_tokenizer(train_bpe, sentences, special_tokens):
-    """(whether one vocabulary serves both sides) -> a tokenizer, and the configuration's fields that go with it."""
+    """Factory: (whether the vocabulary is shared) -> a tokenizer and the matching fields of the configuration."""
 
     def make(shared: bool):
-        one, other = train_bpe(sentences["en"] + sentences["de"], 60), train_bpe(sentences["de"], 50)
+        first, second = train_bpe(sentences["en"] + sentences["de"], 60), train_bpe(sentences["de"], 50)
         if shared:
-            tokenizer = PreTrainedTokenizerFast(tokenizer_object=one, **special_tokens)
-            return tokenizer, {"vocab_size": one.get_vocab_size()}
+            tokenizer = PreTrainedTokenizerFast(tokenizer_object=first, **special_tokens)
+            return tokenizer, {"vocab_size": first.get_vocab_size()}
         tokenizer = VanillaTransformerTokenizer(
-            source_tokenizer_object=one, target_tokenizer_object=other, **special_tokens
+            source_tokenizer_object=first, target_tokenizer_object=second, **special_tokens
         )
-        sizes = {"vocab_size": one.get_vocab_size(), "decoder_vocab_size": other.get_vocab_size()}
+        sizes = {"vocab_size": first.get_vocab_size(), "decoder_vocab_size": second.get_vocab_size()}
         return tokenizer, sizes | {"share_encoder_decoder_embeddings": False}
 
     return make
@@ -143,7 +143,7 @@ def repository() -> Path:
     return Path(__file__).parents[1]
 
 
-# --- Programs as a user runs them ---
+# --- Commands in separate processes ---
 
 RECIPE = """
 tokenizer_vocab_size: 300
@@ -174,7 +174,7 @@ disable_tqdm: true
 
 @pytest.fixture(scope="session")
 def make_recipe():
-    """Writes 120 training pairs, 10 each to validate and test, and a recipe of a second; its output folder is "out"."""
+    """Factory: write 120 training pairs, 10 validation and 10 test pairs, and a recipe that trains for a second."""
     from training.demo.corpus import generate
 
     def make(folder: Path) -> Path:
@@ -196,7 +196,7 @@ def recipe(tmp_path, make_recipe) -> Path:
     return make_recipe(tmp_path)
 
 
-KILLS = int(os.environ.get("VT_KILLS", "4"))  # of each kind of program
+KILLS = int(os.environ.get("VT_KILLS", "4"))  # per command
 
 SERVER = """
 import importlib, json, os, sys, traceback
@@ -231,14 +231,14 @@ for line in sys.stdin:
     elif (pid := os.fork()) == 0:
         child(request)
     else:
-        os.setpgid(pid, pid)  # here as well: whoever reads the number may send signals at once
+        os.setpgid(pid, pid)  # also in the parent: a signal may follow immediately
         print(pid, flush=True)
 """
 
 
 @dataclass
 class Program:
-    """A running program; `status` waits for it."""
+    """A running command. `status` blocks until it exits."""
 
     server: "Server"
     pid: int
@@ -250,7 +250,7 @@ class Program:
     @property
     def status(self) -> int:
         if not hasattr(self, "_status"):
-            self._status = int(self.server.ask({"wait": self.pid}))
+            self._status = int(self.server.request({"wait": self.pid}))
         return self._status
 
     @property
@@ -266,11 +266,11 @@ class Program:
         return self.files["stderr"].read_text(errors="replace")
 
     def wait_for(self, condition, seconds: float = 500) -> None:
-        """Until `condition()`; fails where the program ends before, or it takes too long."""
+        """Block until `condition()` is true. Fails if the command exits before, or after a timeout."""
         end = time.monotonic() + seconds
         while True:
             has_ended = self.has_ended
-            if condition():  # looked at behind the other: it may come true, and the program end, in between
+            if condition():  # checked after `has_ended`: both may change in between
                 return
             assert not has_ended, self.stdout[-2000:] + self.stderr[-3000:]
             assert time.monotonic() < end, f"still waiting after {seconds} s"
@@ -278,19 +278,19 @@ class Program:
 
 
 class Server:
-    """Programs as processes that start at once: forked from one that has imported everything."""
+    """Process that has imported all modules, and forks to start commands quickly."""
 
     def __init__(self, folder: Path, modules: tuple[str, ...], environment: dict[str, str]):
         self.folder, self.count = folder, 0
         repository = Path(__file__).parents[1]
-        own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
-        own |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(repository)}
+        defaults = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
+        defaults |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(repository)}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, *modules], cwd=repository, env=os.environ | own | environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            [sys.executable, "-c", SERVER, *modules], env=os.environ | defaults | environment, cwd=repository,
+            text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         while (line := self.process.stdout.readline()) != "ready\n":
-            assert line, "the server of programs did not start"
+            assert line, "the server process did not start"
 
     def __enter__(self) -> "Server":
         return self
@@ -299,23 +299,23 @@ class Server:
         self.process.stdin.close()
         self.process.wait()
 
-    def ask(self, request: dict) -> str:
+    def request(self, request: dict) -> str:
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return self.process.stdout.readline()
 
     def start(self, program: str, *arguments: str | Path, stdin: str = os.devnull, before: str = "") -> Program:
-        """Runs `python -m <program> <arguments>`; `before` is code that runs first in its process."""
+        """Start `python -m <program> <arguments>`. `before` is code that its process runs first."""
         self.count += 1
         files = {name: self.folder / f"{self.count}.{name}" for name in ("stdout", "stderr")}
         for path in files.values():
             path.touch()
         request = {"program": program, "arguments": list(map(str, arguments)), "before": before, "stdin": str(stdin)}
-        pid = self.ask(request | {name: str(path) for name, path in files.items()})
+        pid = self.request(request | {name: str(path) for name, path in files.items()})
         return Program(self, int(pid), files)
 
     def run(self, program: str, *arguments: str | Path, status: int = 0, **options: str) -> Program:
-        """To its end, which must have that exit status."""
+        """Run a command until it exits, and check its exit status."""
         process = self.start(program, *arguments, **options)
         assert process.status == status, process.stdout[-2000:] + process.stderr[-4000:]
         return process
@@ -323,7 +323,7 @@ class Server:
 
 @pytest.fixture(scope="session")
 def start_programs(tmp_path_factory):
-    """(modules with a main(), environment=...) -> a `Server` of them, to be used in a with statement."""
+    """Factory: (modules with a main(), environment variables) -> a `Server`, for use in a with statement."""
 
     def start(*modules: str, **environment: str) -> Server:
         return Server(tmp_path_factory.mktemp("programs"), modules, environment)
@@ -333,30 +333,29 @@ def start_programs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def kill_at_random_moments():
-    """(start, look) kills `VT_KILLS` programs that `start()` begins, half of them near their end, and calls `look()`
-    behind each. How long one takes is measured all the time, on a machine that may be slow now and fast then."""
+    """Function (start, check): kill `VT_KILLS` commands, half of them near their end, and call `check()` after each."""
 
-    def kill_at_random_moments(start: Callable[[], Program], look: Callable[[], None]) -> None:
+    def kill_at_random_moments(start: Callable[[], Program], check: Callable[[], None]) -> None:
         begin = time.monotonic()
-        process = start()
+        process = start()  # measures the run time, which is updated after each run
         assert process.status == 0, process.stderr[-4000:]
-        look()
+        check()
         seconds, killed, rng = time.monotonic() - begin, 0, random.Random(0)
         for i in range(10 * KILLS):
-            moment = seconds * (rng.random() if i % 2 else 0.8 + 0.3 * rng.random())
+            delay = seconds * (rng.random() if i % 2 else 0.8 + 0.3 * rng.random())
             begin = time.monotonic()
             process = start()
-            while not (process.has_ended or time.monotonic() > begin + moment):
+            while not (process.has_ended or time.monotonic() > begin + delay):
                 time.sleep(0.001)
             process.kill()
             was_killed = process.status == -signal.SIGKILL
             assert was_killed or process.status == 0, process.stderr[-4000:]
             elapsed = time.monotonic() - begin
             seconds = max(seconds, elapsed) if was_killed else elapsed
-            look()
+            check()
             killed += was_killed
             if killed == KILLS:
                 return
-        raise AssertionError(f"of {10 * KILLS} programs only {killed} could be killed before they ended")
+        raise AssertionError(f"only {killed} of {10 * KILLS} commands could be killed before they exited")
 
     return kill_at_random_moments

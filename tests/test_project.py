@@ -1,4 +1,4 @@
-"""The project's shape: which way imports point, and what the wheel holds."""
+"""Project structure: directions of imports, file sizes, and contents of the wheel."""
 
 import ast
 import itertools
@@ -16,10 +16,10 @@ PACKAGES = {
 }
 
 
-SUBPROCESSES = {("training", "hub.push")}  # `python -m` of another package: a finished run is pushed, if asked for
-LONGEST = 420  # lines of a file; the modeling file is the whole architecture, and may have more
-LONGEST_MODELING = 760
-MOST = 12  # modules of a folder, __init__.py not counted
+SUBPROCESSES = {("training", "hub.push")}  # `python -m` of another package: optional upload of a finished run
+MAX_LINES = 420  # per file
+MAX_MODELING_LINES = 760  # the modeling file contains the complete architecture
+MAX_MODULES = 12  # per directory, without __init__.py
 
 
 def modules(repository: Path, package: str) -> list[Path]:
@@ -31,31 +31,31 @@ def dotted(repository: Path, path: Path) -> str:
 
 
 def imported(repository: Path, path: Path, tree: ast.AST | None = None) -> set[str]:
-    """Dotted names that a file (or a tree made of it) imports: of modules, and of what is taken out of them."""
+    """Return the dotted names of the modules and objects that a file, or a syntax tree of it, imports."""
     here = dotted(repository, path).split(".")
     folder = here if path.name == "__init__.py" else here[:-1]
-    found = set()
+    names = set()
     for node in ast.walk(tree or ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             parts = [*folder[: len(folder) - node.level + 1], node.module or ""] if node.level else [node.module]
             name = ".".join(part for part in parts if part)
-            found |= {f"{name}.{alias.name}" for alias in node.names}
-    return found
+            names |= {f"{name}.{alias.name}" for alias in node.names}
+    return names
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_imports_point_one_way(repository, package):
-    """The model knows nothing of training and hub, and these nothing of each other."""
+def test_packages_import_only_allowed_packages(repository, package):
+    """`vanilla_transformer` imports no other package; `training` and `hub` do not import each other."""
     for path in modules(repository, package):
-        tops = {name.split(".")[0] for name in imported(repository, path)} & set(PACKAGES)
-        assert tops <= PACKAGES[package], f"{path} imports {tops - PACKAGES[package]}"
+        top_levels = {name.split(".")[0] for name in imported(repository, path)} & set(PACKAGES)
+        assert top_levels <= PACKAGES[package], f"{path} imports {top_levels - PACKAGES[package]}"
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_commands_run_others_one_way(repository, package):
-    """What a file names as `python -m MODULE` in a subprocess is an arrow, too: only known ones leave the package."""
+def test_subprocesses_run_only_allowed_modules(repository, package):
+    """`python -m MODULE` in a subprocess is also a dependency: only listed ones leave the package."""
     for path in modules(repository, package):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.List | ast.Tuple | ast.Call):
@@ -66,49 +66,49 @@ def test_commands_run_others_one_way(repository, package):
             ]
             for flag, module in itertools.pairwise(texts):
                 if flag == "-m" and isinstance(module, str) and module.split(".")[0] in PACKAGES:
-                    own = module.split(".")[0] in PACKAGES[package]
-                    assert own or (package, module) in SUBPROCESSES, f"{path} runs {module}"
+                    is_allowed = module.split(".")[0] in PACKAGES[package]
+                    assert is_allowed or (package, module) in SUBPROCESSES, f"{path} runs {module}"
 
 
-def test_a_finished_run_is_pushed_by_the_one_known_subprocess(repository):
+def test_only_one_module_runs_hub_push(repository):
     texts = [path.read_text(encoding="utf-8") for path in modules(repository, "training")]
     assert sum('"-m", "hub.push"' in text for text in texts) == 1
 
 
-def test_no_imports_in_a_circle(repository):
-    """Annotations' imports under TYPE_CHECKING never run, and do not count."""
+def test_no_circular_imports(repository):
+    """Imports under TYPE_CHECKING do not count."""
     paths = [path for package in PACKAGES for path in modules(repository, package)]
     names = {dotted(repository, path) for path in paths}
-    arrows = {}
+    dependencies = {}
     for path in paths:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in list(ast.walk(tree)):
             if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
                 node.body = [ast.Pass()]
         prefixes = (itertools.accumulate(name.split("."), "{}.{}".format) for name in imported(repository, path, tree))
-        found = {([each for each in parts if each in names] or [""])[-1] for parts in prefixes}
-        arrows[dotted(repository, path)] = found - {dotted(repository, path)}
-    while leaves := {name for name, to in arrows.items() if not to & arrows.keys()}:
-        arrows = {name: to for name, to in arrows.items() if name not in leaves}
-    assert not arrows, f"these import each other in a circle, or what does: {sorted(arrows)}"
+        imports = {([each for each in parts if each in names] or [""])[-1] for parts in prefixes}
+        dependencies[dotted(repository, path)] = imports - {dotted(repository, path)}
+    while leaves := {name for name, targets in dependencies.items() if not targets & dependencies.keys()}:
+        dependencies = {name: targets for name, targets in dependencies.items() if name not in leaves}
+    assert not dependencies, f"circular imports among {sorted(dependencies)}"
 
 
-def test_rooms_are_small(repository):
+def test_files_and_directories_are_small(repository):
     for package in PACKAGES:
         folders = {path.parent for path in modules(repository, package)}
         for folder in folders:
-            held = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
-            assert len(held) <= MOST, f"{folder} holds {len(held)} modules"
+            names = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+            assert len(names) <= MAX_MODULES, f"{folder} has {len(names)} modules"
         for path in modules(repository, package):
             text = path.read_text(encoding="utf-8")
             is_modeling = path.name == "modeling_vanilla_transformer.py"
-            limit = LONGEST_MODELING if is_modeling else LONGEST
+            limit = MAX_MODELING_LINES if is_modeling else MAX_LINES
             assert len(text.splitlines()) <= limit, f"{path} has more than {limit} lines"
-            assert is_modeling or "# ---" not in text, f"{path}: its sections are files of their own"
+            assert is_modeling or "# ---" not in text, f"{path}: split the sections into separate files"
 
 
-def test_shipped_files_import_only_siblings_and_what_every_reader_has(repository):
-    """These files land flat in a checkpoint: relative imports name a sibling module, and nothing else is needed."""
+def test_files_in_checkpoints_import_only_allowed_modules(repository):
+    """These files are copied into checkpoints: they import only sibling modules and standard dependencies."""
     allowed = {"torch", "transformers", "tokenizers", "huggingface_hub", "tqdm"} | set(sys.stdlib_module_names)
     for path in (repository / "vanilla_transformer").glob("*_vanilla_transformer.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -120,30 +120,30 @@ def test_shipped_files_import_only_siblings_and_what_every_reader_has(repository
                 assert {name.split(".")[0] for name in names} <= allowed, f"{path}: {names}"
 
 
-def test_init_registers_and_exports_alone(repository):
+def test_init_only_registers_and_exports(repository):
     tree = ast.parse((repository / "vanilla_transformer" / "__init__.py").read_text())
     assert not [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
 
 
-def test_every_recipe_can_be_read(repository):
+def test_all_recipes_are_valid(repository):
     from training.recipe import read_recipe
 
     recipes = list((repository / "training" / "recipes").glob("*.yaml"))
     assert recipes
     for path in recipes:
         assert read_recipe([str(path)]).name == path.stem
-        assert path.read_text(encoding="utf-8").startswith("#"), f"{path} has no head that tells its cost"
+        assert path.read_text(encoding="utf-8").startswith("#"), f"{path} does not start with a comment on its cost"
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_package_alone(repository, tmp_path):
+def test_wheel_contains_only_the_package(repository, tmp_path):
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(repository)]
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"vanilla_transformer"}
+    top_levels = {name.split("/")[0] for name in names}
+    assert {top for top in top_levels if not top.endswith(".dist-info")} == {"vanilla_transformer"}
     files = {name for name in names if name.startswith("vanilla_transformer/")}
-    own = {path.relative_to(repository).as_posix() for path in modules(repository, "vanilla_transformer")}
-    assert files == own | {"vanilla_transformer/py.typed"}
+    expected = {path.relative_to(repository).as_posix() for path in modules(repository, "vanilla_transformer")}
+    assert files == expected | {"vanilla_transformer/py.typed"}
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -1,4 +1,4 @@
-"""What surrounds the code and nobody runs every day: the versions in prose, the commands that workflows call."""
+"""Consistency of the changelog, citation, Makefile, workflows and issue forms."""
 
 import re
 import subprocess
@@ -18,30 +18,30 @@ def makefile(repository) -> str:
     return (repository / "Makefile").read_text(encoding="utf-8")
 
 
-def test_the_changelogs_first_version_is_the_version(repository):
-    """`## Unreleased (0.2.0.dev0)` while it is worked on, `## 0.2.0 (2026-12-31)` when it is out."""
+def test_changelog_starts_with_current_version(repository):
+    """The heading is `## Unreleased (0.2.0.dev0)` during development, and `## 0.2.0 (2026-12-31)` for a release."""
     text = (repository / "CHANGELOG.md").read_text(encoding="utf-8")
     name, bracket = re.search(r"^## (\S+) \((.*)\)$", text, re.MULTILINE).groups()
     assert __version__ == (bracket if name == "Unreleased" else name)
     assert (name == "Unreleased") == (".dev" in __version__)
 
 
-def test_the_citation_is_of_this_version(repository):
+def test_citation_has_current_version(repository):
     citation = yaml.safe_load((repository / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["cff-version"] == "1.2.0"
     assert citation["version"] == __version__
     assert citation["references"][0]["title"] == "Attention Is All You Need"
 
 
-def test_make_tells_every_target(repository, makefile):
-    listed = subprocess.run(["make", "help"], cwd=repository, capture_output=True, text=True, check=True)
-    told = dict(re.findall(r"^make (\S+)\s+(\S.*)$", listed.stdout, re.MULTILINE))
-    assert set(told) == targets(makefile)
+def test_make_help_lists_all_targets(repository, makefile):
+    result = subprocess.run(["make", "help"], cwd=repository, capture_output=True, text=True, check=True)
+    described = dict(re.findall(r"^make (\S+)\s+(\S.*)$", result.stdout, re.MULTILINE))
+    assert set(described) == targets(makefile)
     phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1]
     assert set(phony.split()) == targets(makefile)
 
 
-def test_what_calls_make_calls_targets_that_exist(repository, makefile):
+def test_called_make_targets_exist(repository, makefile):
     called = set()
     for path in (repository / ".github" / "workflows").glob("*.yml"):
         workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -56,7 +56,7 @@ def test_what_calls_make_calls_targets_that_exist(repository, makefile):
     assert called <= targets(makefile), called - targets(makefile)
 
 
-def test_issue_forms_ask_something(repository):
+def test_issue_forms_are_valid(repository):
     folder = repository / ".github" / "ISSUE_TEMPLATE"
     for name in ("bug.yml", "feature.yml"):
         form = yaml.safe_load((folder / name).read_text(encoding="utf-8"))

@@ -1,9 +1,9 @@
-"""Lays Hugging Face's own model tests out as the package `tests`, from the source distribution of transformers.
+"""Download the model tests of Transformers as the package `tests`.
 
-    python tests/conformance/fetch.py FOLDER
+    python tests/conformance/fetch.py DIRECTORY
 
-The sources come from PyPI, at the version that is installed here; nothing of them is kept in this repository. They
-import a few siblings that the distribution leaves out (exporters, generation, distributed): those become empty mixins.
+The source distribution comes from PyPI, in the installed version of Transformers. Sibling modules that it lacks
+(exporters, generation) are replaced by empty mixins.
 """
 
 import subprocess
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import transformers
 
-LEFT_OUT = {
+MISSING_MODULES = {
     "exporters/test_export.py": "class ExportTesterMixin:\n    pass\n",
     "generation/test_utils.py": "class GenerationTesterMixin:\n    pass\n",
 }
@@ -32,7 +32,7 @@ def main() -> None:
         with tarfile.open(archive) as tar:
             tests = [m for m in tar.getmembers() if m.name.count("/") == 2 and m.name.split("/")[1] == "tests"]
             tar.extractall(sys.argv[1], members=tests, filter="data")
-    for name, text in LEFT_OUT.items():
+    for name, text in MISSING_MODULES.items():
         path = folder / "tests" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)

@@ -1,6 +1,6 @@
-"""Hugging Face's own `ModelTesterMixin` on our classes, and on stock Marian in the same harness for comparison.
+"""`ModelTesterMixin` of Transformers, applied to this model and, for comparison, to MarianMT.
 
-Run by `make conformance`, which puts the package `tests` of transformers' source distribution on the path.
+`make conformance` adds the package `tests` of the Transformers source distribution to the path.
 """
 
 import unittest
@@ -16,7 +16,7 @@ from vanilla_transformer import (
     VanillaTransformerModel,
 )
 
-# The tests look classes up by name: which are base models, which take labels
+# The tests find base models and models with labels in these mappings
 modeling_auto.MODEL_MAPPING_NAMES["vanilla_transformer"] = "VanillaTransformerModel"
 modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES["vanilla_transformer"] = (
     "VanillaTransformerForConditionalGeneration"
@@ -24,7 +24,7 @@ modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES["vanilla_transformer"
 
 
 class Tester:
-    """What `ModelTesterMixin` asks of a model's tester: a small configuration and a batch. Marian's names are ours."""
+    """Model tester for `ModelTesterMixin`: a small configuration and a batch, with field names of both models."""
 
     batch_size = 13
     seq_length = encoder_seq_length = decoder_seq_length = 7
@@ -70,7 +70,9 @@ class Tester:
     prepare_config_and_inputs = prepare_config_and_inputs_for_common
 
 
-class Conformance(ModelTesterMixin, GenerationTesterMixin):  # the latter is empty outside transformers' repository
+class Conformance(
+    ModelTesterMixin, GenerationTesterMixin
+):  # the second mixin is empty outside the Transformers repository
     is_encoder_decoder = True
     config_class: type
 

@@ -1,4 +1,4 @@
-"""Cards of whatever results, recipes, reports and samples lie in a folder."""
+"""Model cards for arbitrary results, recipes, reports and samples."""
 
 import json
 import math
@@ -29,7 +29,7 @@ WORDS = (
     "\x00",
 )
 WORDS += (
-    "somebody/pairs",
+    "user/pairs",
     "/home/me",
     "D:\\x",
     "hf_" + "a" * 34,
@@ -86,24 +86,24 @@ def value(rng: random.Random, depth: int = 0):
 
 
 def mutated(rng: random.Random, start):
-    """A copy in which some values are others, at any depth."""
+    """Return a copy in which some values differ, at any depth."""
     if isinstance(start, dict):
-        found = {key: mutated(rng, each) for key, each in start.items() if rng.random() > 0.02}
+        copy = {key: mutated(rng, each) for key, each in start.items() if rng.random() > 0.02}
         if rng.random() < 0.1:
-            found[rng.choice(KEYS)] = value(rng)
-        return found
+            copy[rng.choice(KEYS)] = value(rng)
+        return copy
     return value(rng) if rng.random() < 0.03 else start
 
 
 def broken(rng: random.Random, content: bytes) -> bytes:
-    """Bytes that are cut, changed, repeated or something else."""
-    how = rng.randrange(50)
-    if how == 0:
+    """Return the content truncated, changed or replaced."""
+    kind = rng.randrange(50)
+    if kind == 0:
         return content[: rng.randrange(len(content) + 1)]
-    if how == 1 and content:
+    if kind == 1 and content:
         i = rng.randrange(len(content))
         return content[:i] + rng.randbytes(rng.randrange(4)) + content[i + 1 :]
-    if how == 2:
+    if kind == 2:
         return rng.choice(
             (b"", b"[]", b"3", b"null", b'"x"', b"[" * 20000, b"a: &x [*x]", b"<<: 1", b"? [a]\n: 1", b"\xff\xfe")
         )
@@ -117,8 +117,8 @@ def write(rng: random.Random, folder: Path, name: str, text: str) -> None:
         (folder / name).write_bytes(broken(rng, text.encode("utf-8", "surrogatepass")))
 
 
-def fill(rng: random.Random, folder: Path) -> None:
-    """A folder with what runs leave in it, somewhat mutated."""
+def write_run_files(rng: random.Random, folder: Path) -> None:
+    """Write the files of a run, mutated at random."""
     files = {"config.json": CONFIG, "all_results.json": RESULTS, "import_report.json": REPORT}
     for name, start in files.items():
         if name != "import_report.json" or rng.random() < 0.3:
@@ -138,12 +138,12 @@ OPTIONS = (
 
 @pytest.mark.slow
 def test_cards(tmp_path, monkeypatch):
-    made = []
+    cards = []
     make_card = model_card.make_card
-    monkeypatch.setattr(model_card, "make_card", lambda *a, **b: made.append(make_card(*a, **b)) or made[-1])
+    monkeypatch.setattr(model_card, "make_card", lambda *a, **b: cards.append(make_card(*a, **b)) or cards[-1])
 
     def try_one(rng: random.Random, folder: Path) -> None:
-        fill(rng, folder)
+        write_run_files(rng, folder)
         before = fingerprint(folder)
         options = [word for _ in range(rng.choice((0, 0, 1, 2))) for word in rng.choice(OPTIONS)]
         name = rng.choice(("user/name", "user/name", "name", ""))
@@ -151,11 +151,11 @@ def test_cards(tmp_path, monkeypatch):
         assert fingerprint(folder) == before
         assert status in (0, 2)
         if status == 0:
-            card = made.pop().content
+            card = cards.pop().content
             card.encode()
             assert ModelCard(card).data.library_name == "transformers"
             recipe = card.rpartition("## Recipe\n")[2] if "## Recipe\n" in card else ""
-            for never in ("/home/me", "D:\\x", "hf_aaaa"):
-                assert never not in recipe, never
+            for secret in ("/home/me", "D:\\x", "hf_aaaa"):
+                assert secret not in recipe, secret
 
     fuzz("cards", try_one, tmp_path)

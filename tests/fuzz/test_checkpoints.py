@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged in every way, at every verb that reads one."""
+"""Randomly damaged checkpoints as input of every command that reads one."""
 
 import copy
 import json
@@ -24,25 +24,34 @@ from training.run.factories import load_base_model, make_tokenizer
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.command_line import exit_on_user_error
 
-MEMORY = 16 * 2**30  # bytes; a setting of 10**9 must not take the machine's
+MEMORY = 16 * 2**30  # bytes; limits the effect of settings such as 10**9
 SENTENCES = {"en": ["the dog runs", "a cat sleeps"], "de": ["der Hund rennt", "eine Katze schläft"]}
 VALUES = [
     *(None, True, False, 0, 1, -1, 3, 64, 10**6, 10**9, 2**63, 10**30, 0.5, -0.5, 1e308, math.nan, math.inf),
     *("", "x", "float16", "../../etc/passwd", "\u2028", "a" * 10_000, [], [1], ["x"], {}, {"x": 1}, [[[[]]]]),
 ]
-OTHERS = [
+REPLACEMENTS = [
     b"",
     b"\0" * 64,
     b"<!DOCTYPE html><html>404</html>",
     b"version https://git-lfs.github.com/spec/v1\noid sha256:0",
 ]
-OTHERS += [b"\x89PNG\r\n\x1a\n", b"[" * 100_000, b"{}", b"[]", b"null", b"\xff\xfe{\0}\0", b"PK\3\4", b"\x80\x04."]
+REPLACEMENTS += [
+    b"\x89PNG\r\n\x1a\n",
+    b"[" * 100_000,
+    b"{}",
+    b"[]",
+    b"null",
+    b"\xff\xfe{\0}\0",
+    b"PK\3\4",
+    b"\x80\x04.",
+]
 JSONS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> tuple[Path, Path]:
-    """Folders with a checkpoint of one vocabulary and of two, and texts that go with it."""
+    """Directories with texts and a checkpoint, one with a shared and one with separate vocabularies."""
     return make_tiny(tmp_path_factory.mktemp("one"), True), make_tiny(tmp_path_factory.mktemp("two"), False)
 
 
@@ -68,18 +77,18 @@ def make_tiny(folder: Path, shared: bool) -> Path:
     return folder
 
 
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) of a JSON value."""
+def json_items(value: Any) -> list[tuple[Any, Any]]:
+    """Return every (container, key) of a JSON value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [place for key, inner in list(items) for place in [(value, key), *places(inner)]]
+    return [item for key, inner in list(items) for item in [(value, key), *json_items(inner)]]
 
 
 def damage_json(rng: random.Random, path: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     for _ in range(rng.choice((1, 1, 1, 2, 5)) if isinstance(content, dict | list) else 0):
-        found = places(content)
-        shallow = [place for place in found if place[0] is content]
-        container, key = rng.choice(shallow if rng.random() < 0.5 else found) if found else (content, "x")
+        items = json_items(content)
+        shallow = [item for item in items if item[0] is content]
+        container, key = rng.choice(shallow if rng.random() < 0.5 else items) if items else (content, "x")
         kind = rng.random()
         if kind < 0.7:
             container[key] = copy.deepcopy(rng.choice(VALUES))
@@ -123,7 +132,7 @@ def damage_bytes(rng: random.Random, path: Path) -> None:
     if kind == 0:
         del content[rng.randrange(len(content)) :]
     elif kind == 1:
-        content = rng.choice(OTHERS)
+        content = rng.choice(REPLACEMENTS)
     elif kind == 2:
         for _ in range(rng.choice((1, 3, 30))):
             content[rng.randrange(min(len(content), rng.choice((64, 4096, 10**9))))] = rng.randrange(256)
@@ -139,7 +148,7 @@ def damage_bytes(rng: random.Random, path: Path) -> None:
 
 
 def damage(rng: random.Random, checkpoint: Path) -> None:
-    """Changes one or two files."""
+    """Change one or two files of a checkpoint."""
     for _ in range(rng.choice((1, 1, 1, 2))):
         files = sorted(path for path in checkpoint.iterdir() if path.is_file() and path.suffix != ".py")
         path = rng.choice(files)
@@ -148,12 +157,12 @@ def damage(rng: random.Random, checkpoint: Path) -> None:
         elif path.suffix == ".json":
             try:
                 damage_json(rng, path)
-            except (ValueError, RecursionError):  # it is damaged already
+            except (ValueError, RecursionError):  # the file is already damaged
                 damage_bytes(rng, path)
         elif path.suffix == ".safetensors":
             try:
                 damage_weights(rng, path)
-            except Exception:  # as above
+            except Exception:  # the file is already damaged
                 damage_bytes(rng, path)
         else:
             path.write_text(
@@ -161,8 +170,8 @@ def damage(rng: random.Random, checkpoint: Path) -> None:
             )
 
 
-def base_model(recipe_path: Path, base: Path) -> Callable[[], None]:
-    """What a training does with its base model before it begins."""
+def make_base_model_command(recipe_path: Path, base: Path) -> Callable[[], None]:
+    """Return a command that loads a base model as `training.train` does."""
 
     def main() -> None:
         with exit_on_user_error("training.train"):
@@ -173,15 +182,15 @@ def base_model(recipe_path: Path, base: Path) -> Callable[[], None]:
     return main
 
 
-def command(rng: random.Random, verb: str, tiny: Path, folder: Path) -> tuple[Callable[[], None], str, list]:
-    """A verb that reads the damaged checkpoint in `folder`, beside a whole one where it reads two."""
+def make_command(rng: random.Random, name: str, tiny: Path, folder: Path) -> tuple[Callable[[], None], str, list]:
+    """Return a command that reads a damaged checkpoint, and a valid one if it reads two."""
     bad, good, out = folder / "checkpoint", tiny / "checkpoint", folder / "out.tsv"
     source, target = tiny / "text.en", tiny / "text.de"
     both = rng.choice(([bad, good], [good, bad]))
-    if verb == "translate":
+    if name == "translate":
         more = rng.choice(([], ["--nbest", "2"], ["--num_beams", "1"], ["--scores"]))
         return translate.main, "training.translate", [bad, "--input", source, "--output", out, *more]
-    if verb == "score":
+    if name == "score":
         more = rng.choice(([], ["--nll"], ["--nll", "--per_pair_output", folder / "lines.tsv"], ["--compare", good]))
         arguments = [
             bad,
@@ -196,19 +205,19 @@ def command(rng: random.Random, verb: str, tiny: Path, folder: Path) -> tuple[Ca
             *more,
         ]
         return score.main, "training.score", arguments
-    if verb == "average":
+    if name == "average":
         return average.main, "training.average", [out, *both]
-    if verb == "diversify":
+    if name == "diversify":
         arguments = [*both, "--source", source, "--target", target, "--output", out]
         return diversify.main, "training.diversify", arguments
-    if verb == "export":
+    if name == "export":
         return export.main, "hub.export", [bad, out, "--to", "marian"]
     (folder / "recipe.yaml").write_text("learning_rate: 0.001\noutput_dir: run\n")
-    return base_model(folder / "recipe.yaml", bad), "training.train", []
+    return make_base_model_command(folder / "recipe.yaml", bad), "training.train", []
 
 
 @pytest.fixture
-def little_memory():
+def memory_limit():
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, before[1]))
     yield
@@ -216,21 +225,21 @@ def little_memory():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["translate", "score", "average", "diversify", "export", "base_model"])
-def test_a_damaged_checkpoint_is_told_in_a_line(verb, tiny, tmp_path, little_memory):
-    whole = [fingerprint(folder) for folder in tiny]
+@pytest.mark.parametrize("name", ["translate", "score", "average", "diversify", "export", "base_model"])
+def test_damaged_checkpoint_gives_one_line_error(name, tiny, tmp_path, memory_limit):
+    originals = [fingerprint(folder) for folder in tiny]
 
     def try_one(rng: random.Random, folder: Path) -> None:
-        own = rng.choice(tiny)
-        shutil.copytree(own / "checkpoint", folder / "checkpoint")
+        source = rng.choice(tiny)
+        shutil.copytree(source / "checkpoint", folder / "checkpoint")
         damage(rng, folder / "checkpoint")
         before = fingerprint(folder / "checkpoint")
-        main, prog, arguments = command(rng, verb, own, folder)
-        status, told = call(main, prog, arguments)
+        main, prog, arguments = make_command(rng, name, source, folder)
+        status, stderr = call(main, prog, arguments)
         assert fingerprint(folder / "checkpoint") == before, "the checkpoint was changed"
-        left = {path.name for path in folder.iterdir()} - {"checkpoint", "recipe.yaml", "run"}
-        assert status == 0 or not left, f"{left} is left of {told}"
-        assert not [name for name in left if "unfinished" in name], left
+        outputs = {path.name for path in folder.iterdir()} - {"checkpoint", "recipe.yaml", "run"}
+        assert status == 0 or not outputs, f"{outputs} remain after {stderr}"
+        assert not [output for output in outputs if "unfinished" in output], outputs
 
-    fuzz(f"checkpoints, {verb}", try_one, tmp_path)
-    assert [fingerprint(folder) for folder in tiny] == whole
+    fuzz(f"checkpoints, {name}", try_one, tmp_path)
+    assert [fingerprint(folder) for folder in tiny] == originals

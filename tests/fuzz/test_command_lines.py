@@ -1,4 +1,4 @@
-"""Command lines of the verbs that work on a checkpoint: wrong options, files that are there or not, odd values."""
+"""Random command lines of the commands that read a checkpoint: wrong options, missing files, unusual values."""
 
 import random
 from pathlib import Path
@@ -24,7 +24,7 @@ NAMES = [
     "a\0b",
     "ü",
     "x" * 300,
-    "nowhere",
+    "missing",
     "a/b",
     "user/model",
     "/",
@@ -33,7 +33,8 @@ NAMES = [
     "\udcff",
 ]
 METRICS = ["translation", "sequence", "bleu", ""]
-# of each verb, with what draws a value: number, source, output, checkpoint, device, metric, line; -: it takes none
+# Options of each command, with the kind of their values: number, source, output, checkpoint, device, metric, label,
+# or - for flags
 OPTIONS = {
     "translate": {
         **{"input": "s", "output": "o", "batch_size": "n", "num_beams": "n", "length_penalty": "n", "nbest": "n"},
@@ -41,10 +42,17 @@ OPTIONS = {
         **{"source_lang": "l", "rerank": "c", "rerank_weight": "n"},
     },
     "score": {
-        **{"source": "s", "reference": "s", "compare": "c", "metric": "m", "target_lang": "l", "samples": "n"},
         **{
-            "likelihood": "-",
-            "per_line": "o",
+            "source": "s",
+            "reference": "s",
+            "compare": "c",
+            "metric": "m",
+            "target_lang": "l",
+            "num_bootstrap_samples": "n",
+        },
+        **{
+            "nll": "-",
+            "per_pair_output": "o",
             "num_beams": "n",
             "length_penalty": "n",
             "batch_size": "n",
@@ -60,22 +68,22 @@ OPTIONS = {
         **{"device": "d", "with_references": "-"},
     },
     "benchmark": {
-        **{"lines": "l", "sizes": "l", "precision": "l", "target_tokens": "n", "rounds": "n", "threads": "n"},
+        **{"benchmarks": "l", "sizes": "l", "precision": "l", "target_tokens": "n", "rounds": "n", "threads": "n"},
         **{"device": "d", "model": "c", "source": "s", "reference": "s", "sentences": "n", "batch_size": "n"},
-        **{"also": "c", "recipe": "s", "data_dir": "c", "output_dir": "o"},
+        **{"recipe": "s", "data_dir": "c", "output_dir": "o"},
     },
     "corpus": {"seed": "n"},
 }
 MAINS = {"translate": translate, "score": score, "average": average, "diversify": diversify, "corpus": corpus}
 MAINS |= {"distill": distill}
-NEEDED = {"score": ("source", "reference"), "diversify": ("source", "target", "output")}
-NEEDED |= {"distill": ("source", "output")}
+REQUIRED = {"score": ("source", "reference"), "diversify": ("source", "target", "output")}
+REQUIRED |= {"distill": ("source", "output")}
 
 
 @pytest.fixture
-def place(tmp_path, make_model, make_tokenizer) -> Path:
-    """A run with a checkpoint, and texts."""
-    folder = tmp_path / "given"
+def inputs(tmp_path, make_model, make_tokenizer) -> Path:
+    """Directory with a run, its checkpoints, and texts."""
+    folder = tmp_path / "inputs"
     tokenizer, sizes = make_tokenizer(True)
     model = make_model(**sizes)
     model.generation_config.update(max_new_tokens=4, num_beams=2)
@@ -99,45 +107,51 @@ def place(tmp_path, make_model, make_tokenizer) -> Path:
     return folder
 
 
-def test_command_lines(tmp_path, place, monkeypatch):
-    monkeypatch.setattr(training.benchmark, "run", lambda arguments: None)  # it takes minutes
+def test_command_lines(tmp_path, inputs, monkeypatch):
+    monkeypatch.setattr(training.benchmark, "run", lambda arguments: None)  # the real one takes minutes
     monkeypatch.setattr(corpus, "generate", lambda seed: {"train": [(f"a {seed}", "b")], "test": [("c", "d")]})
-    texts = ["a.en", "a.de", "a.en", "a.de", "refs.tsv", "nothing", "odd", "utf16", "bytes", "empty", "nowhere"]
-    before = fingerprint(place)
+    texts = ["a.en", "a.de", "a.en", "a.de", "refs.tsv", "nothing", "odd", "utf16", "bytes", "empty", "missing"]
+    before = fingerprint(inputs)
 
     def try_one(rng: random.Random, folder):
-        def draw(kind: str) -> list[str]:
+        def sample_value(kind: str) -> list[str]:
             if rng.random() < 0.08:
                 return [rng.choice((*NAMES, *NUMBERS))]
-            source = str(place / rng.choice(texts))
+            source = str(inputs / rng.choice(texts))
             checkpoint = str(
-                place / rng.choice(("run", "run", "run", "other", "run/checkpoint-2", "empty", "a.en", "nowhere"))
+                inputs / rng.choice(("run", "run", "run", "other", "run/checkpoint-2", "empty", "a.en", "missing"))
             )
             output = str(
-                rng.choice((folder / "new", folder / "new.tsv", folder / "b" / "new", place / "a.en", place, folder))
+                rng.choice((folder / "new", folder / "new.tsv", folder / "b" / "new", inputs / "a.en", inputs, folder))
             )
             values = {"n": rng.choice(NUMBERS), "s": source, "o": output, "c": checkpoint, "d": rng.choice(DEVICES)}
             values |= {"m": rng.choice(METRICS), "l": rng.choice(("en", "de", "step", "base", "fp32", "xx", "beam"))}
             return [] if kind == "-" else [values[kind]]
 
-        verb = rng.choice(
+        name = rng.choice(
             ("translate", "translate", "score", "score", "average", "diversify", "distill", "benchmark", "corpus")
         )
-        options = OPTIONS[verb]
-        arguments = {"average": draw("o") + draw("c"), "corpus": draw("o"), "benchmark": []}.get(verb, draw("c"))
-        arguments += draw("c") * (verb == "diversify") + draw("c") * (verb == "average" and rng.random() < 0.5)
-        chosen = [name for name in NEEDED.get(verb, ()) if rng.random() < 0.95]
-        for name in chosen + [rng.choice(list(options)) for _ in range(rng.choice((0, 1, 1, 2)))]:
-            arguments += [f"--{name if rng.random() < 0.97 else name[:-1]}", *draw(options[name])]
+        options = OPTIONS[name]
+        arguments = {
+            "average": sample_value("o") + sample_value("c"),
+            "corpus": sample_value("o"),
+            "benchmark": [],
+        }.get(name, sample_value("c"))
+        arguments += sample_value("c") * (name == "diversify") + sample_value("c") * (
+            name == "average" and rng.random() < 0.5
+        )
+        chosen = [option for option in REQUIRED.get(name, ()) if rng.random() < 0.95]
+        for option in chosen + [rng.choice(list(options)) for _ in range(rng.choice((0, 1, 1, 2)))]:
+            arguments += [f"--{option if rng.random() < 0.97 else option[:-1]}", *sample_value(options[option])]
         if rng.random() < 0.05:
             arguments.insert(rng.randrange(len(arguments) + 1), rng.choice((*NAMES, "--help", "@x")))
-        main = training.benchmark.main if verb == "benchmark" else MAINS[verb].main
-        prog = "training.demo.corpus" if verb == "corpus" else f"training.{verb}"
-        typed = (place / rng.choice(("a.en", "a.en", "nothing", "utf16", "bytes"))).read_bytes()
-        status, _ = call(main, prog, arguments, typed)
-        assert fingerprint(place) == before, f"{prog} {arguments}: changed what was there"
-        left = [path for path in folder.rglob("*") if status != 0 and path.is_file()]
-        assert not left, f"{prog} {arguments}: status {status}, and left {left}"
+        main = training.benchmark.main if name == "benchmark" else MAINS[name].main
+        prog = "training.demo.corpus" if name == "corpus" else f"training.{name}"
+        stdin = (inputs / rng.choice(("a.en", "a.en", "nothing", "utf16", "bytes"))).read_bytes()
+        status, _ = call(main, prog, arguments, stdin)
+        assert fingerprint(inputs) == before, f"{prog} {arguments}: changed an existing file"
+        outputs = [path for path in folder.rglob("*") if status != 0 and path.is_file()]
+        assert not outputs, f"{prog} {arguments}: status {status}, but wrote {outputs}"
 
     monkeypatch.chdir(tmp_path)
     fuzz("command lines", try_one, tmp_path)

@@ -1,4 +1,4 @@
-"""Tables and texts: every separator of Unicode, other encodings, nested JSON, null structs, very long lines."""
+"""Random tables and texts: Unicode separators, encodings, nested JSON, null structs, very long lines."""
 
 import json
 import random
@@ -52,7 +52,7 @@ def sentence(rng: random.Random) -> str:
 
 
 def value(rng: random.Random):
-    """Something in the place of a text."""
+    """Return a random value that replaces a text."""
     return rng.choice(
         [
             *(None, 5, 0.5, True, float("nan"), float("inf"), [], {}, ["a"], {"en": "a"}, "\ud800", "a\nb", 10**30, ""),
@@ -71,14 +71,14 @@ def row(rng: random.Random):
 
 
 def table(rng: random.Random, kind: str, folder, name: str) -> None:
-    """A file of that kind, sound or not."""
+    """Write a file of the given kind, valid or not."""
     count, path = rng.choice((0, 1, 4, 12)), folder / name
     if kind == "parquet":
-        sound = rng.random() < 0.4
-        rows = [{"en": "a", "de": sentence(rng)} if sound else row(rng) for _ in range(count)]
+        is_valid = rng.random() < 0.4
+        rows = [{"en": "a", "de": sentence(rng)} if is_valid else row(rng) for _ in range(count)]
         try:
-            made = pa.Table.from_pylist([each for each in rows if isinstance(each, dict)])
-            parquet.write_table(made, path)
+            arrow_table = pa.Table.from_pylist([each for each in rows if isinstance(each, dict)])
+            parquet.write_table(arrow_table, path)
         except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError):
             path.write_bytes(b"PAR1" + rng.randbytes(40) + b"PAR1")
         content = path.read_bytes()
@@ -97,8 +97,8 @@ def table(rng: random.Random, kind: str, folder, name: str) -> None:
             rng.choice(("\n", "\n", "\n", "\r\n", "\r", "\u2028")).join(lines) + "\n" * rng.choice((0, 1, 2))
         ).encode(rng.choice(ENCODINGS), rng.choice(("ignore", "replace")))
     if content and rng.random() < 0.15:
-        place = rng.randrange(len(content))
-        content = content[:place] + rng.randbytes(rng.choice((0, 1, 4))) + content[place + rng.choice((0, 1, 30)) :]
+        index = rng.randrange(len(content))
+        content = content[:index] + rng.randbytes(rng.choice((0, 1, 4))) + content[index + rng.choice((0, 1, 30)) :]
     path.write_bytes(content)
 
 
@@ -112,8 +112,8 @@ def test_data(tmp_path, monkeypatch):
             keys[f"{split}_file"] = None if split != "train" and rng.random() < 0.4 else f"{split}.{kind}"
             if kind == "text":
                 for language in ("en", "de"):
-                    rng_of_side = rng if rng.random() < 0.1 else random.Random(rng.random())
-                    table(rng_of_side, kind, folder, f"{split}.text.{language}")
+                    side_rng = rng if rng.random() < 0.1 else random.Random(rng.random())
+                    table(side_rng, kind, folder, f"{split}.text.{language}")
             else:
                 table(rng, kind, folder, f"{split}.{kind}")
         if rng.random() < 0.1:

@@ -1,4 +1,4 @@
-"""hub.import_checkpoint on files, pickles and arguments of every kind."""
+"""hub.import_checkpoint with random files, pickles and arguments."""
 
 import argparse
 import collections
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 
 def load(name: str, path: Path):
-    """A module of the tests, which are no package."""
+    """Import a test module by its path (the tests are not a package)."""
     spec = util.spec_from_file_location(name, path)
     module = util.module_from_spec(spec)
     sys.modules[name] = module
@@ -61,7 +61,7 @@ WORDS = [
 
 @pytest.fixture(autouse=True)
 def fork(monkeypatch):
-    """Loads each file in a fork, which has torch already, instead of a new process."""
+    """Load each file in a fork, which has already imported torch, instead of a new process."""
 
     def try_load_in_fork(path: Path, size: int) -> str | None:
         context = multiprocessing.get_context("fork")
@@ -74,43 +74,43 @@ def fork(monkeypatch):
         try:
             return reader.recv()
         except EOFError:
-            raise ValueError(f"{path} is refused: to read it takes more than 5 s.") from None
+            raise ValueError(f"{path} cannot be read within 5 s.") from None
 
     monkeypatch.setattr("hub.importing.checkpoint_file.try_load_in_process", try_load_in_fork)
 
 
 @pytest.fixture(scope="module")
 def states() -> dict[str, tuple[dict[str, torch.Tensor], list[str]]]:
-    """name of a case -> a small state of it, and the arguments that it is imported with."""
-    found = {}
-    for name, (class_name, arguments, layout, told) in references.CASES.items():
+    """Return a small state dict and the import arguments of each reference model."""
+    cases = {}
+    for name, (class_name, arguments, layout, options) in references.CASES.items():
         torch.manual_seed(0)
         model = references.randomize(getattr(references, class_name)(**arguments))
-        settings = [word for key, value in told.items() for word in ("--set", f"{key}={value}")]
+        settings = [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
         heads = [] if name == "aladdin" else ["--num_heads", str(getattr(model, "heads", 4))]
-        given = ["--layout", layout] if layout.startswith("build_transformer") else []
-        found[name] = (dict(model.state_dict()), [*heads, *settings, *given])
-    return found
+        layout_option = ["--layout", layout] if layout.startswith("build_transformer") else []
+        cases[name] = (dict(model.state_dict()), [*heads, *settings, *layout_option])
+    return cases
 
 
 def attempt(folder: Path, arguments: list) -> int:
-    """One import into `folder`/out, by the contract."""
+    """Run an import, and check the contract."""
     before = contract.fingerprint(folder)
     status, _ = contract.call(main, "hub.import_checkpoint", list(map(str, arguments)))
     after = contract.fingerprint(folder)
-    made = {name for name in after if name not in before}
-    assert {name: after.get(name) for name in before} == before, f"{arguments}: files of the user's changed"
+    created = {name for name in after if name not in before}
+    assert {name: after.get(name) for name in before} == before, f"{arguments}: existing files changed"
     if status == 0 and "--help" not in arguments:
-        assert any(name.endswith("import_report.json") for name in made), f"{arguments}: no report"
-        json.loads((folder / next(name for name in made if name.endswith("import_report.json"))).read_text())
+        assert any(name.endswith("import_report.json") for name in created), f"{arguments}: no report"
+        json.loads((folder / next(name for name in created if name.endswith("import_report.json"))).read_text())
     else:
-        assert not made, f"{arguments}: left {made}"
-        assert not list(folder.glob("*unfinished*")), f"{arguments}: an unfinished folder"
+        assert not created, f"{arguments}: wrote {created}"
+        assert not list(folder.glob("*unfinished*")), f"{arguments}: an unfinished directory"
     return status
 
 
 def other_value(r: random.Random, tensor: torch.Tensor):
-    """Something else in a tensor's place."""
+    """Return a value that replaces a tensor."""
     shape = list(tensor.shape)
     kind = r.randrange(26)
     if kind == 0:
@@ -182,7 +182,7 @@ def mutate(r: random.Random, state: dict) -> dict:
 
 
 def wrap(r: random.Random, state: dict):
-    """As training code saves it, and as it should not."""
+    """Return a checkpoint that contains the state dict, in common and in unusual forms."""
     more = {
         "epoch": 3,
         "loss": torch.tensor(0.1).numpy()[()],
@@ -316,7 +316,7 @@ GLOBALS = [
 
 
 def opcodes(r: random.Random) -> bytes:
-    """A pickle of protocol 2 (mostly), of operations that often fit one another."""
+    """Return a pickle of random operations that often match, mostly of protocol 2."""
     parts = [b"\x80" + bytes([r.choice([2, 2, 2, 2, 3, 4, 5, 9])])]
     atoms = [
         b"N",
@@ -377,7 +377,7 @@ def opcodes(r: random.Random) -> bytes:
 
 
 class Anything:
-    """Pickles as a call of whatever it is made with."""
+    """Object that pickles as a call of the given function."""
 
     def __init__(self, *call):
         self.call = call
@@ -387,7 +387,7 @@ class Anything:
 
 
 def value(r: random.Random, depth: int = 0):
-    """A structure that may be large, deep, or a call."""
+    """Return a random structure, which may be large, deep, or a call."""
     kind = r.randrange(12)
     if kind == 0:
         return Anything(
@@ -464,23 +464,23 @@ def test_pickles(tmp_path):
 
 
 def tokens(r: random.Random, size: int) -> str:
-    words = [*SPECIAL, *(f"w{i}" for i in range(size - 4))][:size]
+    vocabulary = [*SPECIAL, *(f"w{i}" for i in range(size - 4))][:size]
     if r.random() < 0.5:
-        r.shuffle(words)
+        r.shuffle(vocabulary)
     if r.random() < 0.3:
-        words[r.randrange(len(words))] = r.choice(["", " ", "w1", "\u2028", "<pad>", "\ufeff", "a b"])
-    text = r.choice(["\n", "\n", "\n", "\r\n", "\r"]).join(words) + r.choice(["", "\n", "\n\n"])
+        vocabulary[r.randrange(len(vocabulary))] = r.choice(["", " ", "w1", "\u2028", "<pad>", "\ufeff", "a b"])
+    text = r.choice(["\n", "\n", "\n", "\r\n", "\r"]).join(vocabulary) + r.choice(["", "\n", "\n\n"])
     if r.random() < 0.5:
         return text
     model = r.choice(
         [
-            {"type": "WordLevel", "vocab": {word: i for i, word in enumerate(words)}, "unk_token": "<unk>"},
-            {"type": "BPE", "vocab": {word: i for i, word in enumerate(words)}, "merges": []},
-            {"type": "Unigram", "unk_id": 3, "vocab": [[word, -1.0] for word in words]},
-            {"type": "WordLevel", "vocab": {word: 2 * i for i, word in enumerate(words)}, "unk_token": "<unk>"},
+            {"type": "WordLevel", "vocab": {word: i for i, word in enumerate(vocabulary)}, "unk_token": "<unk>"},
+            {"type": "BPE", "vocab": {word: i for i, word in enumerate(vocabulary)}, "merges": []},
+            {"type": "Unigram", "unk_id": 3, "vocab": [[word, -1.0] for word in vocabulary]},
+            {"type": "WordLevel", "vocab": {word: 2 * i for i, word in enumerate(vocabulary)}, "unk_token": "<unk>"},
             {
                 "type": "WordLevel",
-                "vocab": {word: r.randrange(50) for i, word in enumerate(words)},
+                "vocab": {word: r.randrange(50) for i, word in enumerate(vocabulary)},
                 "unk_token": "<unk>",
             },
         ]
@@ -495,7 +495,7 @@ def tokens(r: random.Random, size: int) -> str:
             "normalized": False,
             "special": True,
         }
-        for i, word in enumerate(words[: r.randrange(4)])
+        for i, word in enumerate(vocabulary[: r.randrange(4)])
     ]
     content = {
         "version": "1.0",
@@ -518,9 +518,9 @@ def tokens(r: random.Random, size: int) -> str:
 
 CODE = {
     "nothing": "def build(): pass",
-    "ends": "import sys\ndef build(): sys.exit(0)",
-    "ends_at_import": "raise SystemExit(0)",
-    "asks": "def build(size): pass",
+    "exits": "import sys\ndef build(): sys.exit(0)",
+    "exits_at_import": "raise SystemExit(0)",
+    "parameter": "def build(size): pass",
     "fails": "def build(): 1 / 0",
     "broken": "def build(:",
     "other": "import torch\ndef build(): return torch.nn.Linear(2, 2)",
@@ -532,7 +532,7 @@ CODE = {
 
 
 SETTINGS = ["activation", "norm_first", "source_begins", "proj_share_weight", "scale_embedding", "n_head", "x", ""]
-IN_PLACE_EQUIVALENTS = ["=", "=", "=", "", "=="]
+SEPARATORS = ["=", "=", "=", "", "=="]
 SETTING_VALUES = ["true", "False", "gelu", "4", "[[", "[" * 9999]
 
 
@@ -544,13 +544,13 @@ def test_arguments(states, tmp_path, monkeypatch):
     monkeypatch.chdir(modules)
 
     def try_one(r: random.Random, folder: Path):
-        state, arguments = states[r.choice(list(states))]
+        state, options = states[r.choice(list(states))]
         path = folder / "model.pt"
         torch.save(state, path)
-        words = [
+        arguments = [
             path,
             folder / r.choice(["out", "out", "out", "deep/er/out", "o t", ".", "model.pt", "model.pt/out", "x" * 300]),
-            *arguments,
+            *options,
         ]
         if r.random() < 0.5:
             for side, size in (("source", 31), ("target", 37)):
@@ -561,16 +561,16 @@ def test_arguments(states, tmp_path, monkeypatch):
                         encoding=r.choice(["utf-8"] * 9 + ["utf-16"]),
                         newline="",
                     )
-                    words += [f"--{side}_tokenizer", file]
+                    arguments += [f"--{side}_tokenizer", file]
         for _ in range(r.choice([0, 0, 1, 1, 2])):
-            words += r.choice(
+            arguments += r.choice(
                 [
                     ["--num_heads", r.choice([*WORDS, "3", "16"])],
                     [f"--{r.choice(['pad', 'bos', 'eos'])}_token_id", r.choice([*WORDS, "36", "30"])],
                     ["--layout", r.choice(["hkproj", "joeynmt", "x", ""])],
                     [
                         "--set",
-                        r.choice(SETTINGS) + r.choice(IN_PLACE_EQUIVALENTS) + r.choice([*SETTING_VALUES, *WORDS]),
+                        r.choice(SETTINGS) + r.choice(SEPARATORS) + r.choice([*SETTING_VALUES, *WORDS]),
                     ],
                     [
                         "--compare_with",
@@ -587,11 +587,13 @@ def test_arguments(states, tmp_path, monkeypatch):
                 ]
             )
         if r.random() < 0.1:
-            del words[r.randrange(len(words))]
+            del arguments[r.randrange(len(arguments))]
         if r.random() < 0.1:
-            words[0] = r.choice([folder, folder / "none", "/dev/null", "/dev/zero", "", "a\x00b", "x" * 5000, "\udcff"])
-        if words[1:2] and not str(words[1]).startswith(str(folder)):
-            words.insert(1, folder / "out")
-        attempt(folder, words)
+            arguments[0] = r.choice(
+                [folder, folder / "none", "/dev/null", "/dev/zero", "", "a\x00b", "x" * 5000, "\udcff"]
+            )
+        if arguments[1:2] and not str(arguments[1]).startswith(str(folder)):
+            arguments.insert(1, folder / "out")
+        attempt(folder, arguments)
 
     contract.fuzz("import arguments", try_one, tmp_path)

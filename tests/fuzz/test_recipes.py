@@ -1,4 +1,4 @@
-"""Recipes of every kind: right and wrong keys, values of every type, YAML that is none."""
+"""Random recipes: valid and invalid keys, values of every type, invalid YAML."""
 
 import os
 import random
@@ -84,7 +84,7 @@ BROKEN = [
     "\ufeff",
 ]
 BROKEN += ["[" * 3000, "{a: " * 2000, "\u2028", "\x85", "\r", "<<: *a\n", "? ", "a: b: c\n", "#", "\x07"]
-KEPT_OUT = {  # they would leave this process for launchers, other machines or files that are none of a recipe's
+EXCLUDED = {  # they start launchers, or use other machines and files outside the recipe
     *("deepspeed", "ddp_backend", "local_rank", "resume_from_checkpoint", "parallelism_config", "debug", "hub_token"),
 }
 
@@ -99,35 +99,43 @@ def _environment():
 
 @pytest.mark.usefixtures("_environment")
 def test_recipes(tmp_path):
-    names = sorted({action.dest for action in make_parser()._actions} - KEPT_OUT - {"help", "recipe"})
-    shown = sorted(name for part in make_parser().dataclass_types[:3] for name in part.__dataclass_fields__)
-    shown += ["num_beams", "length_penalty", "max_steps", "learning_rate", "optim", "lr_scheduler_kwargs", "eval_steps"]
+    names = sorted({action.dest for action in make_parser()._actions} - EXCLUDED - {"help", "recipe"})
+    own_names = sorted(name for part in make_parser().dataclass_types[:3] for name in part.__dataclass_fields__)
+    own_names += [
+        "num_beams",
+        "length_penalty",
+        "max_steps",
+        "learning_rate",
+        "optim",
+        "lr_scheduler_kwargs",
+        "eval_steps",
+    ]
 
     def try_one(rng: random.Random, folder):
-        keys = [rng.choice(shown if rng.random() < 0.5 else names) for _ in range(rng.choice((1, 1, 2, 3)))]
+        keys = [rng.choice(own_names if rng.random() < 0.5 else names) for _ in range(rng.choice((1, 1, 2, 3)))]
         keys = [rng.choice((key, key.replace("_", "-"), key[:-1], "")) if rng.random() < 0.03 else key for key in keys]
         text = f"output_dir: {folder / 'out'}\n" * (rng.random() < 0.9) + "learning_rate: 0.1\n" * (rng.random() < 0.5)
         text += "".join(f"{key}: {rng.choice(VALUES)}\n" for key in keys)
         if rng.random() < 0.3:
-            place = rng.randrange(len(text) + 1)
-            text = text[:place] + rng.choice(BROKEN) + text[place + rng.choice((0, 0, 1)) :]
+            index = rng.randrange(len(text) + 1)
+            text = text[:index] + rng.choice(BROKEN) + text[index + rng.choice((0, 0, 1)) :]
         path = folder / "mine.yaml"
         path.write_bytes(text.encode("latin-1" if rng.random() < 0.05 else "utf-8", "replace"))
-        given = []
+        options = []
         for _ in range(rng.choice((0, 0, 1, 2))):
             name, value = rng.choice(names), rng.choice(VALUES)
-            given += rng.choice(([f"--{name}={value}"], [f"--{name}", value], [f"--{name}"], [f"-{name[0]}", value]))
+            options += rng.choice(([f"--{name}={value}"], [f"--{name}", value], [f"--{name}"], [f"-{name[0]}", value]))
         before = fingerprint(folder)
-        found = []
-        status, told = call(lambda: found.append(read_recipe()), "training.train", [str(path), *given])
+        recipes = []
+        status, stderr = call(lambda: recipes.append(read_recipe()), "training.train", [str(path), *options])
         assert fingerprint(folder) == before, text
         assert not (folder / "out").exists(), text
-        if status == 0 and found:
-            path.write_text(found[0].to_yaml(), encoding="utf-8")
-            if not given:  # what is kept of a run reads back as what it was
-                again = []
-                status, told = call(lambda: again.append(read_recipe()), "training.train", [str(path)])
-                assert status == 0, f"{text} is written as what cannot be read: {told}"
-                assert yaml.safe_load(again[0].to_yaml()) == yaml.safe_load(found[0].to_yaml()), text
+        if status == 0 and recipes:
+            path.write_text(recipes[0].to_yaml(), encoding="utf-8")
+            if not options:  # a saved recipe can be read reread
+                reread = []
+                status, stderr = call(lambda: reread.append(read_recipe()), "training.train", [str(path)])
+                assert status == 0, f"{text} is saved in a form that cannot be read: {stderr}"
+                assert yaml.safe_load(reread[0].to_yaml()) == yaml.safe_load(recipes[0].to_yaml()), text
 
     fuzz("recipes", try_one, tmp_path)

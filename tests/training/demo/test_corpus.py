@@ -1,4 +1,4 @@
-"""The embedded corpus is held to German grammar by rules that are written here a second time, from the other end."""
+"""Checks of the demo corpus against rules of German grammar that are implemented independently."""
 
 import random
 import re
@@ -100,7 +100,7 @@ def test_questions(tree, english, german):
     assert finish(tree.german("question"), "?") == german
 
 
-def test_the_verb_stands_last_in_subordinate_clauses():
+def test_verb_is_last_in_subordinate_clauses():
     opened = clause(HE, "open", accusative=noun("door"))
     assert opened.german("final") == "er die Tür aufmacht"
     opened.tense = "past"
@@ -118,7 +118,7 @@ def test_relative_pronouns_agree():
     assert finish(clause(ICH, "know", accusative=head).german(), ".") == "Ich kenne den Jungen, der eine Katze sieht."
 
 
-# What a determiner may stand before, told by gender: nominative, accusative, dative of singular and plural
+# Articles by gender: nominative, accusative and dative
 ARTICLES = {
     "m": {"der", "den", "dem", "ein", "einen", "einem"},
     "f": {"die", "der", "eine", "einer"},
@@ -128,7 +128,7 @@ ARTICLES = {
 
 
 def test_articles_agree_with_their_nouns(corpus):
-    """Every "der/die/das/ein... (adjective) Noun" in the corpus is one that the noun's gender and number allow."""
+    """The gender and number of each noun allow its article."""
     forms: dict[str, set[str]] = {}
     for row in NOUNS:
         (singular, plural), gender = row[1], row[2][0]
@@ -150,8 +150,7 @@ def test_articles_agree_with_their_nouns(corpus):
     assert checked > 2000
 
 
-def test_adjective_endings_behind_the_articles(corpus):
-    """Behind "dem" and "den" always -en; behind "das" always -e; behind "ein" -er or -es; behind "einen" -en."""
+def test_adjective_endings_after_articles(corpus):
     rules = {
         "dem": {"en"},
         "den": {"en"},
@@ -195,7 +194,7 @@ def test_lexicon_is_large_enough():
     assert len(set(english)) == len(english)
 
 
-def test_splits_have_nothing_in_common(corpus):
+def test_splits_are_disjoint(corpus):
     sizes = {name: len(pairs) for name, pairs in corpus.items()}
     assert sizes == {"train": 3000, "validation": 100, "test": 200}
     english = [pair[0] for pairs in corpus.values() for pair in pairs]
@@ -204,12 +203,12 @@ def test_splits_have_nothing_in_common(corpus):
 
 
 def test_held_out_combinations_never_occur_in_training(monkeypatch):
-    """Half of the test set holds a combination that training lacks; the trees are recorded as they are drawn."""
+    """Half of the test sentences have a combination that does not occur in training."""
     combinations = {}
-    draw = SentenceGenerator.sentence
+    sentence = SentenceGenerator.sentence
 
     def record(self):
-        pair = draw(self)
+        pair = sentence(self)
         combinations.setdefault(pair[0], set(self.combinations))
         return pair
 
@@ -224,13 +223,13 @@ def test_held_out_combinations_never_occur_in_training(monkeypatch):
     assert not held_out & shown
 
 
-def test_the_same_seed_draws_the_same_corpus(corpus):
+def test_seed_determines_corpus(corpus):
     assert generate(train=3000, validation=100, test=200) == corpus
     other = generate(train=300, validation=10, test=20, seed=1)
     assert other["train"] != corpus["train"][:300]
 
 
-def test_there_are_tens_of_thousands_of_sentences():
-    speaker = SentenceGenerator(random.Random(0))
-    sentences = {speaker.sentence()[0] for _ in range(20_000)}
+def test_grammar_generates_distinct_sentences():
+    generator = SentenceGenerator(random.Random(0))
+    sentences = {generator.sentence()[0] for _ in range(20_000)}
     assert len(sentences) > 19_000
