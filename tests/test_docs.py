@@ -98,7 +98,9 @@ def test_names_in_paper_table_exist():
 def test_fields_in_tutorial_table_exist():
     from vanilla_transformer import VanillaTransformerConfig
 
-    rows = re.findall(r"^\| (?!in |---)[^|]*\|([^|]*)\|$", section("From a tutorial's names to ours"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (?!in |---)[^|]*\|([^|]*)\|$", section("From a tutorial's names to this package's"), re.MULTILINE
+    )
     fields = [name for row in rows for name in re.findall(r"`([a-z_]+)(?:=[^`]*)?`", row)]
     assert len(fields) > 20
     for name in set(fields) - {"attention_mask"}:
