@@ -1,7 +1,4 @@
-"""Formulas of the notebook as MathML, which browsers draw by themselves: no script that a reader has to download.
-
-A hook of mkdocs, called for every page.
-"""
+"""Hook of mkdocs that converts formulas of the notebook to MathML, which browsers display without scripts."""
 
 import html
 import re
@@ -13,13 +10,13 @@ FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
 
 
 def on_page_content(content: str, page, **_) -> str:
-    """The page's HTML with MathML for `$...$` and `$$...$$` of its text; code stays as it is."""
+    """Return the HTML of a page with MathML for `$...$` and `$$...$$` outside code."""
     if not page.file.src_uri.endswith(".ipynb"):
         return content
-    parts = CODE.split(content)  # every second one is code or a tag
-    return "".join(part if i % 2 else FORMULA.sub(formula, part) for i, part in enumerate(parts))
+    parts = CODE.split(content)  # parts with odd index are code or tags
+    return "".join(part if i % 2 else FORMULA.sub(to_mathml, part) for i, part in enumerate(parts))
 
 
-def formula(match: re.Match) -> str:
-    block, line = match.groups()
-    return convert(html.unescape(block or line), display="block" if block else "inline")
+def to_mathml(match: re.Match) -> str:
+    block, inline = match.groups()
+    return convert(html.unescape(block or inline), display="block" if block else "inline")

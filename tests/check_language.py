@@ -134,6 +134,8 @@ EXCEPTIONS: list[tuple[str, str, str]] = [
     ("training/demo/lexicon.py", r"^(?!#).*\|.*", "words of the corpus"),
     ("tests/training/demo/", r"(?i)verbs?|places?|look for her", "grammatical terms, and a sentence of the corpus"),
     ("training/distillation/pair_table.py", r'"left_out"', "key of files on disk"),
+    ("", r"\bwidth(_ratios)?=[\"(\d]", "an HTML attribute, and arguments of plots"),
+    ("docs/annotated.ipynb", r"\bverb\b", "a part of speech"),
 ]
 
 
