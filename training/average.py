@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from training.recipe import LOWER_IS_BETTER, default_metric
-from training.run.checkpoints import all_checkpoints, average, checkpoint_error, select_checkpoints
+from training.run.checkpoints import all_checkpoints, average_checkpoints, checkpoint_error, select_checkpoints
 from training.translators import read_run_recipe
 from vanilla_transformer.shared.atomic_io import atomic_write
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
         reason = checkpoint_error(folder) if folder.name.startswith("checkpoint-") else None
         if reason:
             raise ValueError(f"{folder} is not whole: {reason}. Leave it out.")
-    model = average(folders)
+    model = average_checkpoints(folders)
     homes = [folder for folder in (*folders, folders[-1].parent) if (folder / "tokenizer_config.json").exists()]
     tokenizers = [load_tokenizer(folder) for folder in homes[-1:]]
     with atomic_write(out) as folder:

@@ -1,12 +1,12 @@
-"""Trains a model as a recipe says, scores it, and leaves a checkpoint folder that `from_pretrained` loads.
+"""Train a model from a recipe, score it, and save a checkpoint that `from_pretrained` loads.
 
     python -m training.train training/recipes/demo.yaml
-    python -m training.train training/recipes/multi30k_en_de.yaml --data_dir FOLDER --max_steps 500
+    python -m training.train training/recipes/multi30k_en_de.yaml --data_dir DIR --max_steps 500
     accelerate launch -m training.train training/recipes/wmt14_en_de_base.yaml
 
-The folder (`output_dir`) then holds the model and its tokenizer, `recipe.yaml` (every setting), `all_results.json`,
-`samples.tsv` (source, reference, output), `training_curve.png` and `attention_1.png`. A run that was stopped, in
-whatever way, goes on with the same command from its last whole checkpoint.
+The output directory (`output_dir`) contains the model, the tokenizer, `recipe.yaml` (all settings),
+`all_results.json`, `samples.tsv` (source, reference, translation), `training_curve.png` and `attention_1.png`. The same
+command resumes an interrupted run from its last valid checkpoint.
 """
 
 import json
@@ -58,11 +58,13 @@ def main() -> None:
 
 
 def run(recipe: Recipe) -> None:
-    """Every step from text to scored checkpoint."""
+    """Train and score a model: all steps from text to the final checkpoint."""
     args, folder = recipe.training, Path(recipe.training.output_dir)
     if (folder / "all_results.json").exists():
         validate_same_recipe(recipe, folder)
-        print(f"{folder} holds this run, finished; remove it or give another --output_dir to train anew.\n")
+        print(
+            f"{folder} contains this run, already finished. To train again, remove it or choose another --output_dir.\n"
+        )
         show(folder)
         return
     with args.main_process_first(local=False):
@@ -71,12 +73,12 @@ def run(recipe: Recipe) -> None:
     corpus = read_corpus(recipe.data)
     print(", ".join(f"{name}: {len(text)} pairs" for name, text in corpus.items()))
     if args.eval_strategy != "no" and "validation" not in corpus:
-        raise ValueError(f"eval_strategy={args.eval_strategy.value} needs validation data: give validation_size.")
+        raise ValueError(f"eval_strategy={args.eval_strategy.value} requires validation data. Set validation_size.")
     if checkpoint:
         validate_state(corpus, args.world_size, folder, checkpoint)
     elif args.process_index == 0:
         write_state(corpus, args.world_size, folder)
-    with args.main_process_first(local=False):  # the others read what the first has written
+    with args.main_process_first(local=False):  # the other ranks read what rank 0 has written
         tokenizer = make_tokenizer(recipe, corpus, folder, checkpoint)
     model = make_model(recipe, tokenizer)
     positions = count_positions(model)
@@ -102,8 +104,9 @@ def run(recipe: Recipe) -> None:
     outcome = trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     if trainer.stop.received is not None:
         saved = [path.name for path in all_checkpoints(folder) if (path / MANIFEST).exists()]
-        done = f"stopped at update {trainer.state.global_step} of {trainer.state.max_steps}"
-        print(f"{done}; the same command goes on from {saved[-1] if saved else 'the start: nothing was saved'}.")
+        update = f"update {trainer.state.global_step} of {trainer.state.max_steps}"
+        start = saved[-1] if saved else "the start: nothing was saved"
+        print(f"stopped at {update}. The same command resumes from {start}.")
         sys.exit(128 + trainer.stop.received)
     seconds = trainer.seconds
     with wrap_write_errors(folder):
@@ -112,20 +115,16 @@ def run(recipe: Recipe) -> None:
             pairs = corpus.get("validation", corpus.get("train"))
             if trainer.is_world_process_zero() and pairs is not None:
                 save_alignment_heads(folder, pairs, args.device)
-    results = {
-        **outcome.metrics,
-        **run_metadata(recipe, corpus, trainer),
-        "train_runtime": seconds,
-        **last_losses(trainer),
-    }
+    results = outcome.metrics | run_metadata(recipe, corpus, trainer)
+    results |= {"train_runtime": seconds, **last_losses(trainer)}
     if "test" in corpus:
         results |= score_test_set(recipe, folder, corpus["test"], trainer)
     if trainer.is_world_process_zero():
         weights = args.label_smoothing_factor, args.rdrop_alpha, args.simcut_alpha
         plot_training_curve(trainer.state.log_history, folder / "training_curve.png", *weights)
-        with atomic_write(folder / "all_results.json") as path:  # which says that the run is finished
+        with atomic_write(folder / "all_results.json") as path:  # marks the run as finished
             path.write_text(json.dumps(results, indent=2, ensure_ascii=False), encoding="utf-8")
-        keep_only(folder, trainer.kept_checkpoints())  # without that of a stop
+        keep_only(folder, trainer.checkpoints_to_keep())  # deletes the temporary one
         show(folder)
         if args.push_to_hub:
             push(recipe, folder)

@@ -1,1 +1,1 @@
-"""What a run of `training.train` is made of: its folder, its model, the trainer, the results."""
+"""Parts of `training.train`: output directory, model and data, trainer, evaluation."""

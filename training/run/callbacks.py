@@ -1,4 +1,4 @@
-"""What happens between the steps of a training: the moving average, a stop on Ctrl-C, the progress on the screen."""
+"""Trainer callbacks: moving average of the weights, stop on a signal, progress bar, warnings."""
 
 import signal
 import threading
@@ -15,7 +15,7 @@ MIN_SOURCE_GAIN = 0.1  # nats per token
 
 
 class SamplerEpochCallback(TrainerCallback):
-    """Accelerate does not reach the sampler of a resumed run behind all of its wrappers."""
+    """Sets the epoch of the sampler: in a resumed run Accelerate does not reach it through its wrappers."""
 
     def __init__(self, sampler: TokenBatchSampler):
         self.sampler = sampler
@@ -25,98 +25,99 @@ class SamplerEpochCallback(TrainerCallback):
 
 
 class EmaCallback(TrainerCallback):
-    """Draws the moving average after the weights at every update.
+    """Updates the exponential moving average (EMA) of the weights after every update.
 
-    After n updates its decay is (1 + n) / (10 + n) at most: a short run has an average of its last tenth or so, not one
-    in which the weights that it began with still count.
+    After n updates the decay is at most (1 + n) / (10 + n), so that the initial weights do not dominate a short run.
     """
 
-    def __init__(self, average: PreTrainedModel, decay: float):
-        self.average, self.decay = average, decay
+    def __init__(self, ema_model: PreTrainedModel, decay: float):
+        self.ema_model, self.decay = ema_model, decay
 
     @torch.no_grad()
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         decay = min(self.decay, (1 + state.global_step) / (10 + state.global_step))
-        averaged: list[torch.Tensor] = list(self.average.parameters())
-        torch._foreach_lerp_(averaged, list(kwargs["model"].parameters()), 1 - decay)
+        ema_weights: list[torch.Tensor] = list(self.ema_model.parameters())
+        torch._foreach_lerp_(ema_weights, list(kwargs["model"].parameters()), 1 - decay)
 
 
 class StopOnSignal(TrainerCallback):
-    """Ctrl-C or SIGTERM: the update in progress is finished and saved, and training ends. A second signal kills.
+    """Saves a checkpoint and ends training on Ctrl-C or SIGTERM, after the current update. A second signal kills.
 
-    What is due at this update is done first: an evaluation, and at the end of an epoch all that the strategies ask for
-    there. A resumed run then continues as an uninterrupted one. For the same reason a checkpoint that is due at the
-    last update of an epoch is written at the end of the epoch, after its evaluation.
+    An evaluation or a save that is due at this update is done first, so that a resumed run continues like an
+    uninterrupted one. For the same reason, a checkpoint that is due at the end of an epoch follows the evaluation.
 
-    With several processes the signal ends them at once, and what was done since the last checkpoint is lost: they would
-    have to ask each other at every update.
+    Multiple processes end at once, and the updates since the last checkpoint are lost. A clean stop would need
+    communication at every update.
 
     Attributes:
-        received: The signal, or None.
-        temporary: No strategy asks for the checkpoint that is written next: it only serves to resume the run.
+        received: number of the signal, or None.
+        temporary: whether the next checkpoint is only saved to resume the run, not requested by `save_strategy`.
     """
 
     received: int | None = None
     temporary = False
-    _stops = False  # the checkpoint that is written next is the last
-    _is_over = False  # training ends without a signal
-    _is_due = False  # a checkpoint at the end of this epoch
-    _at_epoch_end = False
+    _is_stopping = False  # the next checkpoint is the last
+    _is_finished = False  # training ends without a signal
+    _is_save_due = False  # at the end of this epoch
+    _is_epoch_end = False
     _saved_update = -1
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if args.world_size == 1 and threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._handlers = {
+                number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)
+            }
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         self._restore()
         try:
-            print(f"\n{signal.Signals(number).name}: saving after this update; once more to stop at once", flush=True)
-        except OSError:  # Ctrl-C has also ended the program that reads the output
+            name = signal.Signals(number).name
+            print(f"\n{name}: saving after this update. Send it again to stop at once.", flush=True)
+        except OSError:  # Ctrl-C also ended the program that reads the output
             discard_stdout()
 
     def _restore(self) -> None:
-        for number, handler in self.__dict__.pop("_before", {}).items():
+        for number, handler in self.__dict__.pop("_handlers", {}).items():
             signal.signal(number, handler)
 
     def _stop(self, state: TrainerState, control: TrainerControl) -> None:
-        if self.received is None or self._stops:
+        if self.received is None or self._is_stopping:
             return
-        self._stops = True
+        self._is_stopping = True
         if self._saved_update == state.global_step:
             control.should_training_stop = True
         else:
             self.temporary, control.should_save = not control.should_save, True
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._at_epoch_end = False
+        self._is_epoch_end = False
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if args.ignore_data_skip:  # a stream, of which transformers counts only the updates since the checkpoint
+        if args.ignore_data_skip:  # streaming: transformers counts only the updates since the checkpoint
             state.epoch = state.global_step / state.max_steps
         if control.should_training_stop or float(state.epoch or 0).is_integer():  # the end of the epoch follows
-            self._is_due, control.should_save = control.should_save, False
+            self._is_save_due, control.should_save = control.should_save, False
         else:
             self._stop(state, control)
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self._stops and not self._is_over:  # within an epoch, which is not at its end
+        if self._is_stopping and not self._is_finished:  # stopped within the epoch
             control.should_log = control.should_evaluate = control.should_save = False
             return
-        control.should_save |= self._is_due
-        self._is_due, self._at_epoch_end = False, True
+        control.should_save |= self._is_save_due
+        self._is_save_due, self._is_epoch_end = False, True
         self.temporary &= not control.should_save
         self._stop(state, control)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self._at_epoch_end:
+        if self._is_epoch_end:
             self._stop(state, control)
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._saved_update = state.global_step
-        if self._stops:  # not before: in a checkpoint it would say that the run is over
-            self._is_over = control.should_training_stop
+        if self._is_stopping:  # after saving: the checkpoint must not record that training ended
+            self._is_finished = control.should_training_stop
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -124,7 +125,7 @@ class StopOnSignal(TrainerCallback):
 
 
 class TokenProgress(ProgressCallback):
-    """The bars of transformers, with target tokens a second."""
+    """Progress bar of transformers that also shows target tokens per second."""
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
         super().on_log(args, state, control, logs, **kwargs)
@@ -133,15 +134,15 @@ class TokenProgress(ProgressCallback):
 
 
 class SourceGainWarning(TrainerCallback):
-    """Prints one warning if the model ignores its source after a third of the updates."""
+    """Prints one warning if the model still ignores the source after a third of the updates."""
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         late = [entry for entry in state.log_history if 0 < state.max_steps <= 3 * entry["step"]]
-        found = [entry for entry in late if entry.get("eval_source_gain", MIN_SOURCE_GAIN) < MIN_SOURCE_GAIN]
-        if len(found) == 1 and found[0] is late[-1]:
+        low = [entry for entry in late if entry.get("eval_source_gain", MIN_SOURCE_GAIN) < MIN_SOURCE_GAIN]
+        if len(low) == 1 and low[0] is late[-1]:
             print(
-                f"warning: after {state.global_step} of {state.max_steps} updates the model ignores its source: "
-                f"exchanging the sources of the validation data raises the loss by only "
-                f"{found[0]['eval_source_gain']:.3f} nats per token. Set norm_position: pre, a lower learning_rate, "
+                f"warning: after {state.global_step} of {state.max_steps} updates the model ignores the source. "
+                f"Shuffling the sources of the validation data raises the loss by only "
+                f"{low[0]['eval_source_gain']:.3f} nats per token. Set norm_position: pre, a lower learning_rate, "
                 f"a longer warmup_steps, or a lower dropout."
             )

@@ -1,7 +1,7 @@
-"""The compiled training step: forward pass and loss as one program, and on a GPU recorded as a graph once a shape.
+"""The compiled training step: forward pass and loss, on a GPU optionally captured as one CUDA graph per batch shape.
 
-Its loss is that of `training.run.losses` over all positions, padding multiplied by zero: the sizes of everything follow
-from the batch's shape, and nothing has to be asked from the GPU.
+The loss equals that of `training.run.losses`. It covers all positions and multiplies padding by zero, so that all
+tensor sizes follow from the batch shape, without host-device synchronization.
 """
 
 import os
@@ -23,54 +23,49 @@ from torch import nn
 from training.run.losses import cross_entropy, supports_fused_loss
 
 BACKEND = "inductor"
-MAX_CUDA_GRAPH_PARAMETERS = (
-    30_000_000  # parameters of a model that waits for its launches: on an H100 base (60 million) gains nothing
-)
-HEARTBEAT = 20  # seconds between two signs of life while it compiles
+# Smaller models are limited by kernel-launch overhead. On an H100 the base model (60 million) gains nothing.
+MAX_CUDA_GRAPH_PARAMETERS = 30_000_000
+HEARTBEAT = 20  # seconds between progress messages during compilation
 COMPILER_ERRORS = (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError)
 
 
-def resolve_step_mode(asked: str, model: Any, args: Any, lengths_vary: bool = False) -> str:
-    """Resolves "auto", and what cannot be compiled: "eager", "compiled" or "cuda_graph"; says why in a line.
+def resolve_step_mode(step_mode: str, model: Any, args: Any, lengths_vary: bool = False) -> str:
+    """Return "eager", "compiled" or "cuda_graph", and print the reason if the requested mode is not supported.
 
-    Args:
-        asked: the recipe's key `step_mode`.
-        model: as it will be trained, inside peft's class where LoRA has put it there.
-        args: the recipe's `TrainingArguments`.
-        lengths_vary: whether the number of tokens of a sentence differs from epoch to epoch.
+    `lengths_vary` means that the number of tokens of a sentence changes between epochs.
     """
     device = args.device.type
-    if asked == "eager" or (asked == "auto" and device != "cuda"):
+    if step_mode == "eager" or (step_mode == "auto" and device != "cuda"):
         return "eager"
     reasons = {
-        "FSDP keeps parts of the weights": bool(args.fsdp),
-        "LoRA changes what is computed": isinstance(model, PeftModel),
-        "gradient_checkpointing computes parts again": args.gradient_checkpointing,
-        "BPE-dropout makes sentences longer than the shapes that are chosen before": lengths_vary,
-        "SimCut cuts tokens off inside of it": bool(args.simcut_alpha),
-        f"it is made for our model, not for a {model.config.model_type}": not supports_fused_loss(model),
+        "FSDP shards the weights": bool(args.fsdp),
+        "LoRA adds layers": isinstance(model, PeftModel),
+        "gradient_checkpointing repeats parts of the forward pass": args.gradient_checkpointing,
+        "with BPE-dropout, sentences can become longer than the batch shapes": lengths_vary,
+        "SimCut masks embeddings in hooks": bool(args.simcut_alpha),
+        f"model type {model.config.model_type} is not supported": not supports_fused_loss(model),
     }
-    if found := [reason for reason, holds in reasons.items() if holds]:
-        print(f"the training step is not compiled: {found[0]}")
+    if active := [reason for reason, holds in reasons.items() if holds]:
+        print(f"the training step is not compiled: {active[0]}")
         return "eager"
-    if asked == "cuda_graph" and device != "cuda":
-        print("the training step is compiled, not recorded: that is for a GPU")
+    if step_mode == "cuda_graph" and device != "cuda":
+        print("the training step is compiled, but not captured: CUDA graphs require a GPU")
         return "compiled"
-    if asked == "auto":
+    if step_mode == "auto":
         return "cuda_graph" if model.num_parameters() < MAX_CUDA_GRAPH_PARAMETERS else "compiled"
-    return asked
+    return step_mode
 
 
-def compile_loss(recorded: bool) -> Callable[..., torch.Tensor]:
-    """Return `masked_training_loss`, compiled for all batch shapes at the first call (or captured as CUDA graphs)."""
+def compile_loss(use_cuda_graphs: bool) -> Callable[..., torch.Tensor]:
+    """Return `masked_training_loss`, compiled at the first call for all batch shapes, optionally with CUDA graphs."""
     folder = Path(HF_HOME, "vanilla_transformer", "compiled")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))  # kept from run to run
-    torch.fx.experimental._config.use_duck_shape = False  # equal sizes of the first batch are a coincidence
-    options: dict[str, Any] = {"mode": "reduce-overhead"} if recorded else {}
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))  # reused by later runs
+    torch.fx.experimental._config.use_duck_shape = False  # equal sizes in the first batch are coincidental
+    options: dict[str, Any] = {"mode": "reduce-overhead"} if use_cuda_graphs else {}
     compiled = torch.compile(masked_training_loss, dynamic=True, backend=BACKEND, **options)
 
     def run(*arguments: Any) -> torch.Tensor:
-        if recorded:
+        if use_cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         return compiled(*arguments)
 
@@ -80,7 +75,7 @@ def compile_loss(recorded: bool) -> Callable[..., torch.Tensor]:
 def masked_training_loss(
     model: nn.Module, inputs: dict[str, torch.Tensor], smoothing: float, rdrop_alpha: float
 ) -> torch.Tensor:
-    """What `training_loss` gives: the smoothed cross-entropy (section 5.4) with R-Drop, summed over tokens."""
+    """Return the label-smoothed cross-entropy (section 5.4) with R-Drop, summed over target tokens."""
     labels = inputs["labels"]  # (B, T)
     passes = 2 if rdrop_alpha else 1
     rest = {name: torch.cat([value] * passes) for name, value in inputs.items() if name != "labels"}
@@ -88,26 +83,26 @@ def masked_training_loss(
     loss = cross_entropy(log_p, labels.repeat(passes, 1), smoothing) / passes
     if passes == 2:
         p, q = log_p.chunk(2)
-        apart = ((p.exp() - q.exp()) * (p - q)).sum(-1) / 2  # (B, T)
-        loss = loss + rdrop_alpha / 2 * (apart * (labels != -100)).sum()
+        divergence = ((p.exp() - q.exp()) * (p - q)).sum(-1) / 2  # (B, T)
+        loss = loss + rdrop_alpha / 2 * (divergence * (labels != -100)).sum()
     return loss
 
 
 @contextmanager
-def log_progress(what: str) -> Iterator[None]:
-    """Says what is under way, again every 20 seconds, and how long it took."""
-    start, over = time.monotonic(), threading.Event()
+def log_progress(task: str) -> Iterator[None]:
+    """Context manager that prints a progress message every 20 seconds, and the total time at the end."""
+    start, finished = time.monotonic(), threading.Event()
 
-    def tell() -> None:
-        while not over.wait(HEARTBEAT):
-            print(f"{what}: {time.monotonic() - start:.0f} s so far", flush=True)
+    def report() -> None:
+        while not finished.wait(HEARTBEAT):
+            print(f"{task}: {time.monotonic() - start:.0f} s so far", flush=True)
 
-    print(f"{what}: some minutes at the first time", flush=True)
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    print(f"{task}: takes a few minutes the first time", flush=True)
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
     try:
         yield
     finally:
-        over.set()
-        teller.join()
-    print(f"{what}: {time.monotonic() - start:.0f} s")
+        finished.set()
+        reporter.join()
+    print(f"{task}: {time.monotonic() - start:.0f} s")

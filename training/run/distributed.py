@@ -1,4 +1,4 @@
-"""Several processes: starting them, letting one speak, and ending them together."""
+"""Distributed runs on one machine: start, output and end of the processes."""
 
 import ctypes
 import logging
@@ -19,14 +19,17 @@ from training.arguments import TrainingArguments
 
 LAUNCHED = "VANILLA_TRANSFORMER_LAUNCHED"  # set in the processes that `launch` starts
 PR_SET_PDEATHSIG = 1  # prctl.h of Linux
-ERROR_DELAY_SECONDS = 2  # seconds that the first process has to tell what is wrong
+ERROR_DELAY_SECONDS = 2  # time for the main process to report the error
 
 
 def launch(processes: int, arguments: list[str]) -> int:
-    """Runs `python -m training.train` with the same arguments in several processes of this machine, which share its
-    cores; the exit status of the first that fails, or 0."""
+    """Run `python -m training.train` with the same arguments in multiple local processes, which share the CPU cores.
+
+    Returns:
+        Exit status of the process that fails first, or 0.
+    """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the process itself has told
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the process reports its error itself
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=processes, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
         max_restarts=0, monitor_interval=0.1,
@@ -36,26 +39,26 @@ def launch(processes: int, arguments: list[str]) -> int:
         elastic_launch(config, sys.executable)("-m", "training.train", *arguments)
     except ChildFailedError as error:
         return error.get_first_failure()[1].exitcode
-    except SignalException as error:  # which it has passed on
+    except SignalException as error:  # already forwarded to the processes
         return 128 + error.sigval
     return 0
 
 
 def set_parent_death_signal() -> None:
-    """In a process that `launch` started: a kill of the program, which it cannot pass on, ends this one as well."""
+    """Let Linux kill this process when its launcher dies: a killed launcher cannot forward the signal."""
     if LAUNCHED in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def mute_other_ranks(args: TrainingArguments) -> None:
-    """What the first process prints is there at once, and stays there after a kill; the others are silent.
+    """Flush stdout of the main process after every line, and silence all other ranks.
 
     Raises:
-        RuntimeError: the processes do not see each other.
+        RuntimeError: if the processes are not connected.
     """
     rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     if args.world_size != world_size:
-        raise RuntimeError(f"this is process {rank} of {world_size}, but it does not see the others.")
+        raise RuntimeError(f"this is process {rank} of {world_size}, but it is not connected to the others.")
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if args.process_index > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -64,8 +67,10 @@ def mute_other_ranks(args: TrainingArguments) -> None:
 
 @contextmanager
 def main_process_reports_first(args: Any) -> Iterator[None]:
-    """Within it the other processes wait before a user's mistake ends them: the first mostly tells the same, and takes
-    them along. `args.process_index` is this one's number."""
+    """Context manager that delays user errors of ranks other than 0.
+
+    Rank 0 usually hits the same error, reports it and terminates the others.
+    """
     try:
         yield
     except (ValueError, OSError, FloatingPointError):
@@ -75,7 +80,7 @@ def main_process_reports_first(args: Any) -> Iterator[None]:
 
 
 def exit_after_barrier(trainer: Any) -> None:
-    """Ends the program; the destructors of gloo's groups now and then wait for a process that is gone."""
+    """End all processes together, without the destructors of gloo, which may wait for a process that has exited."""
     trainer.accelerator.wait_for_everyone()
     sys.stdout.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What comes out of a run: scores of its test set, the facts to judge them by, all on the screen, and on the Hub."""
+"""Results of a run: test scores, metadata, console report, upload to the Hub."""
 
 import json
 import os
@@ -24,16 +24,16 @@ from training.run.trainer import TokenBatchTrainer
 from vanilla_transformer.alignment_vanilla_transformer import choose_alignment_heads
 from vanilla_transformer.shared.text_lines import read_lines, sanitize_tsv_cell
 
-SAMPLES = 100  # of the test set, in samples.tsv
-NUM_SAMPLES_SHOWN = 10  # of them on the screen
-NUM_ALIGNMENT_PAIRS = 20  # pairs of the validation set, by which the heads that align are chosen ...
-MAX_ALIGNMENT_SOURCE_CHARS = 300  # ... of those with fewer characters: each word of them takes a pass
+NUM_SAMPLES = 100  # test sentences in samples.tsv
+NUM_SAMPLES_SHOWN = 10  # test sentences on the console
+NUM_ALIGNMENT_PAIRS = 20  # validation pairs that select the alignment heads
+MAX_ALIGNMENT_SOURCE_CHARS = 300  # of these pairs, because each source word takes one forward pass
 
 
 def score_test_set(recipe: Recipe, folder: Path, test: ParallelText, trainer: TokenBatchTrainer) -> dict[str, Any]:
-    """Load the checkpoint as an external user would, score the test set, and write samples and heat maps.
+    """Score the test set with the saved checkpoint, and write samples and attention heat maps.
 
-    All processes translate. The main process writes the files.
+    All processes translate, and the main process writes the files.
     """
     args = trainer.args
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(args.device)
@@ -44,12 +44,9 @@ def score_test_set(recipe: Recipe, folder: Path, test: ParallelText, trainer: To
     scores["seconds"] = time.perf_counter() - start
     if args.process_index == 0:
         rows = list(zip(test.sources, test.targets, translations, strict=True))
-        lines = [
-            "source\treference\ttranslation",
-            *("\t".join(map(sanitize_tsv_cell, row)) for row in rows[:SAMPLES]),
-            "",
-        ]
-        (folder / "samples.tsv").write_text("\n".join(lines), encoding="utf-8")
+        cells = [("source", "reference", "translation"), *rows[:NUM_SAMPLES]]
+        lines = ["\t".join(map(sanitize_tsv_cell, row)) + "\n" for row in cells]
+        (folder / "samples.tsv").write_text("".join(lines), encoding="utf-8")
         for number in recipe.decoding.attention_plot_lines:
             if 1 <= number <= len(rows):
                 source, _, translation = rows[number - 1]
@@ -65,14 +62,15 @@ def has_positions(model: Any, tokenizer: Any, source: str, target: str) -> bool:
 
 
 def save_alignment_heads(folder: Path, validation: ParallelText, device: Any) -> None:
-    """Which attention tells the words that translate each other, into the checkpoint's `generation_config.json`."""
+    """Select alignment heads on validation pairs and save them in `generation_config.json`."""
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(device)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    every = zip(validation.sources, validation.targets, strict=True)
-    fitting = (
-        pair for pair in every if len(pair[0]) < MAX_ALIGNMENT_SOURCE_CHARS and has_positions(model, tokenizer, *pair)
+    short = (
+        pair
+        for pair in zip(validation.sources, validation.targets, strict=True)
+        if len(pair[0]) < MAX_ALIGNMENT_SOURCE_CHARS
     )
-    pairs = list(islice(fitting, NUM_ALIGNMENT_PAIRS))
+    pairs = list(islice((pair for pair in short if has_positions(model, tokenizer, *pair)), NUM_ALIGNMENT_PAIRS))
     sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
     if tokenizer.is_fast and (heads := choose_alignment_heads(model, tokenizer, sources, targets)):
         model.generation_config.alignment_heads = heads
@@ -80,8 +78,8 @@ def save_alignment_heads(folder: Path, validation: ParallelText, device: Any) ->
 
 
 def run_metadata(recipe: Recipe, corpus: dict[str, ParallelText], trainer: TokenBatchTrainer) -> dict[str, Any]:
-    """What one must know to judge the scores: data, amount of training, hardware, versions."""
-    found = {
+    """Return data, cost, hardware and versions of a run, for `all_results.json`."""
+    metadata = {
         "recipe": recipe.name,
         "data": describe_corpus(corpus, recipe.data),
         "updates": trainer.state.global_step,
@@ -94,29 +92,28 @@ def run_metadata(recipe: Recipe, corpus: dict[str, ParallelText], trainer: Token
         "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "sacrebleu")},
     }
     if "train" in corpus:
-        dropped = corpus["train"].dropped
-        found |= {"train_pairs": len(trainer.train_dataset), "train_sha256": corpus["train"].sha256()}
-        found["train_pairs_dropped"] = dict(dropped)
+        metadata |= {"train_pairs": len(trainer.train_dataset), "train_sha256": corpus["train"].sha256()}
+        metadata["train_pairs_dropped"] = dict(corpus["train"].dropped)
     else:
         stream = trainer.train_dataset
         counts = zip(*gather_object([(stream.pairs_read, stream.pairs_dropped)]), strict=True)
-        found |= zip(("train_pairs_read", "train_pairs_dropped"), map(sum, counts), strict=True)
-    return found
+        metadata |= zip(("train_pairs_read", "train_pairs_dropped"), map(sum, counts), strict=True)
+    return metadata
 
 
 def last_losses(trainer: TokenBatchTrainer) -> dict[str, float]:
-    """The last loss and scores on the validation set."""
+    """Return the last loss and scores on the validation data."""
     evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     return {name: value for name, value in (evaluations or [{}])[-1].items() if name.startswith("eval_")}
 
 
 def show(folder: Path) -> None:
-    """The result of a run on the screen."""
+    """Print the results of a run."""
     path = folder / "all_results.json"
     try:
         results: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}): remove it, and the same command makes it anew.") from error
+        raise ValueError(f"{path} is damaged ({error}). Remove it and run the same command again.") from error
     if (folder / "samples.tsv").exists():
         for line in read_lines(folder / "samples.tsv")[1 : NUM_SAMPLES_SHOWN + 1]:
             for name, text in zip(("source", "reference", "translation"), line.split("\t"), strict=True):
@@ -126,23 +123,23 @@ def show(folder: Path) -> None:
         for name in ("bleu", "chrf", "ter"):
             label = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}[name]
             print(f"{label:>12} {results[f'test_{name}']:.1f}   {results[f'test_{name}_signature']}")
-        print(f"{'BLEU':>12} {results['test_bleu_tokenized_lc']:.1f}   normalised, lower-cased, Moses tokens")
+        print(f"{'BLEU':>12} {results['test_bleu_tokenized_lc']:.1f}   normalized, lower-cased, Moses tokens")
     elif "test_exact_match" in results:
         for name, label in (("exact_match", "exact match"), ("wer", "WER"), ("per", "PER")):
             print(f"{label:>12} {results[f'test_{name}']:.2f} %")
     print(
         f"trained {results['train_runtime'] / 60:.1f} minutes, {results['train_target_tokens']:,} target tokens; "
-        f"everything is in {folder}"
+        f"output directory: {folder}"
     )
     print("\n".join(f"  {path.name}" for path in sorted(folder.glob("*.png"))))
 
 
 def push(recipe: Recipe, folder: Path) -> None:
-    """Uploads what a finished run has made, by `hub.push`, which looks at it first and leaves pickles at home."""
+    """Upload a finished run with `hub.push`, which validates the files and skips pickles."""
     args = recipe.training
     command = [sys.executable, "-m", "hub.push", str(folder.resolve()), args.hub_model_id or folder.resolve().name]
     command += ["--private"] if args.hub_private_repo else []
     command += ["--revision", args.hub_revision] if args.hub_revision else []
     environment = os.environ | ({"HF_TOKEN": args.hub_token} if args.hub_token else {})
     if subprocess.run(command, env=environment, check=False, cwd=Path(__file__).parents[2]).returncode:
-        raise ValueError(f"the model was not uploaded; it is whole in {folder}: python -m hub.push {folder} USER/NAME")
+        raise ValueError(f"the model was not uploaded. To upload it, run: python -m hub.push {folder} USER/NAME")

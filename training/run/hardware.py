@@ -1,4 +1,4 @@
-"""Making use of the machine: its memory allocator, precision and attention by measurement, its name."""
+"""Hardware: memory allocator, choice of precision and attention by timing, description of the machine."""
 
 import argparse
 import ctypes
@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-MAX_TIMING_FRACTION = 0.03  # of a run that may be spent on measuring precision and attention
-SLOW = 2  # times the seconds of the best candidate: no more is measured
+MAX_TIMING_FRACTION = 0.03  # of the run time, for timing precision and attention
+MAX_SLOWDOWN = 2  # slower candidates, relative to the fastest, are not timed further
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h of glibc
 
 
 def configure_malloc() -> None:
-    """Tells glibc's malloc to keep freed blocks, instead of giving them back to the kernel at every step.
+    """Configure glibc's malloc to keep freed memory instead of returning it to the kernel at every step.
 
-    Page faults on fresh memory otherwise take a third of a small model's step on a CPU. Elsewhere nothing is done.
+    Otherwise page faults take a third of the training step of a small model on a CPU. Does nothing without glibc.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL("libc.so.6")
@@ -41,43 +41,35 @@ def choose_precision_and_attention(
     steps: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[str, str, dict[str, float]]:
-    """Resolves "auto": on a GPU bf16 where it can and sdpa; on a CPU what takes the least time for a training step.
+    """Resolve "auto": sdpa and bf16 (if supported) on a GPU, the fastest combination on a CPU.
 
-    Several batches, since oneDNN compiles bf16 matrix products anew for each shape, which can cost more than they save:
-    on one shape alone bf16 would look better than it is. bf16 with sdpa is not tried on a CPU: its backward is several
-    times as slow as that of eager attention. Nor is bf16 tried on a processor without instructions for it.
-
-    The measurement takes at most `MAX_TIMING_FRACTION` of the run, or one step more. Clearly slower
-    candidates are dropped early.
-
-    Args:
-        batches: of different shapes, as they will come in training; the first is not counted.
-        loss_of: the loss of a batch, computed as training computes it.
-        steps: training steps of the run.
-        clock: returns the time in seconds.
+    The timing takes at most `MAX_TIMING_FRACTION` of the `steps` of the run, plus one step. The first batch is a
+    warm-up. `batches` must have different shapes: oneDNN compiles bf16 kernels for each shape, so that bf16 would look
+    too fast with one shape. On a CPU, bf16 requires bf16 instructions. It is not timed with sdpa, whose backward pass
+    is then several times as slow as that of eager attention.
 
     Returns:
-        precision, attention, and the median seconds a step of what was tried (empty where nothing was).
+        Precision, attention implementation, and median seconds per step of each timed candidate.
     """
     if model.device.type != "cpu":
-        can = model.device.type == "cuda" and torch.cuda.is_bf16_supported()
-        found = "bf16" if can else "fp32"
-        return found if precision == "auto" else precision, "sdpa" if attention == "auto" else attention, {}
+        has_gpu_bf16 = model.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        best_precision = "bf16" if has_gpu_bf16 else "fp32"
+        return best_precision if precision == "auto" else precision, "sdpa" if attention == "auto" else attention, {}
     candidates = [
         (p, a)
         for p, a in (("fp32", "sdpa"), ("fp32", "eager"), ("bf16", "eager"))
         if precision in ("auto", p) and attention in ("auto", a) and (p in ("fp32", precision) or has_bf16())
     ]
     if len(candidates) < 2 or MAX_TIMING_FRACTION * steps < 2 * len(candidates):
-        given = ("fp32" if precision == "auto" else precision, "sdpa" if attention == "auto" else attention)
-        return *(candidates or [given])[0], {}
+        default = ("fp32" if precision == "auto" else precision, "sdpa" if attention == "auto" else attention)
+        return *(candidates or [default])[0], {}
     seconds: dict[tuple[str, str], list[float]] = {candidate: [] for candidate in candidates}
     medians: dict[tuple[str, str], float] = {}  # without the first batch
     implementation = model.config._attn_implementation
     model.train()
-    for batch, candidate in itertools.product(batches, candidates):  # interleaved: other work meets all of them
+    for batch, candidate in itertools.product(batches, candidates):  # interleaved: other load affects all
         spent = [each for times in seconds.values() for each in times]
-        slow = [each for each, median in medians.items() if median > SLOW * min(medians.values())]
+        slow = [each for each, median in medians.items() if median > MAX_SLOWDOWN * min(medians.values())]
         if len(slow) == len(candidates) - 1 or (spent and sum(spent) > MAX_TIMING_FRACTION * steps * min(spent)):
             break
         if candidate in slow:
@@ -97,26 +89,26 @@ def choose_precision_and_attention(
 
 
 def has_bf16() -> bool:
-    """Return whether the processor has instructions for bf16; False if that is not known."""
-    found: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    """Return whether the CPU has bf16 instructions; False if this is unknown."""
+    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     cpuinfo = Path("/proc/cpuinfo")
-    if not found and cpuinfo.exists():  # before torch 2.12
-        found = dict.fromkeys(cpuinfo.read_text(encoding="utf-8").split(), True)
-    return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    if not capabilities and cpuinfo.exists():  # before torch 2.12
+        capabilities = dict.fromkeys(cpuinfo.read_text(encoding="utf-8").split(), True)
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def device_type(text: str) -> str:
-    """The type of an option that names a device: refused before a model is loaded if it cannot hold one."""
+    """Argparse type: a device that can hold a tensor."""
     try:
         torch.zeros(1, device=text).item()
-    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
+    except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
         reason = str(error).partition("\n")[0]
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be used ({reason}): give cpu, or cuda for a GPU") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not a usable device ({reason}): use cpu or cuda") from error
     return text
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """The hardware, for the record of a run."""
+    """Return the hardware of a run, for `all_results.json`."""
     return {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else processor_name(),
         "threads": torch.get_num_threads(),
@@ -125,7 +117,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def processor_name() -> str:
-    """Such as "AMD EPYC", as the machine calls its processor."""
+    """Return the model name of the CPU, such as "AMD EPYC"."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,4 +1,4 @@
-"""The loss of a training step, and what it is made of: losses of log-probabilities, summed over target tokens."""
+"""Training losses, computed from log-probabilities and summed over target tokens."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,11 +10,11 @@ from torch import nn
 
 from vanilla_transformer import VanillaTransformerConfig
 
-TOKEN_CUTOFF_RATE = 0.05  # share of tokens; the paper's for all of its data sets
+TOKEN_CUTOFF_RATE = 0.05  # fraction of tokens, as in the paper for all data sets
 
 
 def supports_fused_loss(model: Any) -> bool:
-    """Whether a model, or the one inside peft's, computes the smoothed loss itself, in pieces."""
+    """Return whether the model (or the base model of a `PeftModel`) computes the label-smoothed loss itself."""
     return model.config.model_type == VanillaTransformerConfig.model_type
 
 
@@ -26,11 +26,10 @@ def training_loss(
     use_fused_loss: bool,
     simcut_alpha: float = 0.0,
 ) -> tuple[torch.Tensor, Any]:
-    """The smoothed cross-entropy (section 5.4) of a batch, with the divergence of R-Drop or SimCut, summed; and the
-    model's outputs.
+    """Return the label-smoothed cross-entropy (section 5.4), with R-Drop or SimCut, and the outputs of the model.
 
-    Args:
-        in_pieces: the model can smooth labels itself, with less memory; a divergence needs all logits.
+    The loss is summed over target tokens. `use_fused_loss` selects the chunked loss of the model, which takes less
+    memory. R-Drop and SimCut ignore it, because they need all logits.
     """
     labels = inputs["labels"]
     if use_fused_loss and not rdrop_alpha and not simcut_alpha:
@@ -43,9 +42,9 @@ def training_loss(
     logits = outputs.logits[torch.cat([labels] * passes) != -100]  # (passes * tokens, V), without padding
     log_p = logits.float().log_softmax(-1)
     targets = labels[labels != -100]
-    if simcut_alpha:  # of the whole pass alone there is a cross-entropy
-        whole, cut = log_p.chunk(2)
-        return cross_entropy(whole, targets, smoothing) + simcut_alpha * kl_divergence(whole, cut), outputs
+    if simcut_alpha:
+        log_p, log_q = log_p.chunk(2)  # without and with token cutoff
+        return cross_entropy(log_p, targets, smoothing) + simcut_alpha * kl_divergence(log_p, log_q), outputs
     loss = cross_entropy(log_p, targets.repeat(passes), smoothing) / passes
     if rdrop_alpha:
         loss = loss + rdrop_alpha / 2 * symmetric_kl_divergence(*log_p.chunk(2))
@@ -53,17 +52,18 @@ def training_loss(
 
 
 @contextmanager
-def token_cutoff(model: nn.Module, whole: int) -> Iterator[None]:
-    """Context manager that zeroes the embeddings of a random fraction `TOKEN_CUTOFF_RATE` of the tokens of both sides.
+def token_cutoff(model: nn.Module, num_uncut_rows: int) -> Iterator[None]:
+    """Context manager that applies the token cutoff of SimCut (Gao et al. 2022, section 3.1).
 
-    It applies to all rows after the first `whole` ones: the token cutoff of SimCut (Gao et al. 2022, section 3.1).
+    The embeddings of a random fraction `TOKEN_CUTOFF_RATE` of the source and target tokens are zero, in all rows after
+    the first `num_uncut_rows`.
     """
-    own: Any = extract_model_from_parallel(model)
-    embeddings = {own.get_encoder().get_input_embeddings(), own.get_decoder().get_input_embeddings()}
+    unwrapped: Any = extract_model_from_parallel(model)
+    embeddings = {side.get_input_embeddings() for side in (unwrapped.get_encoder(), unwrapped.get_decoder())}
 
     def cut(module: nn.Module, inputs: Any, embedded: torch.Tensor) -> torch.Tensor:
         kept = torch.rand(embedded.shape[:2], device=embedded.device) >= TOKEN_CUTOFF_RATE  # (rows, T)
-        kept[:whole] = True
+        kept[:num_uncut_rows] = True
         return embedded * kept[..., None]
 
     hooks = [embedding.register_forward_hook(cut) for embedding in embeddings]
@@ -75,11 +75,9 @@ def token_cutoff(model: nn.Module, whole: int) -> Iterator[None]:
 
 
 def cross_entropy(log_p: torch.Tensor, targets: torch.Tensor, smoothing: float) -> torch.Tensor:
-    """Label-smoothed cross-entropy (section 5.4), summed over target tokens.
+    """Return the label-smoothed cross-entropy (section 5.4), summed over target tokens.
 
-    Args:
-        log_p: log-probabilities (..., V).
-        targets: token ids (...), -100 at padding.
+    `log_p` are log-probabilities (..., V). `targets` are token ids (...), with -100 for padding.
     """
     likelihoods = log_p.gather(-1, targets.clamp(min=0)[..., None])[..., 0]  # (...)
     gains = (1 - smoothing) * likelihoods + smoothing * log_p.mean(-1)
@@ -87,10 +85,10 @@ def cross_entropy(log_p: torch.Tensor, targets: torch.Tensor, smoothing: float) 
 
 
 def kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """KL(p, q), summed over tokens; both (tokens, V)."""
+    """Return KL(p, q), summed over tokens; both arguments are (tokens, V)."""
     return (log_p.exp() * (log_p - log_q)).sum()
 
 
 def symmetric_kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """R-Drop (Wu et al. 2021), equation 2: mean of KL(p, q) and KL(q, p), summed over tokens; both (tokens, V)."""
+    """Return the mean of KL(p, q) and KL(q, p), summed over tokens (R-Drop, Wu et al. 2021, equation 2)."""
     return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum() / 2

@@ -1,13 +1,14 @@
-"""Pictures of a run: the training curve, and where the decoder looks in the source."""
+"""Plots of a run: training curve and cross-attention heat maps."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-LARGEST = 60  # inches of a side: a picture of 900 by 100 tokens in full size takes 7 GiB
+MAX_FIGURE_INCHES = 60  # per side; 900 by 100 tokens in full size would take 7 GiB
 
 
 def plot_training_curve(
@@ -17,28 +18,25 @@ def plot_training_curve(
     rdrop_alpha: float = 0.0,
     simcut_alpha: float = 0.0,
 ) -> Figure:
-    """Plot the losses of training and validation, the source gain, and validation BLEU over updates.
+    """Plot training and validation loss, source gain and validation BLEU over updates.
 
-    Args:
-        log_history: of `trainer.state`.
-        path: of the PNG.
-        smoothing, rdrop_alpha, simcut_alpha: of the loss in training, which the legend then names: that of validation
-            has none of them, and the two are no measure of each other.
+    The legend shows label smoothing, R-Drop and SimCut. Only the training loss includes them, so that it is not
+    comparable with the validation loss.
     """
     parts = {"label smoothing": smoothing, "R-Drop": rdrop_alpha, "SimCut": simcut_alpha}
     extras = [f"{name} {value:g}" for name, value in parts.items() if value]
-    trained = "loss with " + " and ".join(extras) if extras else "loss"
-    plain = "plain loss" if extras else "loss"
+    train_loss = "loss with " + " and ".join(extras) if extras else "loss"
+    eval_loss = "cross-entropy" if extras else "loss"
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     loss_axis = figure.subplots()
-    curves = {"loss": (f"{trained}, training", "tab:blue"), "eval_loss": (f"{plain}, validation", "tab:orange")}
-    curves["eval_source_gain"] = ("gain by the source, validation", "tab:red")
+    curves = {"loss": (f"{train_loss}, training", "tab:blue"), "eval_loss": (f"{eval_loss}, validation", "tab:orange")}
+    curves["eval_source_gain"] = ("source gain, validation", "tab:red")
     for key, (label, color) in curves.items():
         points = [(entry["step"], entry[key]) for entry in log_history if key in entry]
         if points:
             loss_axis.plot(*zip(*points, strict=True), label=label, color=color)
     loss_axis.set_xlabel("updates")
-    loss_axis.set_ylabel("loss (nats a token)")
+    loss_axis.set_ylabel("loss (nats per token)")
     lines = list(loss_axis.get_lines())
     bleu = [(entry["step"], entry["eval_bleu"]) for entry in log_history if "eval_bleu" in entry]
     if bleu:
@@ -55,23 +53,18 @@ def plot_training_curve(
 def plot_cross_attention(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, source: str, translation: str, path: Path
 ) -> None:
-    """Cross-attention of the last layer, mean over its heads, as a heat map: source tokens across, target tokens down.
-
-    Args:
-        source, translation: one sentence pair.
-        path: of the PNG.
-    """
+    """Plot the cross-attention of the last layer, averaged over its heads, and write it to a PNG file."""
     batch = tokenizer(source, text_target=translation, return_tensors="pt").to(model.device)
     implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")  # the one that computes attention weights
+    model.set_attn_implementation("eager")  # returns attention weights
     outputs = model.eval()(**batch, output_attentions=True)
     model.set_attn_implementation(implementation)
     weights = outputs.cross_attentions[-1][0].mean(0).float().cpu()  # (T, S)
     to_token = getattr(getattr(tokenizer, "target_tokenizer", None), "id_to_token", tokenizer.convert_ids_to_tokens)
     source_tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
     target_tokens = [to_token(token_id) for token_id in batch["labels"][0].tolist()]
-    size = min(LARGEST, 2 + 0.45 * len(source_tokens)), min(LARGEST, 1.5 + 0.35 * len(target_tokens))
-    figure = Figure(figsize=size, layout="constrained")
+    inches = 2 + 0.45 * len(source_tokens), 1.5 + 0.35 * len(target_tokens)
+    figure = Figure(figsize=tuple(np.minimum(inches, MAX_FIGURE_INCHES)), layout="constrained")
     axis = figure.subplots()
     image = axis.imshow(weights, cmap="viridis", vmin=0, vmax=1, aspect="auto")
     axis.set_xticks(range(len(source_tokens)), source_tokens, rotation=60, ha="right", parse_math=False)

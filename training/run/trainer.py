@@ -1,5 +1,4 @@
-"""The `Seq2SeqTrainer` of transformers with what it has no hook for: batches by tokens, the losses of section 5.4,
-of R-Drop and of SimCut, a moving average of the weights, and checkpoints that are whole or not there at all."""
+"""A `Seq2SeqTrainer` with token batches, additional losses, averaged weights and atomic checkpoints."""
 
 import json
 import math
@@ -33,33 +32,37 @@ from training.data.streaming import TokenBatchStream
 from training.data.tokenization import sequence_lengths
 from training.metrics import translate_and_score
 from training.run.callbacks import EmaCallback, SamplerEpochCallback, SourceGainWarning, StopOnSignal, TokenProgress
-from training.run.checkpoints import EMA_SUBFOLDER, TEMPORARY, average, keep_only, select_checkpoints, write_manifest
+from training.run.checkpoints import (
+    EMA_SUBFOLDER,
+    TEMPORARY,
+    average_checkpoints,
+    keep_only,
+    select_checkpoints,
+    write_manifest,
+)
 from training.run.compilation import COMPILER_ERRORS, compile_loss, log_progress, resolve_step_mode
 from training.run.losses import supports_fused_loss, training_loss
 from training.translators import GREEDY_OVERRIDES
 from vanilla_transformer.shared.atomic_io import FREE_SPACE, make_write_error
 
-ADAPTER = "adapter"  # in a run's folder: what LoRA trained, alone
-PROGRESS = "progress.json"  # in a checkpoint: what was done for it
-NUM_DATALOADER_WORKERS = (
-    2  # processes that make batches for a GPU; one makes 1.9 million target tokens in a second of its time
-)
-STREAM_STATE_FILE = "stream_{}.json"  # in a checkpoint: where each process's stream goes on
+ADAPTER = "adapter"  # subdirectory of the output directory: the LoRA weights
+PROGRESS = "progress.json"  # in a checkpoint: loss, tokens, seconds and updates
+NUM_DATALOADER_WORKERS = 2  # for a GPU; one worker collates 1.9 million target tokens per second
+STREAM_STATE_FILE = "stream_{}.json"  # in a checkpoint: position in the stream of each process
 
 
 class TokenBatchTrainer(Seq2SeqTrainer):
-    """Trains on batches of at most `args.max_tokens` tokens a process.
+    """Trainer with batches of at most `args.max_tokens` tokens per process.
 
-    `args` are `training.recipe.TrainingArguments`. `train_dataset` has the columns `input_ids` and `labels` (and
-    `lengths`, where those come anew each time), or is a `TokenBatchStream`. `eval_dataset` is a `ParallelText`, and
-    `compute_metrics` the method `compute` of a metric, or None to compute only the losses.
+    The training loss is the label-smoothed cross-entropy (section 5.4) per target token of the complete update. It does
+    not depend on the number of processes or accumulation steps. The evaluation loss is unsmoothed.
 
-    The loss is the label-smoothed cross-entropy (section 5.4) a target token of the whole update, whatever the number
-    of processes and accumulation steps.
+    `train_dataset` has the columns `input_ids` and `labels`, with BPE-dropout also `lengths`, or is a
+    `TokenBatchStream`. `eval_dataset` is a `ParallelText`. `compute_metrics` is the method `compute` of a metric.
 
     Raises:
-        FloatingPointError: the loss is not a finite number.
-        OSError: a checkpoint cannot be written; the half-written one is removed.
+        FloatingPointError: if the loss is not finite.
+        OSError: if a checkpoint cannot be written. The incomplete one is deleted.
     """
 
     control: TrainerControl
@@ -67,31 +70,31 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if isinstance(self.train_dataset, TokenBatchStream):
-            self.args.ignore_data_skip = True  # it goes on by itself where its state was taken
+            self.args.ignore_data_skip = True  # the stream resumes from its own state
         self.stop = StopOnSignal()
         self.add_callback(self.stop)
         self.add_callback(SourceGainWarning)
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(TokenProgress())
         if self.args.fsdp and not self.is_fsdp_enabled:
-            raise ValueError("fsdp: Accelerate splits a model over several GPUs alone, one process each; leave it out.")
+            raise ValueError("fsdp requires multiple GPUs and one process per GPU. Use torchrun, or remove fsdp.")
         self._model_class = type(self.unwrapped_model)
         if self.is_fsdp_enabled:
             if self.args.ema_decay or isinstance(self.model, PeftModel):
-                raise ValueError("ema_decay and lora_rank need whole weights in each process: leave them or FSDP out.")
-            self.model.set_input_embeddings(self.model.get_input_embeddings())  # one module where two share a weight
+                raise ValueError("ema_decay and lora_rank require unsharded weights: remove them, or remove fsdp.")
+            self.model.set_input_embeddings(self.model.get_input_embeddings())  # one module for tied weights
         self.ema_model: PreTrainedModel | None = None
         if self.args.ema_decay:
             self.ema_model = deepcopy(self.model)
             self.add_callback(EmaCallback(self.ema_model, self.args.ema_decay))
-        lengths_vary = "lengths" in (getattr(self.train_dataset, "column_names", None) or ())  # by BPE-dropout
-        step = resolve_step_mode(self.args.step_mode, self.model, self.args, lengths_vary)
-        self.compiled_loss = None if step == "eager" else compile_loss(recorded=step == "cuda_graph")
+        lengths_vary = "lengths" in (getattr(self.train_dataset, "column_names", None) or ())  # BPE-dropout
+        step_mode = resolve_step_mode(self.args.step_mode, self.model, self.args, lengths_vary)
+        self.compiled_loss = None if step_mode == "eager" else compile_loss(use_cuda_graphs=step_mode == "cuda_graph")
         self._has_compiled = False
-        self._target_tokens, self._tokens_not_counted = 0, list[Any]()
-        self._resumed_from_finished = False  # early stopping ended the run at the checkpoint that is resumed
-        self._loss_before: tuple[float, float, int] | None = None  # of the checkpoint: total, not logged, since update
-        self.seconds_before = 0.0  # of training, in the runs that this one resumes
+        self._target_tokens, self._uncounted_tokens = 0, list[Any]()
+        self._resumed_from_finished = False  # whether early stopping ended the run at the resumed checkpoint
+        self._saved_loss: tuple[float, float, int] | None = None  # total, not logged yet, since this update
+        self.previous_seconds = 0.0  # training time of the resumed runs
         self._start = self._last_log = time.perf_counter()
         self._tokens_at_last_log = 0
 
@@ -101,42 +104,42 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
     @property
     def unwrapped_model(self) -> PreTrainedModel:
-        """The model itself, where peft has put another around it."""
+        """The model without the PEFT wrapper."""
         return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
 
     @property
     def uses_fused_loss(self) -> bool:
-        """Whether the model smooths labels itself; it reads the projection's weight, of which FSDP keeps parts."""
+        """Whether the model computes the label-smoothed loss; this needs the unsharded LM head."""
         return supports_fused_loss(self.unwrapped_model) and not self.is_fsdp_enabled
 
     @property
     def seconds(self) -> float:
-        """Wall time of training with its evaluations, over all runs that resume each other."""
-        return self.seconds_before + time.perf_counter() - self._start
+        """Wall time of training and evaluation, including the resumed runs."""
+        return self.previous_seconds + time.perf_counter() - self._start
 
     def _load_callback_state(self) -> None:
         super()._load_callback_state()
-        early = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
+        callbacks = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
         self._resumed_from_finished = any(
-            each.early_stopping_patience_counter >= each.early_stopping_patience for each in early
+            each.early_stopping_patience_counter >= each.early_stopping_patience for each in callbacks
         )
 
     def _restore_losses(self) -> None:
-        """Continue the mean losses of the run that is resumed; transformers counts from the checkpoint."""
-        if self._loss_before is not None:
-            self._total_loss_scalar, loss, self._globalstep_last_logged = self._loss_before
+        """Restore the running mean of the loss, which transformers restarts at the checkpoint."""
+        if self._saved_loss is not None:
+            self._total_loss_scalar, loss, self._globalstep_last_logged = self._saved_loss
             self._tr_loss += loss
-            self._loss_before, self._initial_global_step = None, 0
+            self._saved_loss, self._initial_global_step = None, 0
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Override that keeps all checkpoints; transformers would remove those that are averaged."""
-        self._restore_losses()  # no epoch begins if the checkpoint is at the end of the last one
+        """Override that keeps all checkpoints, because transformers would delete those to average."""
+        self._restore_losses()  # again: `_run_epoch` is not called after the last epoch
         with self.unlimited_checkpoints():
             return super()._finalize_training(*args, **kwargs)
 
     @contextmanager
     def unlimited_checkpoints(self) -> Iterator[None]:
-        """Context manager in which transformers removes no checkpoint: `keep_only` does, after one is complete."""
+        """Context manager in which transformers deletes no checkpoints; `keep_only` does this later."""
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             yield
@@ -144,7 +147,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.args.save_total_limit = limit
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Override that trains no further if the checkpoint is the last of its run."""
+        """Override that ends training if the resumed run had already ended."""
         self._restore_losses()
         if self._resumed_from_finished or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
@@ -153,13 +156,14 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
     @property
     def target_tokens(self) -> int:
-        """Trained on, over all processes, without padding; a resumed run goes on counting."""
-        self._target_tokens += sum(map(int, self._tokens_not_counted))
-        self._tokens_not_counted.clear()
+        """Number of target tokens of all processes so far, without padding and including resumed runs."""
+        self._target_tokens += sum(map(int, self._uncounted_tokens))
+        self._uncounted_tokens.clear()
         return self._target_tokens
 
     @property
     def batches_per_update(self) -> int:
+        """Number of micro-batches of all processes per update."""
         return self.args.world_size * self.args.gradient_accumulation_steps
 
     def get_train_dataloader(self) -> DataLoader:
@@ -173,45 +177,43 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         shapes = self._fix_shapes() if self.compiled_loss else None
         if shapes:
             loading["collate_fn"] = FixedShapeCollator(shapes, self.unwrapped_model, self.processing_class.pad_token_id)
-        if isinstance(dataset, TokenBatchStream):  # each process has its own share: nothing to deal out
-            own = torch.Generator()  # a loader draws a seed, which a resumed run would draw once more
-            return DataLoader(dataset, batch_size=None, generator=own, **loading)
+        if isinstance(dataset, TokenBatchStream):  # already split across processes
+            generator = torch.Generator()  # separate: sampling a seed from the global one would break resuming
+            return DataLoader(dataset, batch_size=None, generator=generator, **loading)
         sampler = TokenBatchSampler(
             sequence_lengths(dataset), self.args.max_tokens, seed, self.batches_per_update, shapes
         )
         if len(sampler) < self.args.world_size:
-            raise ValueError(
-                f"{len(dataset)} training pairs are too few for {self.args.world_size} processes: use fewer."
-            )
-        if shapes and self.args.device.type == "cuda" and not loading["num_workers"]:  # small models would wait for it
+            raise ValueError(f"{len(dataset)} training pairs are too few for {self.args.world_size} processes.")
+        if shapes and self.args.device.type == "cuda" and not loading["num_workers"]:  # faster for small models
             loading |= {"num_workers": NUM_DATALOADER_WORKERS, "pin_memory": True}
         if shapes:
-            print(f"batches of {len(shapes)} shapes; {100 * sampler.padding:.1f} % of their positions hold no token")
+            print(f"batches of {len(shapes)} shapes, with {100 * sampler.padding:.1f} % padding")
             dataset = ShapedPairs(dataset)
-        self.pop_callback(SamplerEpochCallback)  # of an earlier training
+        self.pop_callback(SamplerEpochCallback)  # of an earlier call
         self.add_callback(SamplerEpochCallback(sampler))
         return self.accelerator.prepare(DataLoader(dataset, batch_sampler=sampler, **loading))
 
     def _fix_shapes(self) -> list[Shape]:
-        """The shapes of the batches: of all data, or of the first buffer of the first process's stream."""
+        """Return batch shapes for all data, or for the first buffer of the main process's stream."""
         dataset, max_tokens = self.train_dataset, self.args.max_tokens
         if not isinstance(dataset, TokenBatchStream):
             return choose_shapes(sequence_lengths(dataset), max_tokens, self.batches_per_update)
-        longest = np.full((1, 2), dataset.arguments.max_length)  # may come in a later buffer
-        own = choose_shapes(np.concatenate([dataset.first_lengths(), longest]), max_tokens, self.batches_per_update)
-        shapes = gather_object([own])[0]
-        accumulated = self.args.gradient_accumulation_steps
-        dataset.set_batch_shapes(shapes, accumulated, lambda updates: np.max(gather_object([updates]), axis=0))
+        max_lengths = np.full((1, 2), dataset.arguments.max_length)  # may occur in a later buffer
+        lengths = np.concatenate([dataset.first_lengths(), max_lengths])
+        shapes = gather_object([choose_shapes(lengths, max_tokens, self.batches_per_update)])[0]
+        accumulation_steps = self.args.gradient_accumulation_steps
+        dataset.set_batch_shapes(shapes, accumulation_steps, lambda updates: np.max(gather_object([updates]), axis=0))
         return shapes
 
     def get_batch_samples(self, *args: Any) -> tuple[list, torch.Tensor | int | None]:
         batches, num_items = super().get_batch_samples(*args)
         if num_items is not None:
-            self._tokens_not_counted.append(num_items)  # on a GPU it would be waited for here
+            self._uncounted_tokens.append(num_items)  # adding here would synchronize with a GPU
         return batches, num_items
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As in transformers; the first one compiles, and if that cannot be done, is done plainly, like all others."""
+        """Override that compiles at the first step, and falls back to eager steps if that fails."""
         if self.compiled_loss is None or self._has_compiled:
             return super().training_step(model, inputs, *args, **kwargs)
         self._has_compiled = True
@@ -220,7 +222,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                 return super().training_step(model, dict(inputs), *args, **kwargs)
         except COMPILER_ERRORS as error:
             reason = " ".join(str(error).partition("\n\n")[0].split())
-            print(f"the training step is not compiled, and goes on without: {type(error).__name__}: {reason}")
+            print(f"compiling failed, training continues with eager steps: {type(error).__name__}: {reason}")
             self.compiled_loss = None
             model.zero_grad()
             return super().training_step(model, inputs, *args, **kwargs)
@@ -232,7 +234,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Sum over this batch's target tokens, divided by those of the whole update."""
+        """Return the sum over the target tokens of this batch, divided by the number of those of the update."""
         labels, smoothing = inputs["labels"], self.args.label_smoothing_factor
         items = num_items_in_batch if num_items_in_batch is not None else (labels != -100).sum()
         outputs = None
@@ -243,36 +245,35 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             loss, outputs = training_loss(model, inputs, smoothing, *weights)
         loss = loss / items
         loss = loss * self.args.world_size  # DDP takes the mean over processes
-        if loss.device.type == "cpu" and not math.isfinite(float(loss.detach())):  # a GPU is asked when it logs
-            self.refuse_loss(float(loss.detach()))
+        if loss.device.type == "cpu" and not math.isfinite(float(loss.detach())):  # on a GPU: when logging
+            self.raise_nonfinite_loss(float(loss.detach()))
         return (loss, outputs) if return_outputs else loss
 
-    def refuse_loss(self, loss: float) -> None:
+    def raise_nonfinite_loss(self, loss: float) -> None:
+        """Raise FloatingPointError for a non-finite loss."""
         raise FloatingPointError(
-            f"the loss is {loss} at update {self.state.global_step + 1}: lower the learning rate, lengthen the "
-            f"warm-up, or clip gradients (max_grad_norm). Nothing was saved since the last checkpoint."
+            f"the loss is {loss} at update {self.state.global_step + 1}. Lower learning_rate, increase warmup_steps, "
+            f"or clip gradients (max_grad_norm). Nothing was saved since the last checkpoint."
         )
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
-        """Translate and score `eval_dataset` as the test after training does, but with `generation_num_beams`."""
+        """Translate and score `eval_dataset` like the test set, but with `generation_num_beams`."""
         text: ParallelText = self.eval_dataset if eval_dataset is None else eval_dataset
         start, beams = time.time(), self.args.generation_num_beams
         decoding = {} if beams is None else {"num_beams": beams} | (GREEDY_OVERRIDES if beams == 1 else {})
-        model = self.plain_model()
-        if (
-            "flash" in self.args.attn_implementation or "/" in self.args.attn_implementation
-        ):  # kernels that do not compute in float32
+        model, attention = self.full_model(), self.args.attn_implementation
+        if "flash" in attention or "/" in attention:  # these kernels do not support float32
             model.set_attn_implementation("sdpa")
-        found, _ = translate_and_score(model, self.processing_class, text, self.compute_metrics, self.args, **decoding)
-        scores = {f"{metric_key_prefix}_{name}": each for name, each in found.items() if not isinstance(each, str)}
+        values, _ = translate_and_score(model, self.processing_class, text, self.compute_metrics, self.args, **decoding)
+        scores = {f"{metric_key_prefix}_{name}": each for name, each in values.items() if not isinstance(each, str)}
         batches = math.ceil(len(text) / (self.args.eval_batch_size * self.args.world_size))
         scores |= speed_metrics(metric_key_prefix, start, num_samples=len(text), num_steps=batches)
         self.log(scores)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, scores)
         return scores
 
-    def plain_model(self) -> PreTrainedModel:
-        """Return a complete model with the present weights: the average if there is one, with merged adapters."""
+    def full_model(self) -> PreTrainedModel:
+        """Return the moving average of the model, or an unsharded copy with merged adapters."""
         if self.ema_model is not None:
             return self.ema_model
         if self.is_fsdp_enabled:
@@ -281,15 +282,15 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             model.generation_config = deepcopy(self.model.generation_config)
             return model.to(self.args.device)
         model = deepcopy(self.model)
-        for name in ("forward", "_original_forward"):  # of Accelerate, which computes it in mixed precision
+        for name in ("forward", "_original_forward"):  # set by Accelerate for mixed precision
             model.__dict__.pop(name, None)
         return model.merge_and_unload() if isinstance(model, PeftModel) else model
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As in transformers, with target tokens a second in place of samples, which would take a batch for one."""
+        """Override that logs target tokens per second. Samples per second are wrong, as they count batches."""
         logs.pop("train_samples_per_second", None)
         if not math.isfinite(logs.get("loss", 0.0)):
-            self.refuse_loss(logs["loss"])
+            self.raise_nonfinite_loss(logs["loss"])
         if "loss" in logs:
             now, tokens = time.perf_counter(), self.target_tokens - self._tokens_at_last_log
             logs |= {
@@ -302,7 +303,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         super().log(logs, *args, **kwargs)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """As in transformers; then the moving average, the stream's place, and, last, the list that makes it whole."""
+        """Override that also saves the moving average, the state of the stream, and last the manifest."""
         run = Path(self.args.output_dir)
         folder = run / f"checkpoint-{self.state.global_step}"
         try:
@@ -327,47 +328,50 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                     "updates": self.state.global_step,
                 }
                 (folder / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
-                for pickle in ("training_args.bin", f"{FSDP_MODEL_NAME}.bin"):  # recipe.yaml, model.safetensors say it
+                for pickle in (
+                    "training_args.bin",
+                    f"{FSDP_MODEL_NAME}.bin",
+                ):  # as in recipe.yaml and model.safetensors
                     (folder / pickle).unlink(missing_ok=True)
                 write_manifest(folder)
-        except (OSError, RuntimeError, SafetensorError) as error:  # torch.save and safetensors have their own types
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch.save and safetensors raise their own types
             shutil.rmtree(folder, ignore_errors=True)
-            untouched = "The checkpoints before it are untouched: make room, and run the same command to go on."
-            raise make_write_error(folder, error, f"{FREE_SPACE}. {untouched}") from error
+            advice = "Earlier checkpoints are unchanged: free disk space, and run the same command to resume."
+            raise make_write_error(folder, error, f"{FREE_SPACE}. {advice}") from error
         if self.args.should_save:
-            keep_only(run, [folder, *self.kept_checkpoints()])
+            keep_only(run, [folder, *self.checkpoints_to_keep()])
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        """As in transformers; what FSDP gathers holds a tied weight several times."""
+        """Override that removes tied weights, which FSDP gathers several times."""
         if state_dict is not None:
             tied = self.unwrapped_model.all_tied_weights_keys
             state_dict = {name: tensor for name, tensor in state_dict.items() if name not in tied}
         super()._save(output_dir, state_dict)
 
-    def kept_checkpoints(self) -> list[Path]:
-        """The newest checkpoints, and those that the final model is to be averaged from."""
+    def checkpoints_to_keep(self) -> list[Path]:
+        """Return the newest checkpoints and those to average."""
         last = select_checkpoints(Path(self.args.output_dir), self.args.save_total_limit or sys.maxsize, "last")
-        return last + self.averaged_checkpoints()
+        return last + self.checkpoints_to_average()
 
-    def averaged_checkpoints(self) -> list[Path]:
-        """Return the checkpoints whose mean is the final model: the last ones if none has the score."""
+    def checkpoints_to_average(self) -> list[Path]:
+        """Return the checkpoints to average into the final model: the last ones if none has the metric."""
         args, run = self.args, Path(self.args.output_dir)
-        better = args.metric_for_best_model, bool(args.greater_is_better)
-        best = select_checkpoints(run, args.average_checkpoints, args.average_by, *better)
-        return best or select_checkpoints(run, args.average_checkpoints, "last")
+        metric = args.metric_for_best_model, bool(args.greater_is_better)
+        chosen = select_checkpoints(run, args.average_checkpoints, args.average_by, *metric)
+        return chosen or select_checkpoints(run, args.average_checkpoints, "last")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         folder = Path(resume_from_checkpoint)
-        if self.is_fsdp_enabled:  # transformers would read a pickle in which it does not find tied weights
-            whole = load_file(folder / SAFE_WEIGHTS_NAME) if self.args.process_index == 0 else {}
+        if self.is_fsdp_enabled:  # transformers would read a pickle, without tied weights
+            state = load_file(folder / SAFE_WEIGHTS_NAME) if self.args.process_index == 0 else {}
             options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
-            set_model_state_dict(self.model, dict[str, Any](whole), options=options)
+            set_model_state_dict(self.model, dict[str, Any](state), options=options)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
         self._target_tokens = self._tokens_at_last_log = progress["target_tokens"]
-        self.seconds_before = progress["seconds"]
-        self._loss_before = progress.get("loss")
+        self.previous_seconds = progress["seconds"]
+        self._saved_loss = progress.get("loss")
         if self.ema_model is not None:
             self.ema_model.load_state_dict(type(self.model).from_pretrained(folder / EMA_SUBFOLDER).state_dict())
         if isinstance(self.train_dataset, TokenBatchStream):
@@ -375,15 +379,15 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.train_dataset.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
 
     def save_final(self) -> None:
-        """Saves what the run is for: the last weights, their moving average, or the mean of the chosen checkpoints."""
+        """Save the final model: the last weights, their moving average, or the mean of checkpoints."""
         args, run = self.args, Path(self.args.output_dir)
         averages = args.should_save and (args.average_checkpoints > 1 or args.average_by == "best")
-        chosen = gather_object([self.averaged_checkpoints() if averages else []])[0]
-        if not chosen:  # also if early stopping ends a run before its first checkpoint
-            model = self.plain_model()  # in all processes, from which FSDP gathers the weights
+        chosen = gather_object([self.checkpoints_to_average() if averages else []])[0]
+        if not chosen:  # also if early stopping ends the run before its first checkpoint
+            model = self.full_model()  # in all processes: FSDP gathers the weights
         elif args.should_save:
             print(f"the final model is the mean of {', '.join(folder.name for folder in chosen)}")
-            model = average(chosen)
+            model = average_checkpoints(chosen)
         if args.should_save:
             if isinstance(self.model, PeftModel):
                 self.model.save_pretrained(run / ADAPTER)
