@@ -476,7 +476,7 @@ def test_a_run_of_the_training_program_ends_with_a_push(start_programs, hub, rec
         process = programs.run("training.train", recipe, *arguments)
         again = programs.run("training.train", recipe, *arguments, status=0)
     assert "user/run/commit" in process.stdout
-    assert "holds this run, finished" in again.stdout
+    assert "contains this run, already finished" in again.stdout
     files = hub.repositories["user/run"].files("main")
     assert not [name for name in files if name.endswith(".bin") or name.startswith("checkpoint")]
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())

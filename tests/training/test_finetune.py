@@ -131,11 +131,11 @@ def test_lora_goes_on_bit_for_bit(make_base, tune, programs, tmp_path):
     ("arguments", "message"),
     [
         (["nowhere"], "base_model=nowhere: cannot be loaded"),
-        (["base", "--d_model", "64"], "d_model is settled by base_model=base"),
-        (["base", "--tokenizer_vocab_size", "64"], "tokenizer_vocab_size is settled by base_model"),
+        (["base", "--d_model", "64"], "d_model is determined by base_model=base"),
+        (["base", "--tokenizer_vocab_size", "64"], "tokenizer_vocab_size is determined by base_model"),
         (["base", "--lora_rank", "-1"], "lora_rank=-1"),
-        (["base", "--lora_rank", "2", "--ema_decay", "0.9"], "goes with neither ema_decay"),
-        (["base", "--push_to_hub", "true", "--hub_strategy", "every_save"], "uploads at the end"),
+        (["base", "--lora_rank", "2", "--ema_decay", "0.9"], "cannot be combined with ema_decay"),
+        (["base", "--push_to_hub", "true", "--hub_strategy", "every_save"], "is uploaded at the end"),
     ],
 )
 def test_what_contradicts_the_base_is_refused(tune, arguments, message):
@@ -143,8 +143,8 @@ def test_what_contradicts_the_base_is_refused(tune, arguments, message):
 
 
 def test_the_papers_learning_rate_is_for_fresh_weights(programs, tmp_path):
-    for name, line, message in (("base", "base_model: base", "base_model needs a learning_rate"),
-                                ("lora", "lora_rank: 2", "lora_rank needs a base_model")):  # fmt: skip
+    for name, line, message in (("base", "base_model: base", "base_model requires learning_rate"),
+                                ("lora", "lora_rank: 2", "lora_rank requires base_model")):  # fmt: skip
         recipe = tmp_path / f"{name}.yaml"
         recipe.write_text(f"output_dir: {tmp_path / 'out'}\n{line}\n")
         assert message in programs.run("training.train", recipe, status=2).stderr

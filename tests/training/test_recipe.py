@@ -4,8 +4,11 @@ from dataclasses import fields
 import pytest
 import yaml
 
+from training.arguments import RENAMED_VALUES
 from training.recipe import make_parser, read_recipe
+from training.run.output_dir import validate_same_recipe
 from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.shared.command_line import RENAMED_OPTIONS
 
 RECIPE = """
 output_dir: OUT
@@ -24,7 +27,7 @@ def path(tmp_path):
     return path
 
 
-def test_keys_of_every_kind(path):
+def test_reads_all_types_of_keys(path):
     recipe = read_recipe([str(path)])
     assert recipe.name == "mine"
     assert recipe.data.corpus == "demo"
@@ -33,14 +36,14 @@ def test_keys_of_every_kind(path):
     assert recipe.decoding.num_beams == 2
 
 
-def test_the_command_line_wins(path):
+def test_command_line_overrides_recipe(path):
     arguments = ["--max_steps", "9", "--dropout", "0.3", "--norm_position", "pre", "--corpus", "files"]
     recipe = read_recipe([str(path), *arguments])
     assert (recipe.training.max_steps, recipe.model.dropout, recipe.model.norm_position) == (9, 0.3, "pre")
     assert recipe.data.corpus == "files"
 
 
-def test_a_written_recipe_reads_back(path, tmp_path):
+def test_written_recipe_can_be_read(path, tmp_path):
     recipe = read_recipe([str(path), "--final_norm", "true", "--lr_scheduler_type", "inverse_sqrt"])
     assert recipe.model.final_norm is True
     written = tmp_path / "recipe.yaml"
@@ -56,12 +59,12 @@ def test_a_written_recipe_reads_back(path, tmp_path):
     ("change", "message"),
     [
         ("max_stepz: 3", "unknown key 'max_stepz'; did you mean 'max_steps'?"),
-        ("num_beams: [", "is not YAML"),
+        ("num_beams: [", "is not valid YAML"),
         ("adam_beta1: fast", "invalid float value"),
         ("norm_position: middle", "invalid choice"),
     ],
 )
-def test_mistakes_end_with_one_message_and_status_2(path, capsys, change, message):
+def test_invalid_recipe_ends_with_status_2(path, capsys, change, message):
     path.write_text(path.read_text() + change)
     with pytest.raises(SystemExit) as exit_:
         read_recipe([str(path)])
@@ -76,14 +79,14 @@ def test_mistakes_end_with_one_message_and_status_2(path, capsys, change, messag
         ([], "the following arguments are required: recipe"),
     ],
 )
-def test_mistakes_on_the_command_line(capsys, arguments, message):
+def test_rejects_missing_recipe(capsys, arguments, message):
     with pytest.raises(SystemExit) as exit_:
         read_recipe(arguments)
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_an_unknown_argument_is_refused(path, capsys):
+def test_rejects_unknown_options(path, capsys):
     with pytest.raises(SystemExit) as exit_:
         read_recipe([str(path), "--max_stepz", "4"])
     assert exit_.value.code == 2
@@ -93,29 +96,29 @@ def test_an_unknown_argument_is_refused(path, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("max_steps: 8", "line 8: max_steps stands there a second time"),
+        ("max_steps: 8", "line 8: duplicate key 'max_steps'"),
         ("eval_steps: .nan", "invalid float value: '.nan'"),
         ("eval_steps: nan", "nan is not a finite number"),
         ("max_grad_norm: inf", "inf is not a finite number"),
         ("length_penalty: 1e999", "1e999 is not a finite number"),
-        ("max_grad_norm: -1", "max_grad_norm=-1.0: give a number of at least 0"),
-        ("max_length: [1]", "line 8: max_length needs one value"),
-        ("max_length: {a: 1}", "line 8: max_length needs one value"),
+        ("max_grad_norm: -1", "max_grad_norm=-1.0 is invalid: it must be at least 0"),
+        ("max_length: [1]", "line 8: max_length must be a single value"),
+        ("max_length: {a: 1}", "line 8: max_length must be a single value"),
         ("max_length: 12345678901234567890123", "is not between"),
-        ("encoder_layers: 1000000000", "more than a machine holds"),
+        ("encoder_layers: 1000000000", "do not fit into memory"),
         ("encoder_attention_heads: 0", "encoder_attention_heads=0"),
-        ("save_steps: 0", "save_steps=0.0: give a number above 0"),
-        ("init_std: -1", "init_std=-1.0: give a number of at least 0"),
+        ("save_steps: 0", "save_steps=0.0 is invalid: it must be greater than 0"),
+        ("init_std: -1", "init_std=-1.0 is invalid: it must be at least 0"),
         ("generation_num_beams: 0", "generation_num_beams=0"),
         ("average_tokens_across_devices: false", "average_tokens_across_devices=False is not supported"),
-        ("attention_plot_lines: [0]", "counted from 1"),
-        ("a: &a [*a]", "a recipe has keys and values, no more"),
-        ("a: " + "[" * 5000, "line 8: a recipe has keys and values"),
-        ('run_name: "a\\0b"', "holds a character that no name can have"),
-        ("activation_function: rleu", "activation_function=rleu is not known: did you mean relu?"),
-        ("attn_implementation: flex_attention", "attn_implementation=flex_attention needs a GPU"),
+        ("attention_plot_lines: [0]", "1-based"),
+        ("a: &a [*a]", "anchors and deep nesting are not supported"),
+        ("a: " + "[" * 5000, "line 8: anchors and deep nesting"),
+        ('run_name: "a\\0b"', "contains a NUL or surrogate character"),
+        ("activation_function: rleu", "activation_function=rleu is unknown. Did you mean relu?"),
+        ("attn_implementation: flex_attention", "attn_implementation=flex_attention requires a GPU"),
         ("attn_implementation: magic", "attn_implementation=magic cannot be used"),
-        ("metric_for_best_model: blue", "an evaluation tells loss, bleu, chrf, ter, bleu_tokenized_lc"),
+        ("metric_for_best_model: blue", "Available: loss, bleu, chrf, ter, bleu_tokenized_lc"),
         ("optim: adamw_bnb_8bit", "need to install `bitsandbytes`"),
         ("weight_decay: -1", "Invalid weight_decay value"),
         ("lr_scheduler_kwargs: {speed: 3}", "unexpected keyword argument 'speed'"),
@@ -124,7 +127,7 @@ def test_an_unknown_argument_is_refused(path, capsys):
         ("report_to: trackio", "report_to=trackio: TrackioCallback requires trackio"),
         ("report_to: [nothing]", "report_to=nothing"),
         ("use_liger_kernel: true", "Liger has no kernels"),
-        ("seed: -1", "seed=-1: give a number of at least 0"),
+        ("seed: -1", "seed=-1 is invalid: it must be at least 0"),
         ("early_stopping_patience: 0", "early_stopping_patience=0"),
         ("streaming: true", "streaming does not support corpus=demo"),
         ("streaming: true\ndataloader_num_workers: 2", "dataloader_num_workers=2"),
@@ -132,25 +135,25 @@ def test_an_unknown_argument_is_refused(path, capsys):
         ("streaming: true\nboth_directions: true\nbpe_dropout: 0.1", "both_directions=True, bpe_dropout=0.1"),
     ],
 )
-def test_what_no_run_could_use_is_told_in_one_line_before_any_work(path, capsys, change, message):
+def test_invalid_values_are_reported_in_one_line(path, capsys, change, message):
     path.write_text(path.read_text() + change)
     with pytest.raises(SystemExit) as exit_:
         read_recipe([str(path)])
     assert exit_.value.code == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_random_pairs_have_no_validation_data(path, capsys):
     path.write_text(path.read_text().replace("corpus: demo", "corpus: random") + "eval_strategy: steps\n")
     with pytest.raises(SystemExit):
         read_recipe([str(path)])
-    assert "eval_strategy needs validation data" in capsys.readouterr().err
+    assert "eval_strategy requires validation data" in capsys.readouterr().err
 
 
-def test_values_are_what_is_written(path):
-    """YAML would take Norwegian for False, a folder for a number and another for a date."""
+def test_scalars_stay_text(path):
+    """YAML would convert Norwegian to False, and directory names to a number and a date."""
     keys = "source_lang: no\ndata_dir: 1.10\ntokenizer_path: 2020-01-01\neval_strategy: no\nsave_strategy: 'no'\n"
     path.write_text(
         path.read_text() + keys + "test_file: ~\nvalidation_file: 'null'\nlr_scheduler_kwargs: {timescale: 9}"
@@ -163,18 +166,17 @@ def test_values_are_what_is_written(path):
     assert recipe.training.lr_scheduler_kwargs == {"timescale": 9}
     path.write_text(recipe.to_yaml())
     again = read_recipe([str(path)])
-    assert (again.data, again.tokenizer, again.values()) == (recipe.data, recipe.tokenizer, recipe.values())
+    assert (again.data, again.tokenizer, again.to_dict()) == (recipe.data, recipe.tokenizer, recipe.to_dict())
 
 
-def test_a_recipe_behind_options_is_not_passed_over(path, capsys):
+def test_rejects_recipe_after_options(path, capsys):
     with pytest.raises(SystemExit) as exit_:
         read_recipe(["--max_steps", "3", str(path)])
     assert exit_.value.code == 2
-    assert "give the path of a recipe first, and --max_steps behind it" in capsys.readouterr().err
+    assert "the path to a recipe must be the first argument, before --max_steps" in capsys.readouterr().err
 
 
-def test_every_key_explains_itself():
-    """In a sentence or more of its own, which begins with a capital or with one of the values."""
+def test_every_key_has_a_help_text():
     parser = make_parser()
     for action in parser._actions:
         if action.help is SUPPRESS:
@@ -188,7 +190,79 @@ def test_every_key_explains_itself():
         assert "Model:" not in text
 
 
-def test_every_field_of_the_configuration_explains_itself():
+def test_every_config_field_has_a_help_text():
     for field in fields(VanillaTransformerConfig):
         if field.name in VanillaTransformerConfig.__annotations__ and field.name != "transformers_version":
             assert field.metadata["help"].endswith((".", "...")), field.name
+
+
+OLD_KEYS = {
+    "attention": "eager",
+    "attention_lines": "[2, 3]",
+    "bad_lines": "refuse",
+    "overlap": "refuse",
+    "processes": "2",
+    "step": "plain",
+    "tokenizer_pairs": "500",
+    "tokenizer_size": "300",
+    "vocabulary_multiple": "8",
+}
+
+
+def with_keys(path, values: dict[str, str]):
+    path.write_text(path.read_text() + "".join(f"{key}: {value}\n" for key, value in values.items()))
+    return path
+
+
+def test_reads_renamed_keys(path, tmp_path, capsys):
+    recipe_keys = {action.dest for action in make_parser()._actions}
+    assert set(OLD_KEYS) == {old for old, new in RENAMED_OPTIONS.items() if new in recipe_keys}
+    current = tmp_path / "current.yaml"
+    current.write_text(path.read_text())
+    expected = read_recipe(
+        [
+            str(
+                with_keys(
+                    current,
+                    {RENAMED_OPTIONS[key]: RENAMED_VALUES.get(OLD_KEYS[key], OLD_KEYS[key]) for key in OLD_KEYS},
+                )
+            )
+        ]
+    )
+    assert capsys.readouterr().err == ""
+    recipe = read_recipe([str(with_keys(path, OLD_KEYS))])
+    assert recipe.to_dict() == expected.to_dict()
+    assert recipe.explicit_keys == expected.explicit_keys
+    messages = capsys.readouterr().err.splitlines()
+    assert len(messages) == len(OLD_KEYS)
+    for key, message in zip(OLD_KEYS, messages, strict=True):
+        assert message.endswith(f"{key} is now called {RENAMED_OPTIONS[key]}")
+
+
+@pytest.mark.parametrize("old", RENAMED_VALUES)
+def test_reads_renamed_values(path, old):
+    key = "step" if RENAMED_VALUES[old] in ("eager", "cuda_graph") else "bad_lines"
+    settings = read_recipe([str(with_keys(path, {key: old}))]).to_dict()
+    assert settings[RENAMED_OPTIONS[key]] == RENAMED_VALUES[old]
+
+
+def test_run_with_renamed_keys_can_be_resumed(path, tmp_path):
+    """The `recipe.yaml` of earlier versions contains the old names."""
+    recipe = read_recipe([str(with_keys(path, OLD_KEYS))])
+    current = {RENAMED_OPTIONS[key]: key for key in OLD_KEYS}
+    settings = {current.get(key, key): value for key, value in recipe.to_dict().items()}
+    settings |= {"bad_lines": "refuse", "overlap": "refuse", "step": "plain"}
+    assert set(OLD_KEYS) <= set(settings)
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
+    validate_same_recipe(recipe, tmp_path)
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings | {"step": "recorded"}))
+    with pytest.raises(ValueError, match="step_mode was cuda_graph, now it is eager"):
+        validate_same_recipe(recipe, tmp_path)
+
+
+@pytest.mark.parametrize("option", ["step", "processes"])
+def test_rejects_renamed_options_with_their_new_name(path, capsys, option):
+    with pytest.raises(SystemExit) as exit_:
+        read_recipe([str(path), f"--{option}", "2"])
+    assert exit_.value.code == 2
+    assert f"--{option} 2; it is now called --{RENAMED_OPTIONS[option]}" in capsys.readouterr().err

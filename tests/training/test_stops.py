@@ -157,7 +157,7 @@ def test_a_run_that_is_stopped_in_each_update_ends_as_one_that_is_not(train, cap
             break
         assert status == (-9 if action is kill else 128 + signal.SIGTERM)
         if action is terminate:
-            done = f"stopped at update {update} of {UPDATES}; the same command goes on from checkpoint-{update}."
+            done = f"stopped at update {update} of {UPDATES}. The same command resumes from checkpoint-{update}."
             assert done in capsys.readouterr().out
     assert update == UPDATES or "early" in strategy
     assert train(settings, "stopped")[0] == 0
@@ -183,7 +183,7 @@ def test_a_signal_during_the_last_evaluation_saves(train, capsys, monkeypatch, s
         patched.setattr(TokenBatchTrainer, "evaluate", interrupted)
         status, folder = train(settings, "stopped")
     assert status == 128 + signal.SIGTERM
-    done = f"stopped at update {UPDATES} of {UPDATES}; the same command goes on from checkpoint-{UPDATES}."
+    done = f"stopped at update {UPDATES} of {UPDATES}. The same command resumes from checkpoint-{UPDATES}."
     assert done in capsys.readouterr().out
     assert select_checkpoints(folder, 9, "last") == []  # it only serves to resume the run
     assert train(settings, "stopped")[0] == 0
@@ -204,7 +204,7 @@ def test_a_signal_after_the_last_save_does_not_claim_one(train, capsys, monkeypa
     monkeypatch.setattr(TokenBatchTrainer, "log", interrupted)
     status, folder = train({"save_strategy": strategy, "save_steps": 40}, "stopped")
     assert status == 128 + signal.SIGTERM
-    assert f"stopped at update 40 of 40; the same command goes on from {place}." in capsys.readouterr().out
+    assert f"stopped at update 40 of 40. The same command resumes from {place}." in capsys.readouterr().out
     assert len(list(folder.glob("checkpoint-*"))) == (strategy == "steps")
     assert not (folder / "all_results.json").exists()
 
@@ -212,7 +212,7 @@ def test_a_signal_after_the_last_save_does_not_claim_one(train, capsys, monkeypa
 def test_another_number_of_processes_cannot_resume_a_run(train):
     _, folder = train({}, "stopped", terminate, 3)
     (checkpoint,) = folder.glob("checkpoint-*")
-    message = "holds a run of 2 processes, but this command has 1. To resume the run, start 2 "
+    message = "contains a run of 2 processes, but this command has 1. To resume, start 2 "
     shutil.copy(checkpoint / "rng_state.pth", checkpoint / "rng_state_1.pth")
     state = folder / "run.json"
     found = json.loads(state.read_text()) if state.exists() else {}
@@ -238,7 +238,7 @@ def test_a_run_of_an_earlier_version_is_resumed(train):
     lines = [f"# {name}: 60 pairs, sha256 {each}\n" for name, each in found["data"].items()]
     kept = "hub_strategy: end\nlogging_nan_inf_filter: false\nper_device_train_batch_size: 16\nlocal_rank: 0\n"
     (folder / "recipe.yaml").write_text("".join(lines).replace(found["data"]["train"], "0" * 64) + recipe + kept)
-    with pytest.raises(ValueError, match="holds a run on other data: the train data have the sha256"):
+    with pytest.raises(ValueError, match="contains a run on different data: sha256 of the train data"):
         train({}, "stopped")
     (folder / "recipe.yaml").write_text("".join(lines) + recipe + kept)
     assert train({}, "stopped")[0] == 0
@@ -257,7 +257,7 @@ def test_a_run_may_be_finished_with_another_test_set(train, data, tmp_path, spli
         assert status == 0
         assert "test_bleu" in json.loads((folder / "all_results.json").read_text())
     else:
-        with pytest.raises(ValueError, match="holds a run on other data: the validation data"):
+        with pytest.raises(ValueError, match="contains a run on different data: sha256 of the validation data"):
             train(settings, "stopped")
 
 

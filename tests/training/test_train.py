@@ -41,7 +41,7 @@ def test_from_files_to_a_scored_checkpoint(train, tmp_path, shared):
     assert not list(folder.rglob("training_args.bin"))
     results = json.loads((folder / "all_results.json").read_text())
     assert results["test_bleu_signature"] in process.stdout
-    assert process.stdout.count("the model ignores its source") == 1  # of the evaluations at updates 3 and 6
+    assert process.stdout.count("the model ignores the source") == 1  # of the evaluations at updates 3 and 6
     wanted = {
         "test_bleu",
         "test_chrf",
@@ -68,7 +68,7 @@ def test_from_files_to_a_scored_checkpoint(train, tmp_path, shared):
 
     before = (folder / "model.safetensors").read_bytes()
     again = train("--shared_vocabulary", shared)
-    assert "holds this run, finished" in again.stdout
+    assert "contains this run, already finished" in again.stdout
     assert results["test_bleu_signature"] in again.stdout
     assert (folder / "model.safetensors").read_bytes() == before
 
@@ -147,7 +147,7 @@ def test_kills_at_random_moments_change_nothing(programs, recipe, tmp_path):
         time.sleep(rng.random() * 0.3)
         process.kill()
         assert process.status == -signal.SIGKILL or (out / "all_results.json").exists()
-        resumed += "going on from" in process.stdout
+        resumed += "resuming from" in process.stdout
         if (out / "all_results.json").exists():
             assert same(tmp_path / "whole", out)
             out = tmp_path / f"killed_{kills}"
@@ -168,11 +168,11 @@ def test_a_signal_saves_and_stops(programs, recipe, tmp_path, number):
     programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "whole")
     arguments = (recipe, *LONG, "--save_strategy", "no")
     process = programs.run("training.train", *arguments, before=SIGNAL.format(number), status=128 + number)
-    assert "the same command goes on from checkpoint-" in process.stdout
+    assert "The same command resumes from checkpoint-" in process.stdout
     assert "Traceback" not in process.stderr
     (checkpoint,) = (tmp_path / "out").glob("checkpoint-*")
     process = programs.run("training.train", recipe, *LONG, "--save_strategy", "no")
-    assert f"going on from {checkpoint}" in process.stdout
+    assert f"resuming from {checkpoint}" in process.stdout
     assert same(tmp_path / "whole", tmp_path / "out")
 
 
@@ -195,8 +195,8 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(programs, recipe, tmp_pat
     else:
         (last / "files.json").unlink(missing_ok=True)
     process = programs.run("training.train", recipe, *LONG)
-    assert f"{last} is passed over" in process.stdout
-    assert "going on from" in process.stdout
+    assert f"skipping {last}: " in process.stdout
+    assert "resuming from" in process.stdout
     assert same(tmp_path / "whole", out)
 
 
@@ -205,7 +205,7 @@ def test_a_stream_resumes_bit_for_bit(programs, recipe, tmp_path):
     stream = (*LONG, "--streaming", "true", "--buffer_size", "50")
     programs.run("training.train", recipe, *stream, "--output_dir", tmp_path / "whole")
     programs.run("training.train", recipe, *stream, before=KILL.format("checkpoint-20"), status=-signal.SIGKILL)
-    assert "going on from" in programs.run("training.train", recipe, *stream).stdout
+    assert "resuming from" in programs.run("training.train", recipe, *stream).stdout
     assert same(tmp_path / "whole", tmp_path / "out")
 
 
@@ -223,7 +223,7 @@ def test_a_disk_that_is_full_leaves_the_last_checkpoint(programs, recipe, tmp_pa
     assert "Traceback" not in process.stderr
     assert [path.name for path in sorted(out.glob("checkpoint-*"))][-1:] <= [kept.name]
     process = programs.run("training.train", recipe, *LONG)
-    assert f"going on from {kept}" in process.stdout
+    assert f"resuming from {kept}" in process.stdout
     assert same(tmp_path / "whole", out)
 
 
@@ -315,7 +315,7 @@ def test_a_run_without_validation_data_ends_with_its_results(train, tmp_path, st
     assert "test_bleu" in results
     before = (out / "model.safetensors").read_bytes()
     (out / "all_results.json").unlink()
-    assert "going on from" in train(*keys).stdout
+    assert "resuming from" in train(*keys).stdout
     assert json.loads((out / "all_results.json").read_text())["test_loss"] == results["test_loss"]
     assert (out / "model.safetensors").read_bytes() == before
 
@@ -393,7 +393,9 @@ def test_fsdp(programs, recipe, tmp_path):
         assert process.returncode == status, process.stdout[-2000:] + process.stderr[-6000:]
         return process.stderr
 
-    assert "ema_decay and lora_rank need whole weights" in train(tmp_path / "none", "--ema_decay", "0.9", status=1)
+    assert "ema_decay and lora_rank require unsharded weights" in train(
+        tmp_path / "none", "--ema_decay", "0.9", status=1
+    )
     keys = (*SGD, "--eval_strategy", "steps", "--eval_steps", "20", "--per_device_eval_batch_size", "4")
     train(tmp_path / "split", *keys)
     programs.run(
@@ -452,5 +454,5 @@ def test_one_pair_for_two_processes_is_an_error_in_one_line(recipe, tmp_path, st
     process = launch(recipe, *keys)
     assert process.returncode != 0
     assert "Traceback" not in process.stderr
-    expected = {"true": "is left for process 2 of 2", "false": "1 training pairs are too few for 2 processes"}
+    expected = {"true": "process 2 of 2 has no training pairs", "false": "1 training pairs are too few for 2 processes"}
     assert expected[streaming] in process.stderr

@@ -1,4 +1,4 @@
-"""What each program says to bad input: one clear message, status 2, nothing lost."""
+"""User errors: one clear message, status 2, and no lost files."""
 
 import json
 
@@ -7,15 +7,15 @@ import pytest
 pytestmark = pytest.mark.slow
 
 DATA = {
-    "no such folder": (["--data_dir", "nowhere"], {}, "cannot read nowhere/train.en"),
+    "missing directory": (["--data_dir", "nowhere"], {}, "cannot read nowhere/train.en"),
     "no test file": (["--test_file", "nothing"], {}, "nothing.en: No such file"),
-    "sides of different length": ([], {"train.de": "eins\n"}, "has 120: line i of one must translate"),
+    "different line counts": ([], {"train.de": "eins\n"}, "has 120: line i of one must translate"),
     "blank lines": ([], {"train.de": "\n" * 120}, "120 lines blank, at lines 1, 2, 3 and 117 more"),
     "not UTF-8": ([], {"val.en": b"\xff\n" * 10}, "10 lines not UTF-8"),
     "empty files": ([], {"train.en": "", "train.de": ""}, "the train set has no pairs"),
     "all lines dropped": (["--on_bad_lines", "drop"], {"train.de": "\n" * 120}, "the train set has no pairs"),
     "everything too long": (["--max_length", "2"], {}, "Raise max_length"),
-    "overlap refused": (["--on_eval_overlap", "error", "--test_file", "train"], {}, "have a source of the test set"),
+    "overlap": (["--on_eval_overlap", "error", "--test_file", "train"], {}, "have a source of the test set"),
     "table without tabs": (["--train_file", "t.tsv"], {"t.tsv": "one eins\n"}, "no tab"),
     "table of references": (["--train_file", "t.tsv"], {"t.tsv": "a\tb\tc\n"}, "more than two columns"),
     "no JSON": (["--train_file", "t.jsonl"], {"t.jsonl": "{\n"}, "line 1: not a JSON object"),
@@ -44,20 +44,23 @@ SETTINGS = {
     "no such choice": (["--norm_position", "middle"], "invalid choice: 'middle'"),
     "no such schedule": (["--lr_scheduler_type", "fast"], "fast is not a valid SchedulerType"),
     "heads that do not divide": (["--d_model", "30", "--encoder_attention_heads", "4"], "d_model"),
-    "dropout of 1": (["--dropout", "1.0"], "dropout=1.0: give a number from 0"),
-    "no tokens": (["--max_tokens", "0"], "max_tokens=0: give a number of at least 1"),
-    "no vocabulary": (["--tokenizer_vocab_size", "3"], "four are special tokens"),
-    "dropout of words": (["--tokenizer_type", "word", "--bpe_dropout", "0.1"], "needs tokenizer_type=bpe"),
-    "endless stream": (["--streaming", "true", "--max_steps", "-1"], "streaming needs max_steps"),
-    "average of nothing": (["--average_checkpoints", "3", "--save_strategy", "no"], "needs save_strategy"),
-    "best without evaluation": (["--average_by", "best", "--eval_strategy", "no"], "need eval_strategy"),
-    "no learning rate": (["--learning_rate", "None", "--lr_scheduler_type", "linear"], "learning_rate is needed"),
+    "dropout of 1": (["--dropout", "1.0"], "dropout=1.0 is invalid: it must be at least 0"),
+    "no tokens": (["--max_tokens", "0"], "max_tokens=0 is invalid: it must be at least 1"),
+    "no vocabulary": (["--tokenizer_vocab_size", "3"], "tokenizer_vocab_size=3 must be at least 5"),
+    "dropout of words": (
+        ["--tokenizer_type", "word", "--bpe_dropout", "0.1"],
+        "bpe_dropout requires tokenizer_type=bpe",
+    ),
+    "unbounded stream": (["--streaming", "true", "--max_steps", "-1"], "streaming requires max_steps"),
+    "average of nothing": (["--average_checkpoints", "3", "--save_strategy", "no"], "requires save_strategy"),
+    "best without evaluation": (["--average_by", "best", "--eval_strategy", "no"], "requires eval_strategy"),
+    "no learning rate": (["--learning_rate", "None", "--lr_scheduler_type", "linear"], "learning_rate is required"),
     "no such tokenizer": (["--tokenizer_path", "nowhere"], "tokenizer_path=nowhere: cannot be loaded"),
-    "words of Moses": (["--tokenizer_type", "word", "--moses", "true"], "moses needs tokenizer_type=bpe or unigram"),
-    "two second passes": (["--rdrop_alpha", "1", "--simcut_alpha", "3"], "leave one out"),
+    "words of Moses": (["--tokenizer_type", "word", "--moses", "true"], "moses requires tokenizer_type=bpe or unigram"),
+    "R-Drop with SimCut": (["--rdrop_alpha", "1", "--simcut_alpha", "3"], "cannot be combined"),
     "both directions of two vocabularies": (
         ["--both_directions", "true", "--shared_vocabulary", "false"],
-        "needs shared",
+        "requires shared",
     ),
     "no such attention": (["--attn_implementation", "magic"], "magic"),
 }
@@ -90,8 +93,8 @@ def test_bad_settings(programs, recipe, name):
     ("content", "message"),
     [
         ("max_stepz: 4", "unknown key 'max_stepz'; did you mean 'max_steps'?"),
-        ("max_steps: [", "is not YAML"),
-        ("", "holds no keys"),
+        ("max_steps: [", "is not valid YAML"),
+        ("", "contains no keys"),
         (None, "cannot read the recipe"),
     ],
 )
@@ -136,9 +139,9 @@ def test_a_folder_that_holds_something_else_is_left_alone(programs, recipe, tmp_
     change = ["--max_steps", "3"] + (["--learning_rate", "0.5"] if other == "run" else [])
     process = programs.run("training.train", recipe, *change, status=2)
     words = {
-        "model": "already holds a model",
-        "run": "holds another run: its learning_rate is 0.001, here it is 0.5",
-        "data": "holds a run on other data",
+        "model": "already contains model.safetensors",
+        "run": "contains a different run: learning_rate was 0.001, now it is 0.5",
+        "data": "contains a run on different data",
     }
     refused(process, words[other])
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
@@ -153,8 +156,8 @@ def test_a_folder_that_holds_something_else_is_left_alone(programs, recipe, tmp_
         ("translate", ["RUN", "--output", "SOURCE"], "exists already"),
         ("translate", ["RUN", "--nbest", "3", "--num_beams", "2"], "needs as many beams"),
         ("translate", ["RUN", "--batch_size", "0"], "at least 1"),
-        ("translate", ["RUN", "--device", "meta"], "'meta' cannot be used"),
-        ("translate", ["RUN", "--device", "cuda:99"], "'cuda:99' cannot be used"),
+        ("translate", ["RUN", "--device", "meta"], "'meta' is not a usable device"),
+        ("translate", ["RUN", "--device", "cuda:99"], "'cuda:99' is not a usable device"),
         ("translate", ["RUN", "--length_penalty", "nan"], "nan is not a finite number"),
         (
             "score",

@@ -83,11 +83,11 @@ def test_without_scores_the_final_model_is_the_mean_of_the_last_checkpoints(make
     run = make_run()
     args = SimpleNamespace(output_dir=str(run), average_by="best", average_checkpoints=2, save_total_limit=1)
     trainer = SimpleNamespace(args=args)
-    trainer.averaged_checkpoints = partial(TokenBatchTrainer.averaged_checkpoints, trainer)
+    trainer.checkpoints_to_average = partial(TokenBatchTrainer.checkpoints_to_average, trainer)
     for metric, chosen in (("chrf", [2, 3]), ("loss", [3, 2])):
         vars(args).update(metric_for_best_model=metric, greater_is_better=False)
-        assert trainer.averaged_checkpoints() == [run / f"checkpoint-{number}" for number in chosen]
-        assert set(TokenBatchTrainer.kept_checkpoints(trainer)) == {run / "checkpoint-2", run / "checkpoint-3"}
+        assert trainer.checkpoints_to_average() == [run / f"checkpoint-{number}" for number in chosen]
+        assert set(TokenBatchTrainer.checkpoints_to_keep(trainer)) == {run / "checkpoint-2", run / "checkpoint-3"}
     (run / "recipe.yaml").write_text("metric_for_best_model: bleu\n")
     with pytest.raises(ValueError, match="0 whole checkpoints that could be taken by their bleu, not 2"):
         select_run_checkpoints(run, 2, "best")

@@ -159,7 +159,7 @@ def test_keys_of_the_hub(read, monkeypatch):
     recipe = read(*(f"--{key}={value}" for key, value in keys.items()), "--hub_token=secret")
     assert recipe.training.push_to_hub
     push(recipe, Path("out"))
-    assert calls == [["hub.push", "out", "me/mine", "--private", "--revision", "v1", "secret"]]
+    assert calls == [["hub.push", str(Path("out").resolve()), "me/mine", "--private", "--revision", "v1", "secret"]]
 
 
 ELSEWHERE = {  # keys of the tests above
@@ -189,7 +189,7 @@ def test_every_field_is_supported_and_tested_or_rejected(tmp_path):
             if parsed == default or not (parsed or default):  # harmless
                 validate_support(parser, arguments)
             else:
-                message = f"{name}=.* is not supported: {INSTEAD.get(name, 'leave it out')}"
+                message = f"{name}=.* is not supported: {INSTEAD.get(name, 'remove it')}"
                 with pytest.raises(ValueError, match=message):
                     validate_support(parser, arguments)
                 break
@@ -200,20 +200,23 @@ def test_every_field_is_supported_and_tested_or_rejected(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--load_best_model_at_end", "true"], "give average_by: best"),
-        (["--save_only_model", "true"], "could not be resumed"),
-        (["--per_device_train_batch_size", "16"], "give max_tokens"),
-        (["--save_strategy", "best", "--eval_strategy", "steps"], "give steps or epoch, and average_by: best"),
+        (["--load_best_model_at_end", "true"], "set average_by: best"),
+        (["--save_only_model", "true"], "cannot be resumed"),
+        (["--per_device_train_batch_size", "16"], "set max_tokens"),
+        (["--save_strategy", "best", "--eval_strategy", "steps"], "Use steps or epoch, and average_by: best"),
         (["--lr_scheduler_type", "reduce_lr_on_plateau"], "requires an eval strategy"),
-        (["--average_by=best", "--eval_strategy=steps", "--eval_steps=3", "--save_steps=2"], "a multiple of the other"),
-        (["--average_by=best", "--eval_strategy=epoch", "--save_steps=2"], "needs the same eval_strategy"),
+        (
+            ["--average_by=best", "--eval_strategy=steps", "--eval_steps=3", "--save_steps=2"],
+            "be a multiple of the other",
+        ),
+        (["--average_by=best", "--eval_strategy=epoch", "--save_steps=2"], "requires the same eval_strategy"),
         (
             ["--average_by=best", "--eval_strategy=steps", "--eval_steps=0.3", "--save_steps=0.2", "--max_steps=100"],
-            "a multiple",
+            "must be a multiple",
         ),
         (
             ["--average_by=best", "--eval_strategy=steps", "--eval_steps=0.1", "--max_steps=-1"],
-            "give numbers of updates",
+            "Set max_steps",
         ),
         (["--bf16", "true", "--precision", "fp32"], "contradicts precision=fp32"),
     ],

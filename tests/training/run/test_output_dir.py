@@ -25,5 +25,5 @@ def test_a_recipe_of_before_a_key_goes_on_with_the_keys_default(read, tmp_path, 
     prepare_output_dir(read(), out)
     others = {"torch_compile": "true", "moses": "true", "d_model": "64", "on_eval_overlap": "drop"}
     defaults = {"torch_compile": "False", "moses": "False", "d_model": "512", "on_eval_overlap": "keep"}
-    with pytest.raises(ValueError, match=f"its {key} is {defaults[key]}, here it is (?i:{others[key]})"):
+    with pytest.raises(ValueError, match=f"{key} was {defaults[key]}, now it is (?i:{others[key]})"):
         prepare_output_dir(read(f"--{key}", others[key]), out)

@@ -15,12 +15,12 @@ HISTORY = [{"step": step, "loss": 3.0 / step, "eval_loss": 2.0 / step} for step 
     ("settings", "labels"),
     [
         ({}, ["loss, training", "loss, validation"]),
-        ({"smoothing": 0.1}, ["loss with label smoothing 0.1, training", "plain loss, validation"]),
+        ({"smoothing": 0.1}, ["loss with label smoothing 0.1, training", "cross-entropy, validation"]),
         (
             {"smoothing": 0.1, "rdrop_alpha": 5},
-            ["loss with label smoothing 0.1 and R-Drop 5, training", "plain loss, validation"],
+            ["loss with label smoothing 0.1 and R-Drop 5, training", "cross-entropy, validation"],
         ),
-        ({"simcut_alpha": 3.0}, ["loss with SimCut 3, training", "plain loss, validation"]),
+        ({"simcut_alpha": 3.0}, ["loss with SimCut 3, training", "cross-entropy, validation"]),
     ],
 )
 def test_the_legend_tells_two_losses_apart(tmp_path, settings, labels):
@@ -34,7 +34,7 @@ def test_the_gain_by_the_source_is_plotted(tmp_path):
     history = [entry | {"eval_source_gain": 0.5 * entry["step"]} for entry in HISTORY]
     figure = plot_training_curve(history, tmp_path / "curve.png")
     line = figure.axes[0].get_lines()[2]
-    assert line.get_label() == "gain by the source, validation"
+    assert line.get_label() == "source gain, validation"
     assert line.get_ydata().tolist() == [0.5, 1.0]
 
 

@@ -257,6 +257,6 @@ def test_a_signal_does_not_end_the_update_if_nobody_reads_the_output_any_more(mo
     stop = StopOnSignal()
     with os.fdopen(wrap_write_errors, "w") as output:
         monkeypatch.setattr("sys.stdout", output)
-        stop._note(signal.SIGINT, None)
+        stop._receive(signal.SIGINT, None)
         print("the next line goes nowhere", flush=True)
     assert stop.received == signal.SIGINT
