@@ -1,8 +1,4 @@
-"""Recipe keys: types, defaults and help texts.
-
-The keys of the model are fields of `VanillaTransformerConfig`. The keys of training are supported fields of
-`Seq2SeqTrainingArguments`, and additional ones.
-"""
+"""Recipe keys: types, defaults and help texts."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -28,9 +24,7 @@ class DataArguments:
     source_lang: str = option("en", "The source language: extension of text files and column name of tables.")
     target_lang: str = option("de", "The target language: extension of text files and column name of tables.")
     corpus: Literal["files", "demo", "random"] = option(
-        "files",
-        "The data. `files`: the files or dataset below. `demo`: the built-in English-German corpus. `random`: 64 "
-        "random pairs.",
+        "files", "The data. `files`: see below. `demo`: built-in English-German corpus. `random`: 64 random pairs."
     )
     data_dir: str = option("data", "The directory of the data files.")
     train_file: str = option(
@@ -38,13 +32,9 @@ class DataArguments:
         "The training data: NAME.tsv, NAME.jsonl or NAME.parquet, or NAME for two text files NAME.<language> with one "
         "sentence per line.",
     )
-    validation_file: str | None = option(
-        "val", "The validation data, in the same formats. If None, see `validation_size`."
-    )
+    validation_file: str | None = option("val", "The validation data, in the same formats. See also `validation_size`.")
     test_file: str | None = option(
-        None,
-        "The test data, in the same formats, also .tsv files with several references. If None, the model is not "
-        "tested.",
+        None, "The test data, in the same formats; .tsv may have several references. If None, no test scores."
     )
     test_references: str | None = option(
         None,
@@ -57,16 +47,12 @@ class DataArguments:
         "per language, or a column `translation`.",
     )
     dataset_config: str | None = option(None, "The configuration name of the dataset, such as de-en.")
-    validation_size: int = option(
-        0, "The number of training pairs to use for validation if there is no validation data."
-    )
+    validation_size: int = option(0, "The number of training pairs to hold out if there is no validation data.")
     on_bad_lines: Literal["error", "drop"] = option(
-        "error",
-        "Whether to drop pairs that are blank, not UTF-8 or longer than 20,000 characters, or to raise an error.",
+        "error", "Whether to drop blank, non-UTF-8 or overlong (20,000 characters) pairs, or to raise an error."
     )
     on_eval_overlap: Literal["keep", "drop", "error"] = option(
-        "keep",
-        "Whether to keep or drop training pairs with a source from the validation or test data, or to raise an error.",
+        "keep", "Whether to keep, drop or reject training pairs with a source from the validation or test data."
     )
     max_length: int = option(
         256,
@@ -96,9 +82,7 @@ class TokenizerArguments:
     """Keys for the tokenizer."""
 
     tokenizer_type: Literal["bpe", "unigram", "word", "char"] = option(
-        "bpe",
-        "The tokenizer to train. `word`: tokens are separated by spaces. `unigram`: training is not exactly "
-        "reproducible.",
+        "bpe", "The type. `word`: tokens separated by spaces. `unigram`: training is not exactly reproducible."
     )
     tokenizer_vocab_size: int = option(8000, "The maximum vocabulary size, including special tokens.")
     shared_vocabulary: bool = option(True, "Whether both languages share one vocabulary (section 5.1).")
@@ -109,15 +93,10 @@ class TokenizerArguments:
         "Otherwise each punctuation mark and digit is a separate token.",
     )
     tokenizer_path: str | None = option(
-        None,
-        "The directory or Hub repository of a tokenizer to use instead of training one. Its special tokens may differ.",
+        None, "The directory or Hub repository of an existing tokenizer. Its special tokens may differ."
     )
-    tokenizer_max_train_pairs: int = option(
-        1_000_000, "With `streaming`, the number of pairs that train the tokenizer."
-    )
-    pad_vocab_to_multiple_of: int = option(
-        1, "Round the vocabulary size of the model up to a multiple of this value (8: faster on GPUs)."
-    )
+    tokenizer_max_train_pairs: int = option(1_000_000, "With `streaming`, the number of pairs to train the tokenizer.")
+    pad_vocab_to_multiple_of: int = option(1, "Pad the vocabulary size to a multiple of this value (8: faster GPUs).")
     bpe_dropout: float = option(
         0.0,
         "The probability of skipping a merge when tokenizing a training sentence (Provilkov et al. 2020). Sentences "
@@ -131,9 +110,7 @@ class DecodingArguments:
     """Keys for decoding and scoring."""
 
     metric: Literal["translation", "sequence"] = option(
-        "translation",
-        "The metrics. `translation`: BLEU, chrF and TER. `sequence`: exact match, PER and WER of space-separated "
-        "tokens.",
+        "translation", "The metrics. `translation`: BLEU, chrF, TER. `sequence`: exact match, PER, WER of words."
     )
     num_beams: int = option(4, "The number of beams for the test set. 1 is greedy decoding.")
     length_penalty: float = option(1.0, "The exponent of the length by which beam scores are divided.")
@@ -158,17 +135,8 @@ ModelArguments = dataclasses.make_dataclass("ModelArguments", _model_fields())
 
 
 SUPPORTED = {  # inherited fields of Seq2SeqTrainingArguments that are keys
-    *(
-        "output_dir",
-        "max_steps",
-        "num_train_epochs",
-        "seed",
-        "data_seed",
-        "use_cpu",
-        "bf16",
-        "activation_checkpointing",
-    ),
-    *("weight_decay", "adam_beta1", "max_grad_norm", "lr_scheduler_kwargs"),
+    *("output_dir", "max_steps", "num_train_epochs", "seed", "data_seed", "use_cpu", "bf16"),
+    *("activation_checkpointing", "weight_decay", "adam_beta1", "max_grad_norm", "lr_scheduler_kwargs"),
     *("eval_strategy", "eval_steps", "eval_delay", "greater_is_better", "save_strategy", "save_steps"),
     *("logging_strategy", "logging_steps", "logging_first_step", "log_level", "report_to", "run_name", "disable_tqdm"),
     *("push_to_hub", "hub_model_id", "hub_private_repo", "hub_revision", "hub_token"),
@@ -221,25 +189,20 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         None, "The peak learning rate. Defaults to d_model**-0.5 * warmup_steps**-0.5 (section 5.3)."
     )
     lr_scheduler_type: str = option(
-        "inverse_sqrt",
-        "The learning-rate schedule: inverse_sqrt (section 5.3), linear, cosine, or another one of transformers.",
+        "inverse_sqrt", "The learning-rate schedule: inverse_sqrt (section 5.3), linear, cosine, or another one."
     )
-    warmup_steps: float = option(
-        4000, "The number of warm-up updates. If smaller than 1, interpreted as ratio of all updates."
-    )
+    warmup_steps: float = option(4000, "The number of warm-up updates, or their ratio if smaller than 1.")
     adam_beta2: float = option(0.98, "The beta2 of Adam (section 5.3).")
     adam_epsilon: float = option(1e-9, "The epsilon of Adam (section 5.3).")
     label_smoothing_factor: float = option(0.1, "The label smoothing factor (section 5.4).")
     max_tokens: int = option(
         2048,
-        "The maximum number of source or target tokens of a batch, with padding. One update uses "
-        "gradient_accumulation_steps * num_processes batches.",
+        "The maximum number of source or target tokens per batch, including padding. An update uses "
+        "`gradient_accumulation_steps * num_processes` batches.",
     )
     gradient_accumulation_steps: int = option(1, "The number of batches per process and update.")
     precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto",
-        "The precision. `auto`: bf16 on GPUs that support it; on a CPU the faster one, which is timed if the run is "
-        "long.",
+        "auto", "The precision. `auto`: bf16 on GPUs that support it; on CPUs the faster one (short runs: fp32)."
     )
     attn_implementation: str = option(
         "auto",
@@ -261,14 +224,11 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     )
     rdrop_alpha: float = option(0.0, "The weight of the divergence between two passes (R-Drop, Wu et al. 2021).")
     simcut_alpha: float = option(
-        0.0,
-        "The weight of the divergence between two passes, one with 5 percent of the tokens masked (SimCut, Gao et al. "
-        "2022: 3).",
+        0.0, "The weight of the divergence from a pass with 5 percent of tokens masked (SimCut, Gao et al. 2022: 3)."
     )
     ema_decay: float = option(
         0.0,
-        "The decay of an exponential moving average of the weights, which is evaluated and saved. After n updates it "
-        "is at most (1 + n) / (10 + n). 0 disables it.",
+        "The decay of the averaged weights to evaluate and save; at most (1 + n) / (10 + n) after n updates. 0: off.",
     )
     average_checkpoints: int = option(1, "The number of checkpoints to average into the final model (section 6.1).")
     average_by: Literal["last", "best"] = option(
@@ -285,9 +245,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     predict_with_generate: bool = option(True, "Whether to decode in evaluations, in addition to the loss.")
     generation_num_beams: int | None = option(1, "The number of beams in evaluations. 1 is greedy decoding.")
     per_device_eval_batch_size: int = option(64, "The number of sentences per batch in evaluations.")
-    save_total_limit: int | None = option(
-        2, "The number of newest checkpoints to keep, in addition to those to average."
-    )
+    save_total_limit: int | None = option(2, "The number of newest checkpoints to keep, in addition to averaged ones.")
     dataloader_pin_memory: bool = option(False, "Whether to pin memory in data loaders, for GPUs.")
     fsdp: bool = option(  # type: ignore[assignment]  # transformers also accepts a string, which would match "true"
         False, "Whether to shard weights, gradients and optimizer state over the GPUs (FSDP), for large models."

@@ -1,8 +1,4 @@
-"""Recipes: YAML files with all settings of a run (data, tokenizer, model, training, decoding).
-
-A recipe is a flat mapping. Each key can be overridden on the command line (`--max_steps 500`). Unknown keys are
-rejected.
-"""
+"""Recipes: flat YAML files with all settings of a run, which can be overridden on the command line."""
 
 import dataclasses
 import json
@@ -44,20 +40,15 @@ MAX_NESTING_DEPTH = 8  # of YAML collections; only lr_scheduler_kwargs and fsdp_
 
 @dataclass
 class Recipe:
-    """All settings of a run.
+    """All settings of a run."""
 
-    Attributes:
-        name: file name of the recipe, without `.yaml`.
-        explicit_keys: keys that are set in the recipe or on the command line.
-    """
-
-    name: str
+    name: str  # file name without `.yaml`
     data: DataArguments
     tokenizer: TokenizerArguments
     model: Any
     training: TrainingArguments
     decoding: DecodingArguments
-    explicit_keys: frozenset[str] = frozenset()
+    explicit_keys: frozenset[str] = frozenset()  # set in the recipe or on the command line
 
     def to_dict(self) -> dict[str, Any]:
         """Return all settings, without those of `Seq2SeqTrainingArguments` that have their default."""
@@ -114,11 +105,7 @@ def validate_support(parser: RecipeCommandLine, arguments: list[str]) -> None:
 
 
 def read_recipe(arguments: list[str] | None = None) -> Recipe:
-    """Read `RECIPE.yaml [--key value ...]`. On an invalid setting, exit with a message and status 2.
-
-    Args:
-        arguments: command-line arguments. Defaults to `sys.argv[1:]`.
-    """
+    """Read `RECIPE.yaml [--key value ...]` from `sys.argv[1:]` by default. Exit with status 2 if it is invalid."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = make_parser()
     null_keys: list[str] = []
@@ -192,7 +179,9 @@ def resolve_recipe(recipe: Recipe) -> None:
         raise ValueError("eval_strategy requires validation data. Set validation_file or validation_size.")
     uses_metric = training.average_by == "best" or training.early_stopping_patience is not None
     if uses_metric and (not evaluates or (training.average_by == "best" and training.save_strategy == "no")):
-        raise ValueError("average_by=best requires eval_strategy and save_strategy, early_stopping_patience the first.")
+        raise ValueError(
+            "average_by=best (which also requires save_strategy) and early_stopping_patience require eval_strategy."
+        )
     validate_checkpoint_strategy(training)
     if training.average_checkpoints > 1 and training.save_strategy == "no":
         raise ValueError("average_checkpoints requires save_strategy=steps or save_strategy=epoch.")
@@ -208,7 +197,7 @@ def resolve_recipe(recipe: Recipe) -> None:
     resolve_base_model(recipe)
     if training.learning_rate is None:
         if training.lr_scheduler_type != "inverse_sqrt" or training.warmup_steps < 1:
-            raise ValueError("learning_rate is required, except with inverse_sqrt and warmup_steps of at least 1.")
+            raise ValueError("learning_rate is required unless lr_scheduler_type=inverse_sqrt and warmup_steps >= 1.")
         training.learning_rate = (recipe.model.d_model * training.warmup_steps) ** -0.5
     if training.bf16 and training.precision == "fp32":
         raise ValueError("bf16=true contradicts precision=fp32. Remove bf16.")
@@ -281,15 +270,9 @@ def resolve_base_model(recipe: Recipe) -> None:
 
 
 def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:
-    """Read the keys and values of a recipe.
+    """Read the keys and values of a recipe: strings, lists of strings, None, or JSON for mappings.
 
-    Scalars stay text: YAML would convert the language `no` to False and the directory 1.10 to 1.1.
-
-    Returns:
-        Values for `_to_arguments`: strings, lists of strings, or None. Mappings are JSON strings.
-
-    Raises:
-        ValueError: if the recipe is invalid, with the line and the reason.
+    Scalars stay text, because YAML would convert the language `no` to False and the directory 1.10 to 1.1.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")

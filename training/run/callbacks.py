@@ -46,16 +46,11 @@ class StopOnSignal(TrainerCallback):
     An evaluation or a save that is due at this update is done first, so that a resumed run continues like an
     uninterrupted one. For the same reason, a checkpoint that is due at the end of an epoch follows the evaluation.
 
-    Multiple processes end at once, and the updates since the last checkpoint are lost. A clean stop would need
-    communication at every update.
-
-    Attributes:
-        received: number of the signal, or None.
-        temporary: whether the next checkpoint is only saved to resume the run, not requested by `save_strategy`.
+    Multiple processes end at once, without a checkpoint, because this would need communication at every update.
     """
 
-    received: int | None = None
-    temporary = False
+    received: int | None = None  # number of the signal
+    temporary = False  # whether the next checkpoint only serves to resume the run
     _is_stopping = False  # the next checkpoint is the last
     _is_finished = False  # training ends without a signal
     _is_save_due = False  # at the end of this epoch

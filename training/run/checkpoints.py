@@ -1,7 +1,6 @@
 """Checkpoints of a run: validation, selection and averaging.
 
-A checkpoint is valid if it has a manifest, which is written last, and its files match the sizes and hashes there.
-Incomplete or damaged checkpoints are skipped.
+A checkpoint is valid if its files match the sizes and hashes in its manifest, which is written last.
 """
 
 import hashlib
@@ -117,11 +116,7 @@ def load_checkpoint_model(folder: Path) -> PreTrainedModel:
 
 @torch.no_grad()
 def average_checkpoints(folders: list[Path]) -> PreTrainedModel:
-    """Return a model whose weights are the mean over checkpoints (section 6.1), summed in float64.
-
-    Raises:
-        ValueError: if the models have different parameters or shapes.
-    """
+    """Return a model whose weights are the mean over checkpoints (section 6.1), summed in float64."""
     model = load_checkpoint_model(folders[0]).float()
     sums = {name: tensor.double() for name, tensor in model.state_dict().items()}
     for folder in folders[1:]:

@@ -23,11 +23,7 @@ ERROR_DELAY_SECONDS = 2  # time for the main process to report the error
 
 
 def launch(processes: int, arguments: list[str]) -> int:
-    """Run `python -m training.train` with the same arguments in multiple local processes, which share the CPU cores.
-
-    Returns:
-        Exit status of the process that fails first, or 0.
-    """
+    """Run `training.train` in multiple local processes, and return the exit status of the first failure, or 0."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the process reports its error itself
     config = LaunchConfig(
@@ -51,11 +47,7 @@ def set_parent_death_signal() -> None:
 
 
 def mute_other_ranks(args: TrainingArguments) -> None:
-    """Flush stdout of the main process after every line, and silence all other ranks.
-
-    Raises:
-        RuntimeError: if the processes are not connected.
-    """
+    """Flush stdout of the main process after every line, and silence all other ranks."""
     rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     if args.world_size != world_size:
         raise RuntimeError(f"this is process {rank} of {world_size}, but it is not connected to the others.")
@@ -67,10 +59,7 @@ def mute_other_ranks(args: TrainingArguments) -> None:
 
 @contextmanager
 def main_process_reports_first(args: Any) -> Iterator[None]:
-    """Context manager that delays user errors of ranks other than 0.
-
-    Rank 0 usually hits the same error, reports it and terminates the others.
-    """
+    """Context manager that delays user errors of other ranks: rank 0 usually reports the same error first."""
     try:
         yield
     except (ValueError, OSError, FloatingPointError):

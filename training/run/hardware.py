@@ -21,10 +21,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h of glibc
 
 
 def configure_malloc() -> None:
-    """Configure glibc's malloc to keep freed memory instead of returning it to the kernel at every step.
-
-    Otherwise page faults take a third of the training step of a small model on a CPU. Does nothing without glibc.
-    """
+    """Let glibc's malloc keep freed memory: page faults would take a third of a small model's step on a CPU."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)

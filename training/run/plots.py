@@ -20,8 +20,7 @@ def plot_training_curve(
 ) -> Figure:
     """Plot training and validation loss, source gain and validation BLEU over updates.
 
-    The legend shows label smoothing, R-Drop and SimCut. Only the training loss includes them, so that it is not
-    comparable with the validation loss.
+    The legend shows label smoothing, R-Drop and SimCut, which only the training loss includes.
     """
     parts = {"label smoothing": smoothing, "R-Drop": rdrop_alpha, "SimCut": simcut_alpha}
     extras = [f"{name} {value:g}" for name, value in parts.items() if value]

@@ -56,7 +56,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
     The training loss is the label-smoothed cross-entropy (section 5.4) per target token of the complete update. It does
     not depend on the number of processes or accumulation steps. The evaluation loss is unsmoothed.
-
     `train_dataset` has the columns `input_ids` and `labels`, with BPE-dropout also `lengths`, or is a
     `TokenBatchStream`. `eval_dataset` is a `ParallelText`. `compute_metrics` is the method `compute` of a metric.
 
@@ -293,10 +292,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.raise_nonfinite_loss(logs["loss"])
         if "loss" in logs:
             now, tokens = time.perf_counter(), self.target_tokens - self._tokens_at_last_log
-            logs |= {
-                "target_tokens": self.target_tokens,
-                "tokens_per_second": round(tokens / (now - self._last_log), 1),
-            }
+            speed = round(tokens / (now - self._last_log), 1)
+            logs |= {"target_tokens": self.target_tokens, "tokens_per_second": speed}
             self._last_log, self._tokens_at_last_log = now, self.target_tokens
         if "train_runtime" in logs:
             logs["train_steps_per_second"] = round(self.state.global_step / self.seconds, 3)
