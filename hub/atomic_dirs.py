@@ -1,4 +1,4 @@
-"""Folders that are whole or not there."""
+"""Atomic creation of directories: a directory is complete or does not exist."""
 
 import contextlib
 import os
@@ -9,27 +9,27 @@ from pathlib import Path
 
 from vanilla_transformer.shared.atomic_io import CAN_LOCK, lock, wrap_write_errors
 
-LOCK = "unfinished.lock"  # in the folder that is being made; held by the process that makes it, so free after a kill
+LOCK = "unfinished.lock"  # in a temporary directory; locked by the process that writes it, so unlocked after a kill
 
 
 def validate_new_dir(out: Path) -> None:
-    """Removes what killed runs left beside `out`. Raises ValueError where `out` exists, or cannot be made."""
-    for left in unfinished(out):
-        with contextlib.suppress(BlockingIOError), (left / LOCK).open("w") as file:
+    """Remove leftovers of killed runs, then raise ValueError if `out` exists or cannot be created."""
+    for leftover in find_unfinished(out):
+        with contextlib.suppress(BlockingIOError), (leftover / LOCK).open("w") as file:
             lock(file, wait=False)
-            shutil.rmtree(left)
-            print(f"removed {left}, which a run that was killed had left")
+            shutil.rmtree(leftover)
+            print(f"Removed {leftover}, which a killed run had left.")
     if os.path.lexists(out):
-        raise ValueError(f"{out} exists already: give a folder that does not.")
-    above = next(parent for parent in out.absolute().parents if os.path.lexists(parent))
-    if not above.is_dir():
-        raise ValueError(f"{out} cannot be made, since {above} is not a folder: give another place.")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise ValueError(f"{out} cannot be made, since you may not write into {above}: give another place.")
+        raise ValueError(f"{out} already exists. Choose a directory that does not exist.")
+    parent = next(each for each in out.absolute().parents if os.path.lexists(each))
+    if not parent.is_dir():
+        raise ValueError(f"{out} cannot be created: {parent} is not a directory. Choose another path.")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ValueError(f"{out} cannot be created: you have no write permission in {parent}. Choose another path.")
 
 
-def unfinished(out: Path) -> list[Path]:
-    """What killed and running processes have made of `out`; a folder that only has such a name is not among them."""
+def find_unfinished(out: Path) -> list[Path]:
+    """Return the temporary directories of running and killed processes that write `out`."""
     if not CAN_LOCK or not out.parent.is_dir():
         return []
     prefix = f"{out.name}.unfinished-"
@@ -37,25 +37,25 @@ def unfinished(out: Path) -> list[Path]:
 
 
 def write_dir_atomically(out: Path, write: Callable[[Path], None]) -> None:
-    """Calls `write` with a fresh folder beside `out`, which becomes `out` when it is done.
+    """Create `out` atomically: `write` fills a temporary directory next to it, which is then renamed.
 
     Raises:
-        OSError: what `write` raises where the disk is full, which the libraries in Rust tell by types of their own.
+        OSError: A disk error in `write`, including those that Rust libraries raise as exceptions of their types.
     """
-    made = [parent for parent in out.parents if not parent.exists()]
-    with wrap_write_errors(out, "Nothing of it is left."), contextlib.ExitStack() as stack:
+    new_parents = [parent for parent in out.parents if not parent.exists()]
+    with wrap_write_errors(out, "No partial output was kept."), contextlib.ExitStack() as stack:
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
-            place = Path(tempfile.mkdtemp(prefix=f"{out.name}.unfinished-", dir=out.parent))
-            stack.callback(shutil.rmtree, place, ignore_errors=True)
-            lock(stack.enter_context((place / LOCK).open("w")), wait=False)
-            result = place / "result"
+            temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}.unfinished-", dir=out.parent))
+            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+            lock(stack.enter_context((temporary / LOCK).open("w")), wait=False)
+            result = temporary / "result"
             result.mkdir()
             write(result)
             result.rename(out)
         except BaseException:
             stack.close()
-            for parent in made:
+            for parent in new_parents:
                 with contextlib.suppress(OSError):
                     parent.rmdir()
             raise

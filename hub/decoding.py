@@ -1,10 +1,10 @@
-"""The paper's decoding as a repository of its own on the Hub, which any model of ours can decode with.
+"""Publish the paper's beam search as a separate repository on the Hub, for any vanilla_transformer model.
 
-    python -m hub.decoding FOLDER                          # writes the repository
-    python -m hub.decoding FOLDER --push user/name         # and uploads it
+    python -m hub.decoding FOLDER                          # write the repository
+    python -m hub.decoding FOLDER --push user/name         # also upload it
 
-Then, without this package: `model.generate(**batch, custom_generate="user/name", trust_remote_code=True, num_beams=4)`.
-It is never put into a model's repository: there, transformers would call it in place of `generate` without being asked.
+Without this package: `model.generate(**batch, custom_generate="user/name", trust_remote_code=True, num_beams=4)`.
+The code is not part of model repositories: transformers would then use it in every call of `generate()`.
 """
 
 import shutil
@@ -16,59 +16,57 @@ from huggingface_hub import ModelCard, ModelCardData
 
 import vanilla_transformer
 from hub.atomic_dirs import write_dir_atomically
-from hub.commits import commit_files, full_name
+from hub.commits import commit_files, resolve_repo_id
 from hub.hub_errors import hub_error_message
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
 PACKAGE = Path(vanilla_transformer.__file__).parent
 NAMES = ("generation", "incremental_decoding", "search", "constraints")
 CODE = [PACKAGE / f"{name}_vanilla_transformer.py" for name in NAMES]
-GENERATE = f'''"""What transformers calls for `generate(custom_generate=REPOSITORY)`: `beam_search`."""
+GENERATE = f'''"""Entry point of `generate(custom_generate=REPOSITORY)`: calls `beam_search`."""
 
 from typing import Any
 
 from transformers import GenerationMixin
 
-from .{CODE[0].stem} import beam_search, handed_on
+from .{CODE[0].stem} import beam_search, prepare_custom_generate_kwargs
 
-# transformers copies what is named in this very file
+# transformers copies only the modules that this file imports
 from .{CODE[1].stem} import IncrementalDecoder  # noqa: F401
-from .{CODE[2].stem} import search  # noqa: F401
-from .{CODE[3].stem} import prepare  # noqa: F401
+from .{CODE[2].stem} import run_beam_search  # noqa: F401
+from .{CODE[3].stem} import build_logits_processor  # noqa: F401
 
 
 def generate(model: Any, **kwargs: Any) -> Any:
-    return GenerationMixin.generate(model, **handed_on(model, beam_search, kwargs))
+    return GenerationMixin.generate(model, **prepare_custom_generate_kwargs(model, beam_search, kwargs))
 '''
 CARD = """
 # Beam search of "Attention Is All You Need"
 
-For checkpoints of the model type `vanilla_transformer`. Keys and values of the source are computed once and shared by
-its beams, a sentence that is done leaves the batch, and the search ends as soon as no better result can come.
+For checkpoints of the model type `vanilla_transformer`. The keys and values of the source are computed once and shared
+by all beams. A finished sentence leaves the batch. The search ends as soon as no better hypothesis is possible.
 
 ```python
 model.generate(**batch, custom_generate="{name}", trust_remote_code=True, num_beams=4)
 model.generate(**batch, custom_generate="{name}", trust_remote_code=True, num_beams=4, alpha=0.6, extra_tokens=50)
 ```
 
-The first gives what `generate()` gives; the second is the paper's (section 6.1): length penalty
-((5 + n) / 6)^alpha, at most 50 tokens more than the source. Greedy decoding is `num_beams=1`. Sampling, logits
-processors, stop strings, streamers and what `generate()` returns of each step work as they do there.
+The first call returns the same result as `generate()`. The second uses the settings of the paper (section 6.1): length
+penalty ((5 + n) / 6)^alpha, and at most 50 tokens more than the source. `num_beams=1` is greedy decoding. Sampling,
+logits processors, stop strings, streamers and per-step outputs work as in `generate()`.
 """
 
 
 def main() -> None:
     parser = CommandLineParser("hub.decoding", __doc__)
-    parser.add_argument("folder", type=Path, help="written anew; must not exist")
-    parser.add_argument("--push", metavar="USER/NAME", help="upload it as this repository")
-    parser.add_argument("--private", action="store_true", help="for a private repository, made if need be")
-    parser.add_argument(
-        "--replace", action="store_true", help="overwrite what somebody else has written or changed in the repository"
-    )
+    parser.add_argument("folder", type=Path, help="Path of the new directory. It must not exist.")
+    parser.add_argument("--push", metavar="USER/NAME", help="Name of the repository to upload to.")
+    parser.add_argument("--private", action="store_true", help="Whether to create a private repository.")
+    parser.add_argument("--replace", action="store_true", help="Whether to overwrite files of other users.")
     arguments = parser.parse_args()
-    named = arguments.push or str(arguments.folder)
-    with exit_on_user_error(parser.prog, TransportError, formatter=partial(hub_error_message, repo_id=named)):
-        name = full_name(arguments.push) if arguments.push else arguments.folder.name
+    message = partial(hub_error_message, repo_id=arguments.push or str(arguments.folder))
+    with exit_on_user_error(parser.prog, TransportError, formatter=message):
+        name = resolve_repo_id(arguments.push) if arguments.push else arguments.folder.name
         write(arguments.folder, name)
         if arguments.push:
             print(push(arguments.folder, name, arguments.private, arguments.replace))
@@ -76,7 +74,7 @@ def main() -> None:
 
 
 def push(folder: Path, name: str, private: bool = False, replace: bool = False) -> str:
-    """Uploads what `write` has written; the address of the commit. Where that fails the folder goes again."""
+    """Upload the directory and return the commit's address. Delete the directory if the upload fails."""
     try:
         files: dict[str, Path | bytes] = {
             path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()
@@ -88,27 +86,19 @@ def push(folder: Path, name: str, private: bool = False, replace: bool = False) 
 
 
 def write(folder: Path, name: str) -> None:
-    """The repository: custom_generate/ with the package's own modules and generate.py beside them, and a card.
-
-    Args:
-        folder: does not exist yet.
-        name: of the repository, for the card.
-
-    Raises:
-        ValueError: the folder exists.
-    """
+    """Write the repository `name`: modules, generate.py and card. Raise ValueError if the directory exists."""
     if folder.exists():
-        raise ValueError(f"{folder} exists: remove it, or give another folder.")
+        raise ValueError(f"{folder} already exists. Remove it or choose another directory.")
 
-    def fill(unfinished: Path) -> None:
-        code = unfinished / "custom_generate"
+    def fill(temporary: Path) -> None:
+        code = temporary / "custom_generate"
         code.mkdir()
         for path in CODE:
             shutil.copy(path, code)
         (code / "generate.py").write_text(GENERATE, encoding="utf-8")
         data = ModelCardData(license="apache-2.0", library_name="transformers", tags=["custom_generate"])
         card = f"---\n{data.to_yaml()}\n---\n{CARD.format(name=name)}"
-        ModelCard(card).save(unfinished / "README.md")
+        ModelCard(card).save(temporary / "README.md")
 
     write_dir_atomically(folder, fill)
 

@@ -1,34 +1,29 @@
-"""What the Hub and its client answer, in words for the user."""
+"""Messages for errors of the Hub client."""
 
 from httpx2 import TransportError  # of huggingface_hub
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalTokenNotFoundError,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, RepositoryNotFoundError
 
 
 def hub_error_message(error: Exception, repo_id: str) -> str:
-    """One line with the cure; of any other error what it says itself."""
+    """Return a message that suggests a fix, or the text of the error if it has another cause."""
     if "xet-write-token" in str(error):
-        return "this Hub has no Xet storage: set HF_HUB_DISABLE_XET=1 and push again. Nothing was committed."
+        return "This Hub has no Xet storage. Set HF_HUB_DISABLE_XET=1 and push again. Nothing was committed."
     if isinstance(error, TransportError):
-        return f"the Hub cannot be reached ({error or type(error).__name__}): is there a network? Then try again."
+        return f"The Hub cannot be reached ({error or type(error).__name__}). Check your network and try again."
     if isinstance(error, LocalTokenNotFoundError):
-        return "you are not logged in: run `hf auth login`, or set HF_TOKEN."
+        return "You are not logged in. Run `hf auth login` or set HF_TOKEN."
     if isinstance(error, HFValidationError):
-        return f"{repo_id} is no name for a repository: give user/name ({error})."
+        return f"{repo_id} is not a valid repository name ({error}). Use the form user/name."
     if isinstance(error, HfHubHTTPError) and error.response is not None:
         status = error.response.status_code
-        cures = {
-            401: "your token is not valid: run `hf auth login`, or set HF_TOKEN.",
-            403: f"you may not write to {repo_id}: use a token with the right to write, or another name.",
-            404: f"there is no {repo_id} that you may see: is the user's name right?",
-            409: f"{repo_id} is being changed by somebody else: try again.",
-            412: f"{repo_id} was changed by somebody else in the meantime: try again. Nothing was committed.",
+        messages = {
+            401: "Your token is not valid. Run `hf auth login` or set HF_TOKEN.",
+            403: f"You have no write access to {repo_id}. Use a token with write permission, or another name.",
+            404: f"{repo_id} does not exist, or you have no access to it. Check the user name.",
+            409: f"{repo_id} is being changed by another user. Try again.",
+            412: f"{repo_id} was changed by another user in the meantime. Try again. Nothing was committed.",
         }
         if isinstance(error, RepositoryNotFoundError):
             status = 401 if status == 401 else 404
-        return cures.get(status, f"the Hub answered {status}: try again later; the repository is as it was.")
+        return messages.get(status, f"The Hub answered {status}. Try again later. The repository is unchanged.")
     return str(error)

@@ -1,9 +1,9 @@
-"""The card of a checkpoint: metadata for the Hub, text for people, every figure read from the checkpoint's own results.
+"""Generate the model card of a checkpoint: Hub metadata and a description, with figures from its saved results.
 
     python -m hub.model_card runs/mine user/name --license cc-by-4.0
 
-What it was trained and tested on comes from what the run noted down when it read the data, never from what its recipe
-asks for. What no file tells is said to be unknown.
+The data sets are those that the run logged when it read the data, not those in its recipe. The card states which values
+are unknown.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from hub.run_files import (
     count_parameters,
     is_repository,
     local_paths,
-    read_record,
+    read_mapping,
     read_samples,
     sanitize_recipe,
 )
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
-METRICS = {  # in all_results.json -> (the Hub's name, for people)
+METRICS = {  # key of all_results.json -> (name on the Hub, label)
     "test_bleu": ("bleu", "BLEU"),
     "test_chrf": ("chrf", "chrF"),
     "test_ter": ("ter", "TER (lower is better)"),
@@ -37,50 +37,45 @@ METRICS = {  # in all_results.json -> (the Hub's name, for people)
     "test_wer": ("wer", "WER, % (lower is better)"),
     "test_per": ("per", "PER, % (lower is better)"),
 }
-PAPERS = "BLEU-4 on normalised, lower-cased, Moses-tokenized text, as papers on Multi30k report it"
-MADE_UP = {"demo": "the embedded English-German corpus", "random": "random pairs of numbers"}  # by the program itself
-NO_LANGUAGES = ("cmd", "act", "src", "tgt", "trg", "in", "out")  # names of columns that look like one
-NUM_SAMPLES_SHOWN = 10  # sample translations, the first ones
-UNKNOWN = "not known: no file of the checkpoint tells"
+PAPERS = "BLEU-4 on normalized, lower-cased, Moses-tokenized text, as papers on Multi30k report it"
+SYNTHETIC = {"demo": "the built-in English-German corpus", "random": "random pairs of numbers"}
+NO_LANGUAGES = ("cmd", "act", "src", "tgt", "trg", "in", "out")  # column names that resemble language codes
+NUM_SAMPLES_SHOWN = 10
+UNKNOWN = "unknown (not stored in the checkpoint)"
 
 
 def main() -> None:
     parser = CommandLineParser("hub.model_card", __doc__)
-    parser.add_argument("checkpoint", type=Path, help="folder")
-    parser.add_argument("repo_id", help="user/name, as it will be on the Hub")
+    parser.add_argument("checkpoint", type=Path, help="Path to the checkpoint directory.")
+    parser.add_argument("repo_id", help="Name of the repository on the Hub, user/name.")
     add_metadata_options(parser)
     arguments = parser.parse_args()
     with exit_on_user_error(parser.prog, formatter=partial(hub_error_message, repo_id=arguments.repo_id)):
-        print(make_card(arguments.checkpoint, arguments.repo_id, **metadata(arguments)))
+        print(make_card(arguments.checkpoint, arguments.repo_id, **card_metadata(arguments)))
 
 
 def add_metadata_options(parser: argparse.ArgumentParser) -> None:
-    """The card's metadata that only the owner knows."""
-    parser.add_argument(
-        "--license", type=license_id, help="of the weights, as the Hub writes it, such as cc-by-4.0; default: unknown"
-    )
-    parser.add_argument(
-        "--dataset", action="append", default=[], type=on_the_hub, help="its name on the Hub; may be given again"
-    )
-    parser.add_argument("--base_model", type=on_the_hub, help="on the Hub, that it was fine-tuned from")
+    """Add the options for metadata that only the owner knows."""
+    parser.add_argument("--license", type=license_id, help="License identifier of the Hub, such as cc-by-4.0.")
+    parser.add_argument("--dataset", action="append", default=[], type=hub_id, help="Hub id of the training data.")
+    parser.add_argument("--base_model", type=hub_id, help="Hub id of the model that was fine-tuned.")
 
 
 def license_id(text: str) -> str:
+    """Return the value of `--license`. Raise ArgumentTypeError if it is not a license identifier."""
     if not re.fullmatch(r"[a-z][a-z0-9]*([.+-]+[a-z0-9]+)*\+{0,2}", text):
-        raise ArgumentTypeError(
-            f"{text!r} is no license of the Hub: give an identifier such as cc-by-4.0, mit or other, from "
-            f"https://huggingface.co/docs/hub/repositories-licenses"
-        )
+        raise ArgumentTypeError(f"{text!r} is not a license of https://huggingface.co/docs/hub/repositories-licenses")
     return text
 
 
-def on_the_hub(text: str) -> str:
+def hub_id(text: str) -> str:
+    """Return the value of an option. Raise ArgumentTypeError if it is not a Hub id."""
     if not is_repository(text):
-        raise ArgumentTypeError(f"{text!r} is no name on the Hub: give user/name")
+        raise ArgumentTypeError(f"{text!r} is not a Hub id. Use the form user/name.")
     return text
 
 
-def metadata(arguments: argparse.Namespace) -> dict[str, Any]:
+def card_metadata(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"license": arguments.license, "datasets": arguments.dataset, "base_model": arguments.base_model}
 
 
@@ -88,25 +83,28 @@ def make_card(
     folder: Path, repo_id: str, license: str | None = None, datasets: list[str] | None = None,
     base_model: str | None = None,
 ) -> ModelCard:  # fmt: skip
-    """The card of the checkpoint in `folder`.
+    """Generate the model card of the checkpoint in `folder`.
 
     Args:
-        datasets: what the owner says that it was trained on, where the run has not noted it down.
-        base_model: likewise, what it was fine-tuned from.
+        folder: Checkpoint directory.
+        repo_id: Name of the repository, user/name.
+        license: License identifier of the Hub.
+        datasets: Training data according to the owner, used if the run did not log them.
+        base_model: Fine-tuned model according to the owner.
 
     Raises:
-        ValueError: the folder is no checkpoint, one of its files cannot be read, or the run has noted down that what
-            the owner says is not so.
+        ValueError: The directory is not a checkpoint, one of its files cannot be read, or an argument contradicts the
+            run's files.
     """
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} is no checkpoint: it has no config.json.")
+        raise ValueError(f"{folder} is not a checkpoint: it has no config.json.")
     names = ("config.json", "all_results.json", "import_report.json", "recipe.yaml")
-    config, results, report, recipe = (read_record(folder / name) for name in names)
-    if report:  # what else lies there is of another model
+    config, results, report, recipe = (read_mapping(folder / name) for name in names)
+    if report:  # other files in the directory belong to a different model
         results, recipe = CheckedMapping({}, results.name), CheckedMapping({}, recipe.name)
-    data = results.record("data")
-    named = datasets_of(data, datasets or [])
-    base = base_of(recipe, base_model)
+    data = results.mapping("data")
+    known_datasets = resolve_datasets(data, datasets or [])
+    base = resolve_base_model(recipe, base_model)
     name = repo_id.rpartition("/")[2]
     metadata = ModelCardData(
         language=[each.lower() for each in languages(recipe, data) if is_language(each)] or None,
@@ -114,10 +112,10 @@ def make_card(
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vanilla_transformer", "encoder-decoder", "attention-is-all-you-need"],
-        datasets=named or None,
+        datasets=known_datasets or None,
         base_model=base if base and is_repository(base) else None,
         model_name=name,
-        eval_results=evaluations(results, data) or None,
+        eval_results=eval_results(results, data) or None,
     )
     samples = read_samples(folder / "samples.tsv") if results else []
     return ModelCard.from_template(
@@ -127,63 +125,64 @@ def make_card(
         repo_id=repo_id,
         summary=summary(recipe, report, data, base),
         example=json.dumps(samples[0][0] if samples else "A sentence.", ensure_ascii=False),
-        architecture=architecture(config, count_parameters(folder)),
-        data=about_data(results, data, datasets or []),
-        training=about_training(results, report),
-        scores=table_of_scores(results, recipe, data),
-        samples=table_of_samples(samples),
-        limits=limits(recipe, results, data, base),
+        architecture=architecture_lines(config, count_parameters(folder)),
+        data=data_lines(results, data, datasets or []),
+        training=training_lines(results, report),
+        scores=score_table(results, recipe, data),
+        samples=sample_table(samples),
+        limits=limitations(recipe, results, data, base),
         recipe=sanitize_recipe(recipe, results, local_paths(folder))[0].rstrip(),
     )
 
 
 def is_language(name: str) -> bool:
-    """Whether a recipe's language is one for the Hub: two or three letters, "en", not "phon" or "cmd.act"."""
+    """Return whether a recipe's language is a language code of 2 or 3 letters: "en", but not "phon" or "cmd.act"."""
     return name.isascii() and name.isalpha() and len(name) in (2, 3) and name.lower() not in NO_LANGUAGES
 
 
 def languages(recipe: CheckedMapping, data: CheckedMapping) -> list[str]:
-    """Source and target as the recipe calls them; what the program makes up has its own."""
-    source = data.record("train").text("source")
-    if source in MADE_UP:
+    """Return the source and target language, or [] if they are unknown."""
+    source = data.mapping("train").text("source")
+    if source in SYNTHETIC:
         return ["en", "de"] if source == "demo" else []
-    found = [recipe.text("source_lang"), recipe.text("target_lang")]
-    return [each for each in found if each] if all(found) else []
+    pair = [recipe.text("source_lang"), recipe.text("target_lang")]
+    return [each for each in pair if each] if all(pair) else []
 
 
-def datasets_of(data: CheckedMapping, said: list[str]) -> list[str]:
-    """The data sets of the Hub that were read, or those that the owner names where that was not noted down.
+def resolve_datasets(data: CheckedMapping, owner_datasets: list[str]) -> list[str]:
+    """Return the Hub data sets that the run has read. If it did not log them, return those of the owner.
 
     Raises:
-        ValueError: the run has read something else than the owner says.
+        ValueError: The owner's data sets contradict the log.
     """
-    parts = [data.record(split) for split in ("train", "validation")]
+    parts = [data.mapping(split) for split in ("train", "validation")]
     read = list(dict.fromkeys(part.text("dataset") or "unknown" for part in parts if part.text("source") == "hub"))
-    known = parts[0].text("source") in ("hub", *MADE_UP)
-    if known and (wrong := [name for name in said if name not in read]):
-        what = ", ".join(read) or MADE_UP[str(parts[0].text("source"))]
-        raise ValueError(f"--dataset {wrong[0]}: the run has read {what}, as all_results.json says. Leave it out.")
-    return read or said
+    source = parts[0].text("source")
+    wrong = [name for name in owner_datasets if name not in read] if source in ("hub", *SYNTHETIC) else []
+    if wrong:
+        used = ", ".join(read) or SYNTHETIC[str(source)]
+        raise ValueError(f"--dataset {wrong[0]} contradicts all_results.json: the run used {used}. Remove the option.")
+    return read or owner_datasets
 
 
-def base_of(recipe: CheckedMapping, said: str | None) -> str | None:
-    """What the model was fine-tuned from: a name on the Hub or a folder.
+def resolve_base_model(recipe: CheckedMapping, owner_base: str | None) -> str | None:
+    """Return the Hub id or path of the model that was fine-tuned, or None.
 
     Raises:
-        ValueError: the recipe says something else than the owner.
+        ValueError: The owner's model contradicts the recipe.
     """
     base = recipe.text("base_model")
-    if said and recipe and said != base and (base is None or is_repository(base)):
-        what = f"was fine-tuned from {base}" if base else "began with fresh weights"
-        raise ValueError(f"--base_model {said}: the run {what}, as recipe.yaml says. Leave it out.")
-    return said or base
+    if owner_base and recipe and owner_base != base and (base is None or is_repository(base)):
+        start = f"fine-tuned {base}" if base else "started from random weights"
+        raise ValueError(f"--base_model {owner_base} contradicts recipe.yaml: the run {start}. Remove the option.")
+    return owner_base or base
 
 
-def name_of(part: CheckedMapping) -> str:
-    """What a split was read from."""
+def describe_split(part: CheckedMapping) -> str:
+    """Return what a split was read from."""
     source = part.text("source")
-    if source in MADE_UP:
-        return MADE_UP[source]
+    if source in SYNTHETIC:
+        return SYNTHETIC[source]
     if source == "hub":
         config = part.text("config")
         return f"{part.text('dataset')}{f' ({config})' if config else ''}, {part.text('split')}"
@@ -194,19 +193,19 @@ def name_of(part: CheckedMapping) -> str:
     return "unknown"
 
 
-def evaluations(results: CheckedMapping, data: CheckedMapping) -> list[EvalResult]:
-    """One entry of the model index for each score."""
-    test = data.record("test")
+def eval_results(results: CheckedMapping, data: CheckedMapping) -> list[EvalResult]:
+    """Return one entry of the Hub's model index per score."""
+    test = data.mapping("test")
     is_public = test.text("source") == "hub"
-    found = []
+    entries = []
     for key, (metric, label) in METRICS.items():
         if key in results:
             signature = results.text(f"{key}_signature")
-            found.append(
+            entries.append(
                 EvalResult(
                     task_type="translation",
                     dataset_type=test.text("dataset") or "unknown" if is_public else "unknown",
-                    dataset_name=(test.text("dataset") or "unknown") if is_public else name_of(test),
+                    dataset_name=test.text("dataset") or "unknown" if is_public else describe_split(test),
                     dataset_config=test.text("config") if is_public else None,
                     dataset_split=(test.text("split") if is_public else None) or "test",
                     metric_type=metric,
@@ -214,30 +213,29 @@ def evaluations(results: CheckedMapping, data: CheckedMapping) -> list[EvalResul
                     metric_value=round(results.number(key), 2),
                 )
             )
-    return found
+    return entries
 
 
 def summary(recipe: CheckedMapping, report: CheckedMapping, data: CheckedMapping, base: str | None) -> str:
-    what = "The encoder-decoder of [Attention Is All You Need](https://arxiv.org/abs/1706.03762)"
+    model = "The encoder-decoder of [Attention Is All You Need](https://arxiv.org/abs/1706.03762)"
     link = f"[{base}](https://huggingface.co/{base})" if base and is_repository(base) else None
+    owner_note = f" According to the owner, it was fine-tuned from {link}." if link and not recipe else ""
     if report:
         layout = report.text("layout")
-        from_where = f"of the layout `{layout}`" if layout else f"whose layout is {UNKNOWN}"
-        said = f" By its owner's word it was fine-tuned from {link}." if link else ""
-        return f"{what}, imported from a checkpoint {from_where}.{said}"
-    if data.record("train").text("source") == "random" and not base:
-        return f"{what}, trained from scratch on random pairs of numbers, which it can only learn by heart."
+        origin = f"with the layout `{layout}`" if layout else f"whose layout is {UNKNOWN}"
+        return f"{model}, imported from a checkpoint {origin}.{owner_note}"
+    if data.mapping("train").text("source") == "random" and not base:
+        return f"{model}, trained from scratch on random pairs of numbers, which it can only memorize."
     pair = languages(recipe, data)
     if not pair:
-        said = f" By its owner's word it was fine-tuned from {link}." if link and not recipe else ""
-        return f"{what}. What it was trained for is {UNKNOWN}.{said}"
+        return f"{model}. Its languages are {UNKNOWN}.{owner_note}"
     rank = recipe.count("lora_rank")
-    how = f"fine-tuned by low-rank updates of rank {rank} (LoRA)" if rank else "fine-tuned"
-    start = f"{how} from {link or 'a checkpoint that is not on the Hub'}" if base else "trained from scratch"
-    return f"{what}, {start}: from {pair[0]} to {pair[1]}."
+    method = f"fine-tuned with LoRA (rank {rank})" if rank else "fine-tuned"
+    start = f"{method} from {link or 'a checkpoint that is not on the Hub'}" if base else "trained from scratch"
+    return f"{model}, {start}: from {pair[0]} to {pair[1]}."
 
 
-def architecture(config: CheckedMapping, parameters: int | None) -> list[str]:
+def architecture_lines(config: CheckedMapping, parameters: int | None) -> list[str]:
     def both(key: str) -> str:
         encoder, decoder = config.count(f"encoder_{key}"), config.count(f"decoder_{key}")
         return known(encoder) if encoder == decoder else f"{known(encoder)} (encoder) and {known(decoder)} (decoder)"
@@ -249,78 +247,73 @@ def architecture(config: CheckedMapping, parameters: int | None) -> list[str]:
     source, target = known(config.count("vocab_size")), known(config.count("decoder_vocab_size"))
     return [
         f"{known(config.count('encoder_layers'))} encoder and {known(config.count('decoder_layers'))} decoder layers, "
-        f"width {known(config.count('d_model'))}, heads: {both('attention_heads')}, feed-forward width: "
-        f"{both('ffn_dim')}",
+        f"hidden size {known(config.count('d_model'))}, attention heads: {both('attention_heads')}, feed-forward "
+        f"dimension: {both('ffn_dim')}",
         f"{config.text('norm_position') or 'unknown'}-norm, {config.text('position_embedding_type') or 'unknown'} "
         f"positions",
-        f"embeddings: {source} tokens, shared by both sides"
+        f"embeddings: {source} tokens, shared by source and target"
         if shared
         else f"embeddings: {source} source and {target} target tokens",
         f"parameters: {UNKNOWN if parameters is None else f'{parameters:,}'}",
     ]
 
 
-def about_data(results: CheckedMapping, data: CheckedMapping, said: list[str]) -> list[str]:
-    owner = [f"by its owner's word trained on: {', '.join(said)}"] if said else []
-    train = data.record("train")
+def data_lines(results: CheckedMapping, data: CheckedMapping, owner_datasets: list[str]) -> list[str]:
+    owner = [f"training data according to the owner: {', '.join(owner_datasets)}"] if owner_datasets else []
+    train = data.mapping("train")
     lines = [] if train else [f"Training data: {UNKNOWN}."]
     for split, label in (("train", "training"), ("validation", "validation"), ("test", "test")):
-        if not (part := data.record(split)):
+        if not (part := data.mapping(split)):
             continue
-        line = f"{label}: {'set aside from the training data' if 'split_off' in part else name_of(part)}"
+        line = f"{label}: {'held out from the training data' if 'split_off' in part else describe_split(part)}"
         if (pairs := part.count("pairs")) is not None:
             twice = part.values.get("both_directions") is True
             line += f"; {pairs // 2:,} pairs, each in both directions" if twice else f"; {pairs:,} pairs"
         if references := part.text("references"):
-            line += f"; further accepted translations in {references}"
+            line += f"; additional references in {references}"
         if sha256 := part.text("sha256"):
             line += f"; SHA-256 of the text: `{sha256}`"
         lines.append(line)
     trained, read = results.count("train_pairs"), results.count("train_pairs_read")
     lines += [f"trained on {trained:,} pairs"] if trained is not None else []
-    lines += [f"read while training, {read:,} pairs"] if read is not None else []
+    lines += [f"read during training: {read:,} pairs"] if read is not None else []
     if not train and (sha256 := results.text("train_sha256")):
         lines.append(f"SHA-256 of the training text: `{sha256}`")
     dropped = results.values.get("train_pairs_dropped")
     if isinstance(dropped, dict):
-        counts = results.record("train_pairs_dropped")
+        counts = results.mapping("train_pairs_dropped")
         if counts:
-            lines.append(f"left out: {', '.join(f'{reason}: {counts.count(reason) or 0:,}' for reason in dropped)}")
+            lines.append(f"excluded: {', '.join(f'{reason}: {counts.count(reason) or 0:,}' for reason in dropped)}")
     elif dropped:
-        lines.append(f"left out: {results.count('train_pairs_dropped'):,} pairs")
-    return lines if train.text("source") in ("hub", *MADE_UP) else lines + owner
+        lines.append(f"excluded: {results.count('train_pairs_dropped'):,} pairs")
+    return lines if train.text("source") in ("hub", *SYNTHETIC) else lines + owner
 
 
-def about_training(results: CheckedMapping, report: CheckedMapping) -> list[str]:
+def training_lines(results: CheckedMapping, report: CheckedMapping) -> list[str]:
     if report:
-        difference = report.record("parity").number("largest_difference_of_log_probabilities")
-        lines = [f"Trained elsewhere; cost: {UNKNOWN}."]
+        difference = report.mapping("parity").number("largest_difference_of_log_probabilities")
+        lines = [f"Imported; training cost: {UNKNOWN}."]
         if difference is not None:
-            lines.append(
-                f"Compared with the owner's own code on random batches: log-probabilities within {difference:.1g}."
-            )
+            lines.append(f"Log-probabilities differ from those of the original code by at most {difference:.1g}.")
         return lines
     if not results:
-        return [f"Cost: {UNKNOWN}."]
-    needed = (
-        *("updates", "train_target_tokens", "train_runtime"),
-        *("device", "processes", "threads", "cpu_cores", "precision"),
-    )
-    if missing := [name for name in needed if name not in results]:
-        return [f"Cost: {UNKNOWN} ({missing[0]} is missing in its results)."]
-    versions = results.record("versions")
+        return [f"Training cost: {UNKNOWN}."]
+    keys = "updates train_target_tokens train_runtime device processes threads cpu_cores precision"
+    if missing := [key for key in keys.split() if key not in results]:
+        return [f"Training cost: {UNKNOWN} ({missing[0]} is missing in all_results.json)."]
+    versions = results.mapping("versions")
     count = results.count
     return [
         f"{count('updates'):,} updates, {count('train_target_tokens'):,} target tokens",
         f"{results.number('train_runtime') / 60:.1f} minutes on {results.text('device')}; processes: "
-        f"{count('processes')}, with {count('threads')} threads each (CPU cores: {count('cpu_cores')}); "
+        f"{count('processes')}, threads per process: {count('threads')} (CPU cores: {count('cpu_cores')}); "
         f"{results.text('precision')}",
         f"energy: {UNKNOWN}",
         "versions: " + (", ".join(f"{name} {versions.text(name)}" for name in versions.values) or UNKNOWN),
     ]
 
 
-def table_of_scores(results: CheckedMapping, recipe: CheckedMapping, data: CheckedMapping) -> str:
+def score_table(results: CheckedMapping, recipe: CheckedMapping, data: CheckedMapping) -> str:
     rows = []
     for key, (_, label) in METRICS.items():
         if key in results:
@@ -330,36 +323,34 @@ def table_of_scores(results: CheckedMapping, recipe: CheckedMapping, data: Check
         rows.append(f"| BLEU, papers' protocol | {results.number('test_bleu_tokenized_lc'):.2f} | {PAPERS} |")
     if not rows:
         return f"Scores: {UNKNOWN}."
-    test, beams = data.record("test"), recipe.count("num_beams")
-    where = name_of(test) if test else f"a test set that is {UNKNOWN}"
-    head = f"On {where}; beam size: {UNKNOWN if beams is None else beams}; one run.\n\n"
+    test, beams = data.mapping("test"), recipe.count("num_beams")
+    test_set = describe_split(test) if test else UNKNOWN
+    head = f"Test set: {test_set}; beam size: {UNKNOWN if beams is None else beams}; one run.\n\n"
     return head + "\n".join(["| score | value | protocol |", "|---|---|---|", *rows])
 
 
-def table_of_samples(samples: list[list[str]]) -> str:
+def sample_table(samples: list[list[str]]) -> str:
     if not samples:
-        return "None were kept."
-    rows = ["| " + " | ".join(map(plain, row)) + " |" for row in samples[:NUM_SAMPLES_SHOWN]]
-    head = f"The first {min(NUM_SAMPLES_SHOWN, len(samples))} of the test set, not picked:\n\n"
+        return "No samples were saved."
+    rows = ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in samples[:NUM_SAMPLES_SHOWN]]
+    head = f"The first {min(NUM_SAMPLES_SHOWN, len(samples))} translations of the test set, not selected:\n\n"
     return head + "\n".join(["| source | reference | output |", "|---|---|---|", *rows])
 
 
-def plain(text: str) -> str:
-    """A sentence that Markdown shows as it is, on one line."""
+def escape_markdown(text: str) -> str:
+    """Return the text on one line, with escaped Markdown characters."""
     return re.sub(r"([\\`*_\[\]<>|#~&$])", r"\\\1", " ".join(text.split()))
 
 
-def limits(recipe: CheckedMapping, results: CheckedMapping, data: CheckedMapping, base: str | None) -> list[str]:
-    lines = [
-        "It knows what its training data show: other domains, other kinds of text and other scripts come out wrong."
-    ]
-    if data.record("train").text("source") == "demo" and not base:
-        lines.append("Its corpus comes out of a small grammar: it translates sentences of that grammar and no others.")
+def limitations(recipe: CheckedMapping, results: CheckedMapping, data: CheckedMapping, base: str | None) -> list[str]:
+    lines = ["Expect wrong translations for domains, text types and scripts that the training data do not contain."]
+    if data.mapping("train").text("source") == "demo" and not base:
+        lines.append("A small grammar generated its corpus: it translates only sentences of that grammar.")
     if results and (longest := recipe.count("max_length")):
         lines.append(f"{'Fine-tuned' if base else 'Trained'} on sentences of at most {longest} tokens.")
     if "test_bleu" in results or "test_exact_match" in results:
-        lines.append("Scores are of one run on one test set; another seed gives somewhat different ones.")
-    lines.append("It has not been examined for biases of its training data.")
+        lines.append("Scores are from one run on one test set; another seed gives somewhat different scores.")
+    lines.append("It has not been evaluated for biases in its training data.")
     return lines
 
 

@@ -1,11 +1,11 @@
-"""Publishes a checkpoint on the Hub: weights, tokenizer, code, card, and nothing else.
+"""Publish a checkpoint on the Hub: weights, tokenizer, model code and model card.
 
     python -m hub.push runs/mine user/name --license cc-by-4.0 --dry_run
     python -m hub.push runs/mine user/name --license cc-by-4.0 --private
 
-Before anything leaves the machine, what would be uploaded is loaded in a fresh process in which our package cannot be
-imported, and translates. The upload is one commit: a push that breaks off leaves the repository as it was, and can be
-done again. What anybody else has written or changed in the repository stays, or is replaced only if you say so.
+Before the upload, the files are loaded and translate a sentence in a new process that cannot import this package. The
+upload is a single commit: if it fails, the repository is unchanged, and you can push again. Files that others have
+written or changed in the repository are overwritten only with --replace.
 """
 
 import argparse
@@ -19,15 +19,15 @@ from pathlib import Path
 from httpx2 import TransportError  # of huggingface_hub
 from huggingface_hub import ModelCard
 
-from hub.commits import MANIFEST_NAME, commit_files, full_name
+from hub.commits import MANIFEST_NAME, commit_files, resolve_repo_id
 from hub.hub_errors import hub_error_message
-from hub.model_card import add_metadata_options, make_card, metadata
-from hub.run_files import local_paths, read_record, read_samples, sanitize_recipe
-from hub.sensitive_data import validate_private, without_metadata
+from hub.model_card import add_metadata_options, card_metadata, make_card
+from hub.run_files import local_paths, read_mapping, read_samples, sanitize_recipe
+from hub.sensitive_data import strip_metadata, validate_no_sensitive_data
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
-LARGE_FILE_PATTERNS = "*.safetensors"  # sent from where they lie, never copied
-SMALL = (  # with these all that a reader needs; optimizer states, pickles and logs stay at home
+LARGE_FILE_PATTERN = "*.safetensors"  # uploaded without a copy in memory
+SMALL_FILE_PATTERNS = (  # all other files, such as optimizer states, pickles and logs, are not uploaded
     *("config.json", "generation_config.json", "*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
     *("vocab.json", "target_vocab.json", "merges.txt", "*.spm", "*.model"),  # tokenizers of imported models
     *("special_tokens_map.json", "source_tokenizer.json", "target_tokenizer.json", "*_vanilla_transformer.py"),
@@ -36,16 +36,16 @@ SMALL = (  # with these all that a reader needs; optimizer states, pickles and l
 CARD = "README.md"
 SMOKE_TEST_SCRIPT = """
 import sys
-sys.modules["vanilla_transformer"] = None  # as if it were not installed
+sys.modules["vanilla_transformer"] = None  # the package cannot be imported
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-model, found = AutoModelForSeq2SeqLM.from_pretrained(".", trust_remote_code=True, output_loading_info=True)
+model, info = AutoModelForSeq2SeqLM.from_pretrained(".", trust_remote_code=True, output_loading_info=True)
 parameters = dict(model.named_parameters())
-drawn = [name for name in sorted(found["missing_keys"]) if name in parameters]  # at random, and translates, too
-useless = sorted(found["unexpected_keys"])
-broken = [name for name in parameters if not parameters[name].isfinite().all()]
-for names, what in ((drawn, "the weights lack"), (useless, "of no use is"), (broken, "not finite is")):
+missing = [name for name in sorted(info["missing_keys"]) if name in parameters]  # would be initialized at random
+unexpected = sorted(info["unexpected_keys"])
+invalid = [name for name in parameters if not parameters[name].isfinite().all()]
+for names, problem in ((missing, "missing weights"), (unexpected, "unexpected weights"), (invalid, "invalid weights")):
     if names:
-        sys.exit(f"{what} {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1))
+        sys.exit(f"{problem}: {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1))
 tokenizer = AutoTokenizer.from_pretrained(".", trust_remote_code=True)
 limit = min(64, model.config.max_position_embeddings - 1)
 ids = model.generate(**tokenizer(sys.stdin.buffer.read().decode(), return_tensors="pt"), max_new_tokens=limit)
@@ -55,43 +55,41 @@ sys.stdout.buffer.write(tokenizer.decode(ids[0], skip_special_tokens=True).encod
 
 def main() -> None:
     parser = CommandLineParser("hub.push", __doc__)
-    parser.add_argument("checkpoint", type=Path, help="folder")
-    parser.add_argument("repo_id", help="user/name")
-    parser.add_argument("--private", action="store_true", help="for a private repository, made if need be")
-    parser.add_argument("--revision", default="main", help="branch, made if need be (default: %(default)s)")
-    parser.add_argument("--message", default="Upload of the checkpoint", help="of the commit")
-    parser.add_argument("--dry_run", action="store_true", help="show files, sizes and card; upload nothing")
-    parser.add_argument(
-        "--replace", action="store_true", help="overwrite what somebody else has written or changed in the repository"
-    )
+    parser.add_argument("checkpoint", type=Path, help="Path to the checkpoint directory.")
+    parser.add_argument("repo_id", help="Name of the repository, user/name.")
+    parser.add_argument("--private", action="store_true", help="Whether to create a private repository.")
+    parser.add_argument("--revision", default="main", help="Branch, created if it is missing. Default: %(default)s.")
+    parser.add_argument("--message", default="Upload of the checkpoint", help="The commit message.")
+    parser.add_argument("--dry_run", action="store_true", help="Whether to only print the files and the card.")
+    parser.add_argument("--replace", action="store_true", help="Whether to overwrite files of other users.")
     parser.add_argument(
         "--card", choices=("generated", "local", "keep"),
-        help="made from the results (default); the folder's own README.md; or keep the one in the repository",
+        help="Card from the results (default), README.md of the checkpoint directory, or card in the repository.",
     )  # fmt: skip
     add_metadata_options(parser)
     arguments = parser.parse_args()
-    with exit_on_user_error(
-        parser.prog, TransportError, formatter=partial(hub_error_message, repo_id=arguments.repo_id)
-    ):
+    message = partial(hub_error_message, repo_id=arguments.repo_id)
+    with exit_on_user_error(parser.prog, TransportError, formatter=message):
         run(arguments)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    repo_id = full_name(arguments.repo_id)
-    files = gather(arguments.checkpoint)
-    card = choose_card(arguments, repo_id)
+    repo_id = resolve_repo_id(arguments.repo_id)
+    files = gather_files(arguments.checkpoint)
+    card = resolve_card(arguments, repo_id)
     files[CARD] = str(card).encode()
-    validate_private(files, local_paths(arguments.checkpoint))
-    source = first_source(arguments.checkpoint)
-    print(f"loads without our package, and translates {source!r}: {smoke_test_upload(files, source)!r}")
+    validate_no_sensitive_data(files, local_paths(arguments.checkpoint))
+    source = example_source(arguments.checkpoint)
+    translation = smoke_test_upload(files, source)
+    print(f"The files load without the package. Translation of {source!r}: {translation!r}")
     for name, content in sorted(files.items()):
         size = len(content) if isinstance(content, bytes) else content.stat().st_size
         print(f"{size:>14,}  {name}")
-    print(f"{'a list of them':>14}  {MANIFEST_NAME}")
+    print(f"{'file list':>14}  {MANIFEST_NAME}")
     if arguments.dry_run:
-        print(f"\n{card}\nnothing was uploaded")
+        print(f"\n{card}\nNothing was uploaded.")
         return
-    card.validate()  # by the Hub
+    card.validate()  # request to the Hub
     address = commit_files(
         repo_id, files, arguments.message, private=arguments.private, replace=arguments.replace,
         keep=(CARD,) if arguments.card == "keep" else (), revision=arguments.revision,
@@ -99,53 +97,55 @@ def run(arguments: argparse.Namespace) -> None:
     print(f'{address}\nAutoModelForSeq2SeqLM.from_pretrained("{repo_id}", trust_remote_code=True)')
 
 
-def gather(checkpoint: Path) -> dict[str, Path | bytes]:
-    """What is to be uploaded, by name: large files by their place, the others' content.
+def gather_files(checkpoint: Path) -> dict[str, Path | bytes]:
+    """Return the files to upload by name: the paths of large files, the content of others.
 
     Raises:
-        ValueError: the folder is no checkpoint of ours.
+        ValueError: The directory is not a complete checkpoint, or a file cannot be read.
     """
     for name in ("config.json", "tokenizer_config.json", "modeling_vanilla_transformer.py"):
         if not (checkpoint / name).is_file():
-            raise ValueError(f"{checkpoint} is no checkpoint that can be shared: it has no {name}.")
-    files: dict[str, Path | bytes] = {
-        path.name: path for path in checkpoint.glob(LARGE_FILE_PATTERNS) if path.is_file()
-    }
+            raise ValueError(f"{checkpoint} cannot be published: it has no {name}.")
+    files: dict[str, Path | bytes] = {path.name: path for path in checkpoint.glob(LARGE_FILE_PATTERN) if path.is_file()}
     if not files:
-        raise ValueError(f"{checkpoint} is no checkpoint that can be shared: it has no weights (*.safetensors).")
-    for path in (path for wanted in SMALL for path in checkpoint.glob(wanted) if path.is_file()):
-        files[path.name] = without_metadata(path.name, path.read_bytes())
-    recipe, results = read_record(checkpoint / "recipe.yaml"), read_record(checkpoint / "all_results.json")
-    text, left_out = sanitize_recipe(recipe, results, local_paths(checkpoint))
+        raise ValueError(f"{checkpoint} cannot be published: it has no weights (*.safetensors).")
+    for path in (path for pattern in SMALL_FILE_PATTERNS for path in checkpoint.glob(pattern) if path.is_file()):
+        files[path.name] = strip_metadata(path.name, path.read_bytes())
+    recipe, results = read_mapping(checkpoint / "recipe.yaml"), read_mapping(checkpoint / "all_results.json")
+    text, removed_keys = sanitize_recipe(recipe, results, local_paths(checkpoint))
     if text:
         files["recipe.yaml"] = text.encode()
-    if left_out:
-        print(f"left out of recipe.yaml: {', '.join(left_out)}")
+    if removed_keys:
+        print(f"Removed from recipe.yaml: {', '.join(removed_keys)}")
     return files
 
 
-def choose_card(arguments: argparse.Namespace, repo_id: str) -> ModelCard:
-    """Raises ValueError where nobody has said what becomes of the folder's own README.md."""
-    own = arguments.checkpoint / CARD
-    if arguments.card is None and own.is_file():
-        raise ValueError(f"{own} would not be uploaded: --card local takes it as the card, --card generated another.")
-    if arguments.card in ("local", "keep") and any(metadata(arguments).values()):
-        raise ValueError("--license, --dataset and --base_model go into a made card: write them into your README.md.")
+def resolve_card(arguments: argparse.Namespace, repo_id: str) -> ModelCard:
+    """Return the model card. Raise ValueError if a local README.md exists and --card is not set."""
+    readme = arguments.checkpoint / CARD
+    if arguments.card is None and readme.is_file():
+        raise ValueError(f"{readme} exists. Use --card local to upload it, or --card generated to replace it.")
+    if arguments.card in ("local", "keep") and any(card_metadata(arguments).values()):
+        raise ValueError("--license, --dataset and --base_model require --card generated. Edit your README.md instead.")
     if arguments.card != "local":
-        return make_card(arguments.checkpoint, repo_id, **metadata(arguments))
+        return make_card(arguments.checkpoint, repo_id, **card_metadata(arguments))
     try:
-        return ModelCard(own.read_text(encoding="utf-8"), ignore_metadata_errors=True)
+        return ModelCard(readme.read_text(encoding="utf-8"), ignore_metadata_errors=True)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{own} is not UTF-8: mend it.") from error
+        raise ValueError(f"{readme} is not encoded in UTF-8. Convert the file.") from error
 
 
-def first_source(checkpoint: Path) -> str:
+def example_source(checkpoint: Path) -> str:
     samples = read_samples(checkpoint / "samples.tsv")
     return (samples[0][0].strip() if samples else "") or "A sentence."
 
 
 def smoke_test_upload(files: dict[str, Path | bytes], source: str) -> str:
-    """What the files' model makes of `source`, in a process without our package; ValueError where it cannot."""
+    """Translate `source` with the files to upload, in a process that cannot import vanilla_transformer.
+
+    Raises:
+        ValueError: The files cannot be loaded, or the model does not fit its weights.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         folder, home = Path(temporary, "checkpoint"), Path(temporary, "home")
         folder.mkdir()
@@ -153,18 +153,15 @@ def smoke_test_upload(files: dict[str, Path | bytes], source: str) -> str:
             if isinstance(content, bytes):
                 (folder / name).write_bytes(content)
             else:
-                (folder / name).symlink_to(content.resolve())  # a kill would leave a copy of the weights behind
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        environment |= {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+                (folder / name).symlink_to(content.resolve())  # not a copy, which a kill would leave on the disk
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        env |= {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-c", SMOKE_TEST_SCRIPT]
-        process = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, input=source.encode(), check=False
-        )
+        process = subprocess.run(command, cwd=folder, env=env, input=source.encode(), capture_output=True, check=False)
     if process.returncode:
         reason = process.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        raise ValueError(
-            f"what would be uploaded does not load without our package: {reason[0]}. Nothing was uploaded."
-        )
+        message = f"The files to upload cannot be loaded without the vanilla_transformer package: {reason[0]}."
+        raise ValueError(f"{message} Nothing was uploaded.")
     return process.stdout.decode().strip()
 
 

@@ -1,6 +1,6 @@
-"""What a run has left beside its weights, read as it stands: results, recipe, samples, sizes.
+"""Validated reading of the files that a run saves with its weights: results, recipe, samples and parameter counts.
 
-A value that is missing is None; one of another kind than it must be is a mistake of the file, which is told by name.
+Missing values are None. A value of the wrong type raises ValueError with the name of the file.
 """
 
 import json
@@ -12,24 +12,20 @@ from typing import Any
 
 import yaml
 
-from hub.sensitive_data import SECRET_KEYS, find_path, find_token, read_safetensors, strings_in
+from hub.sensitive_data import SECRET_KEYS, find_path, find_token, iter_strings, read_safetensors
 from vanilla_transformer.shared.text_lines import read_lines
 
-PATH_KEYS = ("output_dir", "data_dir", "logging_dir", "tokenizer_path")  # keys of a recipe that name folders
-DATASET_KEYS = ("dataset_name", "dataset_config")  # which training passes over where it was given files
-LARGEST = 1e100  # number that can be meant
+PATH_KEYS = ("output_dir", "data_dir", "logging_dir", "tokenizer_path")  # recipe keys that name directories
+DATASET_KEYS = ("dataset_name", "dataset_config")  # recipe keys that training ignores if text files are given
+MAX_NUMBER = 1e100
 
 
 class CheckedMapping:
-    """A mapping out of a file, each of whose values is asked for by its kind.
-
-    Args:
-        name: of the file, for messages.
-    """
+    """Mapping read from the file `name`, with typed and validated access."""
 
     def __init__(self, values: Any, name: str):
         if not isinstance(values, dict):
-            raise ValueError(f"{name} holds {shown(values)}, where keys and values should stand.")
+            raise ValueError(f"{name} contains {preview(values)}, expected keys and values.")
         self.values, self.name = values, name
 
     def __bool__(self) -> bool:
@@ -39,113 +35,110 @@ class CheckedMapping:
         return self.values.get(key) is not None
 
     def value(self, key: str, kind: str, is_valid: Callable[[Any], bool]) -> Any:
-        """Returns the value of a key, or None. Raises ValueError if it is not valid."""
+        """Return the value of a key, or None. Raise ValueError if it is not valid."""
         value = self.values.get(key)
         if value is None or is_valid(value):
             return value
-        raise ValueError(f"{self.name}: {key} is {shown(value)}, which is no {kind}.")
+        raise ValueError(f"{self.name}: {key} is {preview(value)}, expected a {kind}.")
 
     def number(self, key: str) -> Any:
         return self.value(key, "number", is_number)
 
     def count(self, key: str) -> int | None:
         self.number(key)
-        return self.value(key, "count", lambda value: isinstance(value, int) and value >= 0)
+        return self.value(key, "non-negative integer", lambda value: isinstance(value, int) and value >= 0)
 
     def text(self, key: str) -> str | None:
-        """On one line."""
-        text = self.value(key, "text", lambda value: isinstance(value, str))
+        """Return a string with line breaks replaced by spaces."""
+        text = self.value(key, "string", lambda value: isinstance(value, str))
         return text and " ".join(text.split())
 
     def texts(self, key: str) -> list[str]:
-        found = self.value(
-            key, "list of texts", lambda value: isinstance(value, list) and set(map(type, value)) <= {str}
+        texts = self.value(
+            key, "list of strings", lambda each: isinstance(each, list) and set(map(type, each)) <= {str}
         )
-        return [" ".join(each.split()) for each in found or []]
+        return [" ".join(each.split()) for each in texts or []]
 
-    def record(self, key: str) -> "CheckedMapping":
-        """Empty where it is missing."""
+    def mapping(self, key: str) -> "CheckedMapping":
+        """Return a nested mapping, empty if the key is missing."""
         value = self.values.get(key)
         return CheckedMapping({} if value is None else value, f"{self.name}: {key}")
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number that is neither infinite nor nan."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
 
 
-def shown(value: Any) -> str:
+def preview(value: Any) -> str:
     text = repr(value) if isinstance(value, (str, int, float, bool, type(None))) else f"a {type(value).__name__}"
     return text if len(text) < 60 else f"{text[:57]}..."
 
 
-def read_record(path: Path) -> CheckedMapping:
-    """A file of JSON or YAML; empty where there is none.
+def read_mapping(path: Path) -> CheckedMapping:
+    """Read a JSON or YAML file; the mapping is empty if the file does not exist.
 
     Raises:
-        ValueError: it cannot be read, or holds something else than keys and values.
+        ValueError: The file cannot be read, or contains something else than keys and values.
     """
     if not path.is_file():
         return CheckedMapping({}, path.name)
     try:
         text = path.read_text(encoding="utf-8")
         value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-        "".join(each for _, each in strings_in(value)).encode()  # half a pair of surrogates could not be written again
+        "".join(each for _, each in iter_strings(value)).encode()  # raises if a lone surrogate cannot be written again
     except (ValueError, yaml.YAMLError, RecursionError, OverflowError) as error:
-        what = {".json": "JSON", ".yaml": "YAML"}[path.suffix]
-        raise ValueError(f"{path} is no {what} that can be read ({error or type(error).__name__}): mend it.") from error
+        kind = {".json": "JSON", ".yaml": "YAML"}[path.suffix]
+        raise ValueError(f"{path} is not valid {kind} ({error or type(error).__name__}). Fix the file.") from error
     return CheckedMapping({} if value is None else value, path.name)
 
 
 def read_samples(path: Path) -> list[list[str]]:
-    """Rows (source, reference, translation)."""
+    """Return the rows (source, reference, translation), or [] if the file does not exist."""
     if not path.is_file():
         return []
     rows = [line.split("\t") for line in read_lines(path)[1:]]
     for number, row in enumerate(rows, start=2):
         if len(row) != 3:
-            raise ValueError(f"{path}, line {number}: {len(row)} columns instead of three; mend or remove the file.")
+            raise ValueError(f"{path}, line {number}: expected 3 columns, got {len(row)}. Fix or remove the file.")
     return rows
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name is one of the Hub, and not a folder's, which a recipe writes from the root."""
+    """Return whether a name is a Hub id. Recipes store directories as absolute paths, which are not."""
     return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name, re.ASCII) is not None
 
 
 def local_paths(checkpoint: Path) -> tuple[str, ...]:
-    """Return exact local paths: home, working folder, those of the checkpoint, and absolute ones of its recipe."""
-    recipe = read_record(checkpoint / "recipe.yaml").values
-    named = {text for _, text in strings_in(recipe) if Path(text).is_absolute()}
+    """Return exact local paths: home, working directory, the checkpoint, and absolute paths in its recipe."""
+    recipe = read_mapping(checkpoint / "recipe.yaml").values
+    recipe_paths = {text for _, text in iter_strings(recipe) if Path(text).is_absolute()}
     own = {str(path) for path in (Path.home(), Path.cwd(), checkpoint.resolve(), checkpoint.resolve().parent)}
-    return tuple(sorted(place for place in named | own if place != "/"))
+    return tuple(sorted(path for path in recipe_paths | own if path != "/"))
 
 
-def sanitize_recipe(recipe: CheckedMapping, results: CheckedMapping, places: tuple[str, ...]) -> tuple[str, list[str]]:
-    """The recipe as YAML for others, and the keys that are left out: those that name folders of the owner's machine or
-    hold a token, and the dataset where the run has read something else."""
-    train = results.record("data").record("train")
-    left_out = [key for key in PATH_KEYS if key in recipe]
+def sanitize_recipe(recipe: CheckedMapping, results: CheckedMapping, paths: tuple[str, ...]) -> tuple[str, list[str]]:
+    """Return the recipe as YAML without local paths, credentials and unused dataset keys, and the removed keys."""
+    train = results.mapping("data").mapping("train")
+    removed = [key for key in PATH_KEYS if key in recipe]
     if train.text("source") != "hub":
-        left_out += [key for key in DATASET_KEYS if key in recipe]
+        removed += [key for key in DATASET_KEYS if key in recipe]
     if (base := recipe.text("base_model")) and not is_repository(base):
-        left_out.append("base_model")
+        removed.append("base_model")
     for key, value in recipe.values.items():
-        for name, text in strings_in({key: value}):
-            if find_path(text, places) or find_token(text) or (name and text and SECRET_KEYS.search(name)):
-                left_out.append(key)
+        for name, text in iter_strings({key: value}):
+            if find_path(text, paths) or find_token(text) or (name and text and SECRET_KEYS.search(name)):
+                removed.append(key)
                 break
-    values = {key: value for key, value in recipe.values.items() if key not in left_out}
+    values = {key: value for key, value in recipe.values.items() if key not in removed}
     try:
-        return (yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if values else ""), [
-            str(key) for key in dict.fromkeys(left_out)
-        ]
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if values else ""
     except RecursionError:
-        raise ValueError(f"{recipe.name} is nested too deeply: mend it.") from None
+        raise ValueError(f"{recipe.name} is nested too deeply. Fix the file.") from None
+    return text, [str(key) for key in dict.fromkeys(removed)]
 
 
 def count_parameters(folder: Path) -> int | None:
-    """The sizes of all tensors in the heads of the weights' files; None where there are none, or they are broken."""
+    """Return the number of elements of all tensors, or None if weight files are missing or cannot be read."""
     files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     try:
         shapes = [shape for path in files for shape in read_safetensors(path)[1].values()]

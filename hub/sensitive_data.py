@@ -1,4 +1,4 @@
-"""Search for what must not be uploaded: local paths, and credentials such as tokens, keys and passwords."""
+"""Detection of data that must not be uploaded: local paths and credentials (access tokens, keys, passwords)."""
 
 import json
 import re
@@ -16,14 +16,14 @@ TOKENS = re.compile(
         (
             r"\b(?:hf|api_org|npm|gsk|gh[pousr]|[rs]k_live|dop_v1)_[A-Za-z0-9]{20,}",
             r"\b(?:github_pat_|wandb_v1_|glpat-|nvapi-)[A-Za-z0-9_-]{20,}",
-            r"\bsk-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{20,}",  # OpenAI, Anthropic and those that write theirs alike
+            r"\bsk-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{20,}",  # OpenAI, Anthropic and others
             r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",  # Amazon
             r"\bAIza[A-Za-z0-9_-]{35}",  # Google
             r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",  # Slack
             r"\bpypi-[A-Za-z0-9_-]{40,}",
             r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",  # JSON web tokens
             r"-----BEGIN [A-Z ]*PRIVATE KEY",
-            r"\b[a-z][a-z0-9+]{1,9}://[^\s/:@]+:[^\s/:@]+@",  # an address with a password
+            r"\b[a-z][a-z0-9+]{1,9}://[^\s/:@]+:[^\s/:@]+@",  # URL with a password
         )
     )
 )
@@ -39,88 +39,80 @@ PATHS = re.compile(  # in running text
     r"|(?<![\w/.])\.\.[/\\][\w./\\-]*"
     r"|(?<![\\\w])\\\\[\w.-]+\\[\w.\\$-]+"  # \\server\share
 )
-TEXT_DATA_FILES = (
-    "README.md",
-    "samples.tsv",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.json",
-)  # names whose texts have slashes
+TEXT_DATA_FILES = ("README.md", "samples.tsv", "vocab.json", "merges.txt", "tokenizer.json")  # words may have slashes
 BINARY = (".png", ".spm", ".model", ".onnx")  # searched as text
-IMAGE_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"pHYs", b"sBIT", b"IDAT", b"IEND")
+PNG_IMAGE_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"pHYs", b"sBIT", b"IDAT", b"IEND")
 
 
 def find_token(text: str) -> str | None:
-    """Return the first letters of the first credential in a text."""
-    own = get_token()
-    found = TOKENS.search(text)
-    return f"{found[0][:6]}..." if found else f"{own[:3]}..." if own and len(own) >= 8 and own in text else None
+    """Return a redacted prefix of the first credential in a text, or None."""
+    login = get_token()
+    match = TOKENS.search(text)
+    return f"{match[0][:6]}..." if match else f"{login[:3]}..." if login and len(login) >= 8 and login in text else None
 
 
-def find_path(text: str, places: tuple[str, ...] = ()) -> str | None:
-    """Return the first local path in a text: of a common form, or one of the exact paths in `places`."""
-    found = PATHS.search(text)
-    return found[0] if found else find_local_path(text, places)
+def find_path(text: str, paths: tuple[str, ...] = ()) -> str | None:
+    """Return the first local path in a text: one of a common form, or one of the exact `paths`."""
+    match = PATHS.search(text)
+    return match[0] if match else find_local_path(text, paths)
 
 
-def find_local_path(text: str, places: tuple[str, ...]) -> str | None:
-    """Return the first of the exact paths that appears in a text, except within a longer name or an address."""
-    found = (place for place in places if place in text)
-    return next((place for place in found if re.search(rf"(?<![\w.]){re.escape(place)}(?![\w-])", text)), None)
+def find_local_path(text: str, paths: tuple[str, ...]) -> str | None:
+    """Return the first of the exact `paths` that a text contains, except within a longer name or a URL."""
+    matches = (path for path in paths if path in text)
+    return next((path for path in matches if re.search(rf"(?<![\w.]){re.escape(path)}(?![\w-])", text)), None)
 
 
-def find_place_in_binary(text: str, places: tuple[str, ...]) -> str | None:
-    """Return the first of the exact paths that appears in a binary file; short ones appear there by chance."""
-    return next((place for place in places if len(place) > 5 and place in text), None)
+def find_path_in_binary(text: str, paths: tuple[str, ...]) -> str | None:
+    """Return the first of the exact `paths` in a binary file. Short ones are ignored: they occur by chance."""
+    return next((path for path in paths if len(path) > 5 and path in text), None)
 
 
-def strings_in(value: Any) -> Iterator[tuple[str, str]]:
-    """(key, text) of all texts within what JSON or YAML is read into, keys themselves among them; a list's items have
-    its key. What holds itself is looked at once."""
-    waiting, seen = [("", value)], set()
-    while waiting:
-        key, each = waiting.pop()
+def iter_strings(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield (key, string) for all strings in parsed JSON or YAML, including keys. Items of a list have its key."""
+    stack, seen = [("", value)], set()  # YAML aliases may be cyclic
+    while stack:
+        key, each = stack.pop()
         if isinstance(each, str):
             yield key, each
         elif isinstance(each, (dict, list, tuple, set)) and id(each) not in seen:
             seen.add(id(each))
             if isinstance(each, dict):
-                waiting += [("", name) for name in each] + [(str(name), inner) for name, inner in each.items()]
+                stack += [("", name) for name in each] + [(str(name), inner) for name, inner in each.items()]
             else:
-                waiting += [(key, inner) for inner in each]
+                stack += [(key, inner) for inner in each]
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, list[int]]]:
-    """Return the metadata of a file, and the shapes of its tensors by name. Raises ValueError if it is broken."""
+    """Return the metadata of a file and the shapes of its tensors by name. Raise ValueError if it is corrupt."""
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}, {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise ValueError(
-            f"{path.name} is no safetensors file, or broken: copy it again. Nothing was uploaded."
-        ) from error
+        message = f"{path.name} is not a valid safetensors file. Copy it again. Nothing was uploaded."
+        raise ValueError(message) from error
 
 
-def without_metadata(name: str, content: bytes) -> bytes:
-    """Return a PNG or SentencePiece file without metadata, another file as it is. Raises ValueError if it is broken."""
-    strip = {".png": png_image, ".spm": sentencepiece_model, ".model": sentencepiece_model}.get(Path(name).suffix)
+def strip_metadata(name: str, content: bytes) -> bytes:
+    """Return a PNG or SentencePiece file without metadata, and other files unchanged. Raise ValueError if corrupt."""
+    strip = {".png": strip_png, ".spm": strip_sentencepiece, ".model": strip_sentencepiece}.get(Path(name).suffix)
     return strip(name, content) if strip else content
 
 
-def png_image(name: str, content: bytes) -> bytes:
+def strip_png(name: str, content: bytes) -> bytes:
     """Return a PNG file with only the chunks of the image."""
     if not content.startswith(b"\x89PNG\r\n\x1a\n"):
-        raise ValueError(f"{name} is not a PNG image: remove it. Nothing was uploaded.")
+        raise ValueError(f"{name} is not a PNG image. Remove it. Nothing was uploaded.")
     kept, kind, start = content[:8], b"", 8
     while len(content) >= start + 8 and kind != b"IEND":
         size, kind = struct.unpack_from(">I4s", content, start)
         end = start + size + 12  # length, kind and checksum
-        kept, start = kept + content[start:end] if kind in IMAGE_CHUNKS else kept, end
+        kept, start = kept + content[start:end] if kind in PNG_IMAGE_CHUNKS else kept, end
     return kept
 
 
-def sentencepiece_model(name: str, content: bytes) -> bytes:
-    """Return a SentencePiece model without the paths of its training data. It tokenizes as before."""
+def strip_sentencepiece(name: str, content: bytes) -> bytes:
+    """Return a SentencePiece model without the paths of its training data. Its tokenization is unchanged."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
@@ -129,7 +121,7 @@ def sentencepiece_model(name: str, content: bytes) -> bytes:
     except DecodeError:
         model = ModelProto()
     if not model.pieces:
-        raise ValueError(f"{name} is not a SentencePiece model: remove it. Nothing was uploaded.")
+        raise ValueError(f"{name} is not a SentencePiece model. Remove it. Nothing was uploaded.")
     for field in ("input", "model_prefix", "seed_sentencepieces_file"):
         model.trainer_spec.ClearField(field)
     model.normalizer_spec.ClearField("normalization_rule_tsv")
@@ -137,13 +129,13 @@ def sentencepiece_model(name: str, content: bytes) -> bytes:
     return model.SerializeToString()
 
 
-def find_sensitive_text(name: str, content: bytes | Path, places: tuple[str, ...] = ()) -> str | None:
-    """Return what a file contains that must not be uploaded, as a message; None if it may be uploaded.
+def find_sensitive_text(name: str, content: bytes | Path, paths: tuple[str, ...] = ()) -> str | None:
+    """Return a message about the first local path or credential in a file, or None.
 
-    In sentences and vocabularies a path is a word as any other: only tokens and `places` are searched for there.
+    Sentences and vocabularies (`TEXT_DATA_FILES`) are searched for credentials and the exact `paths` only.
 
     Raises:
-        ValueError: the file cannot be read.
+        ValueError: The file cannot be read.
     """
     value, kind = None, Path(name).suffix
     if kind == ".safetensors" and isinstance(content, Path):
@@ -154,21 +146,20 @@ def find_sensitive_text(name: str, content: bytes | Path, places: tuple[str, ...
             text = data.decode("utf-8", errors="replace" if kind in BINARY else "strict")
             value = json.loads(text) if kind == ".json" else yaml.safe_load(text) if kind == ".yaml" else None
         except (ValueError, yaml.YAMLError, RecursionError) as error:
-            raise ValueError(
-                f"{name} cannot be read ({error or type(error).__name__}). Nothing was uploaded."
-            ) from error
-    find = find_place_in_binary if kind in BINARY else find_local_path if name.endswith(TEXT_DATA_FILES) else find_path
-    for key, each in [("", text), *strings_in(value)]:
-        where = f"{name}{f', {key},' if key else ''}"
+            message = f"{name} cannot be read ({error or type(error).__name__}). Nothing was uploaded."
+            raise ValueError(message) from error
+    find = find_path_in_binary if kind in BINARY else find_local_path if name.endswith(TEXT_DATA_FILES) else find_path
+    for key, each in [("", text), *iter_strings(value)]:
+        location = f"{name}, {key}," if key else name
         if (token := find_token(each)) or (each.strip() and SECRET_KEYS.search(key)):
-            return f"{where} holds a token ({token or f'{each[:3]}...'})"
-        if (value is None or each is not text) and (path := find(each, places)):
-            return f"{where} holds a path of this machine ({path})"
+            return f"{location} contains a credential ({token or f'{each[:3]}...'})"
+        if (value is None or each is not text) and (path := find(each, paths)):
+            return f"{location} contains a local path ({path})"
     return None
 
 
-def validate_private(files: dict[str, Path | bytes], places: tuple[str, ...]) -> None:
-    """Raise ValueError if a file, of which the path or the content is given, contains a local path or a credential."""
+def validate_no_sensitive_data(files: dict[str, Path | bytes], paths: tuple[str, ...]) -> None:
+    """Raise ValueError if a file, given by its path or content, contains a credential or a local path."""
     for name, content in files.items():
-        if found := find_sensitive_text(name, content, places):
-            raise ValueError(f"{found}: remove it. Nothing was uploaded.")
+        if message := find_sensitive_text(name, content, paths):
+            raise ValueError(f"{message}. Remove it. Nothing was uploaded.")

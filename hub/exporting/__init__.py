@@ -1,6 +1,6 @@
-"""One file a target of `hub.export`, named as `--to` names it, with two names in each.
+"""Export targets: one module `to_<target>` per choice of `hub.export --to`.
 
-`convert(model, tokenizer, quantization)` gives what writes the model into a folder, or raises ValueError for an
-architecture that the target cannot express. `USAGE` tells how to load what was written: `{out}` is its folder,
-`{source}` and `{target}` are those of its tokenizers.
+`convert(model, tokenizer, quantization)` returns a function that writes the model to a directory. It raises ValueError
+for architectures that the target does not support. `USAGE` explains how to load the result: `{out}` is its directory,
+`{source}` and `{target}` are the directories of its tokenizers.
 """

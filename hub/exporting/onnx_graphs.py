@@ -1,17 +1,17 @@
-"""A model of ours as ONNX graphs, traced from its own modules, in the names that onnxruntime's users have agreed on.
+"""ONNX graphs of a model, traced from its modules, with the names that onnxruntime client libraries expect.
 
-Shapes: B batch, S source length, P tokens so far, T new tokens, D model width, H heads, K and E width of a head's keys
-and of its values, V target vocabulary. `i` counts layers from 0.
+Shapes: B batch, S source length, P past tokens, T new tokens, D hidden size, H heads, K and E key and value head
+dimensions, V target vocabulary size. `i` is the 0-based layer.
 
     encoder_model            input_ids, attention_mask (B, S) -> last_hidden_state (B, S, D)
     decoder_model            encoder_attention_mask (B, S), input_ids (B, T), encoder_hidden_states (B, S, D)
                              -> logits (B, T, V), present.{i}.{decoder,encoder}.{key,value}, cross_attentions.{i}
-    decoder_with_past_model  past_key_values.{i}.{decoder,encoder}.{key,value} instead of the states
+    decoder_with_past_model  past_key_values.{i}.{decoder,encoder}.{key,value} replace the hidden states
                              -> logits (B, T, V), present.{i}.decoder.{key,value}, cross_attentions.{i}
-    decoder_model_merged     all of these, and use_cache_branch (1): false in the first step, where no past is read
+    decoder_model_merged     all of these, and use_cache_branch (1): false in the first step, which ignores the past
 
-Keys are (B, H, P, K) and values (B, H, P, E), those of the encoder (B, H, S, K) and (B, H, S, E), and the weights of
-cross-attention (B, H, T, S). Ids and masks are int64, use_cache_branch is boolean, all else is float32.
+Keys are (B, H, P, K) and values (B, H, P, E). Those of the encoder are (B, H, S, K) and (B, H, S, E). Cross-attention
+weights are (B, H, T, S). Ids and masks are int64, use_cache_branch is boolean, all other tensors are float32.
 """
 
 import copy
@@ -35,14 +35,11 @@ from vanilla_transformer.modeling_vanilla_transformer import (
     scaled_dot_product_attention,
 )
 
-OPSET = 18  # what torch writes without a translation of its own; onnxruntime has read it since 1.14
-B, S, P, T = (
-    Dim(f"{name}")
-    for name in ("batch_size", "encoder_sequence_length", "past_sequence_length", "decoder_sequence_length")
-)
+OPSET = 18  # written by torch without a version conversion; supported since onnxruntime 1.14
+B, S, P, T = map(Dim, ("batch_size", "encoder_sequence_length", "past_sequence_length", "decoder_sequence_length"))
 PAST, PRESENT, SIDES, PARTS = "past_key_values", "present", ("decoder", "encoder"), ("key", "value")
-SOURCES = "sources"  # the graph of cross-attention's keys and values, which becomes a part of the merged one
-Layers = list[tuple[torch.Tensor, torch.Tensor]]  # of each layer keys and values
+CROSS_CACHE = "cross_cache"  # name of the CrossAttentionCacheGraph, which becomes a part of the merged graph
+Layers = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values per layer
 
 
 class EncoderGraph(nn.Module):
@@ -55,14 +52,14 @@ class EncoderGraph(nn.Module):
         states = self.encoder.embed(embedded, create_position_ids(attention_mask, embedded))
         mask = to_additive_mask(attention_mask, states)
         for layer in self.encoder.layers:
-            attend_ = partial(attend_to_itself, layer.self_attn, mask=mask)
-            states = layer.apply_sublayer(layer.self_attn_layer_norm, states, attend_)
+            attention = partial(self_attend, layer.self_attn, mask=mask)
+            states = layer.apply_sublayer(layer.self_attn_layer_norm, states, attention)
             states = layer.apply_sublayer(layer.feed_forward_layer_norm, states, layer.feed_forward)
         return self.encoder.norm(states).float()
 
 
 class CrossAttentionCacheGraph(nn.Module):
-    """Keys and values of the encoder's states, layer by layer."""
+    """Cross-attention keys and values of the encoder output for all layers."""
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
@@ -75,40 +72,40 @@ class CrossAttentionCacheGraph(nn.Module):
 
 
 class FirstStepGraph(nn.Module):
-    """The decoder before there is a past."""
+    """The decoder without past keys and values."""
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
-        self.sources, self.step = CrossAttentionCacheGraph(model), NextStepGraph(model)
+        self.cross_cache, self.step = CrossAttentionCacheGraph(model), NextStepGraph(model)
 
     def forward(self, encoder_attention_mask, input_ids, encoder_hidden_states) -> tuple[torch.Tensor, ...]:
-        sources = self.sources(encoder_hidden_states)
+        cross_cache = self.cross_cache(encoder_hidden_states)
         layers = len(self.step.decoder.layers)
-        logits, *others = self.step.decode(encoder_attention_mask, input_ids, None, in_pairs(sources))
-        own, weights = others[: 2 * layers], others[2 * layers :]
-        both = [[*own[i : i + 2], *sources[i : i + 2]] for i in range(0, 2 * layers, 2)]
-        return (logits, *(tensor for each in both for tensor in each), *weights)
+        logits, *others = self.step.decode(encoder_attention_mask, input_ids, None, to_pairs(cross_cache))
+        self_cache, weights = others[: 2 * layers], others[2 * layers :]
+        cache = [[*self_cache[i : i + 2], *cross_cache[i : i + 2]] for i in range(0, 2 * layers, 2)]
+        return (logits, *(tensor for each in cache for tensor in each), *weights)
 
 
 class NextStepGraph(nn.Module):
-    """The decoder behind a past."""
+    """The decoder with past keys and values."""
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
         self.decoder, self.lm_head = model.get_decoder(), model.lm_head
 
     def forward(self, encoder_attention_mask, input_ids, *past_key_values) -> tuple[torch.Tensor, ...]:
-        pairs = in_pairs(past_key_values)
+        pairs = to_pairs(past_key_values)
         return self.decode(encoder_attention_mask, input_ids, pairs[::2], pairs[1::2])
 
-    def decode(self, mask, input_ids, past: Layers | None, sources: Layers) -> tuple[torch.Tensor, ...]:
-        """Logits, keys and values of self-attention with the new ones, layer by layer, weights of cross-attention."""
+    def decode(self, mask, input_ids, past: Layers | None, cross_cache: Layers) -> tuple[torch.Tensor, ...]:
+        """Return the logits, the self-attention keys and values including the new ones, and cross-attention weights."""
         embedded = self.decoder.embed_tokens(input_ids)
         length = past[0][0].shape[2] if past else 0
         positions = create_position_ids(None, embedded, length)  # (1, T)
         states = self.decoder.embed(embedded, positions)
-        known = torch.arange(length + input_ids.shape[1], device=states.device)[None]  # (1, P + T)
-        causal = to_additive_mask(known[:, None] <= positions[..., None], states)  # (1, 1, T, P + T)
+        keys = torch.arange(length + input_ids.shape[1], device=states.device)[None]  # (1, P + T)
+        causal = to_additive_mask(keys[:, None] <= positions[..., None], states)  # (1, 1, T, P + T)
         padding = to_additive_mask(mask, states)  # (B, 1, 1, S)
         present: list[torch.Tensor] = []
         weights: list[torch.Tensor] = []
@@ -122,31 +119,29 @@ class NextStepGraph(nn.Module):
             return attend(attention, states, key, value, causal)[0]
 
         def cross_attention(attention: MultiHeadAttention, i: int, states: torch.Tensor) -> torch.Tensor:
-            key, value = (each.to(states.dtype) for each in sources[i])
-            output, looked_at = attend(attention, states, key, value, padding)
-            weights.append(looked_at)
+            key, value = (each.to(states.dtype) for each in cross_cache[i])
+            output, attention_weights = attend(attention, states, key, value, padding)
+            weights.append(attention_weights)
             return output
 
         for i, layer in enumerate(self.decoder.layers):
-            states = layer.apply_sublayer(
-                layer.self_attn_layer_norm, states, partial(self_attention, layer.self_attn, i)
-            )
-            states = layer.apply_sublayer(
-                layer.cross_attn_layer_norm, states, partial(cross_attention, layer.cross_attn, i)
-            )
+            attend_to_past = partial(self_attention, layer.self_attn, i)
+            states = layer.apply_sublayer(layer.self_attn_layer_norm, states, attend_to_past)
+            attend_to_source = partial(cross_attention, layer.cross_attn, i)
+            states = layer.apply_sublayer(layer.cross_attn_layer_norm, states, attend_to_source)
             states = layer.apply_sublayer(layer.feed_forward_layer_norm, states, layer.feed_forward)
         logits = self.lm_head(self.decoder.norm(states))
         return tuple(tensor.float() for tensor in (logits, *present, *weights))
 
 
 def attend(attention: MultiHeadAttention, states, key, value, mask) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output (B, T, D) and the weights (B, H, T, S)."""
+    """Return the attention output (B, T, D) and weights (B, H, T, S)."""
     query = attention.split_heads(attention.q_proj(states), attention.key_head_dim)
     heads, weights = scaled_dot_product_attention(attention, query, key, value, mask, attention.scaling)
     return attention.out_proj(heads.flatten(2)), weights
 
 
-def attend_to_itself(attention: MultiHeadAttention, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def self_attend(attention: MultiHeadAttention, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return attend(attention, states, *get_key_value_states(attention, states), mask)[0]
 
 
@@ -155,74 +150,62 @@ def get_key_value_states(attention: MultiHeadAttention, states: torch.Tensor) ->
     return key, attention.split_heads(attention.v_proj(states), attention.value_head_dim)
 
 
-def to_additive_mask(seen: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-    """A mask (B, S) or (B, T, S), zero or false where nothing is seen, as what is added to scores, over all heads."""
-    mask = torch.where(seen.bool(), 0.0, torch.finfo(states.dtype).min).to(states.dtype)
-    return mask[:, None, None] if seen.ndim == 2 else mask[:, None]
+def to_additive_mask(mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """Convert a 0/1 mask (B, S) or (B, T, S) to a mask (B, 1, 1 or T, S) that is added to attention scores."""
+    additive = torch.where(mask.bool(), 0.0, torch.finfo(states.dtype).min).to(states.dtype)
+    return additive[:, None, None] if mask.ndim == 2 else additive[:, None]
 
 
-def in_pairs(tensors) -> Layers:
+def to_pairs(tensors) -> Layers:
     return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 
 def export_graphs(model: VanillaTransformerForConditionalGeneration, half: bool = False) -> dict[str, onnx.ModelProto]:
-    """The graphs above by name, and `SOURCES`; all but the merged one, which `merge_decoder_graphs` makes of others.
-
-    Args:
-        half: compute in float16; what goes in and comes out stays float32.
-    """
+    """Trace all graphs except the merged one, and the `CROSS_CACHE` graph. `half` computes in float16 internally."""
     model = copy.deepcopy(model).eval()
     model = model.half() if half else model.float()
     config: Any = model.config
     heads, layers = config.decoder_attention_heads, range(config.decoder_layers)
     attention: Any = model.get_decoder().layers[0].self_attn
-    widths = [attention.key_head_dim, attention.value_head_dim]
-    text, mask, ids = (torch.ones(2, length, dtype=torch.long) for length in (5, 5, 3))  # its identity is its name
+    dims = [attention.key_head_dim, attention.value_head_dim]
+    text, mask, ids = (torch.ones(2, length, dtype=torch.long) for length in (5, 5, 3))  # text is not mask
     states = torch.zeros(2, 5, config.d_model)
     lengths = {"decoder": (4, P), "encoder": (5, S)}
-    past = [torch.zeros(2, heads, lengths[side][0], width) for _ in layers for side in SIDES for width in widths]
-    past_shapes = tuple({0: B, 2: lengths[side][1]} for _ in layers for side in SIDES for _ in widths)
-    names = {side: [f"{i}.{side}.{part}" for i in layers for part in PARTS] for side in SIDES}
+    past = [torch.zeros(2, heads, lengths[side][0], dim) for _ in layers for side in SIDES for dim in dims]
+    past_shapes = tuple({0: B, 2: lengths[side][1]} for _ in layers for side in SIDES for _ in dims)
+    by_side = {side: [f"{i}.{side}.{part}" for i in layers for part in PARTS] for side in SIDES}
     both = [f"{i}.{side}.{part}" for i in layers for side in SIDES for part in PARTS]
     weights = [f"cross_attentions.{i}" for i in layers]
 
-    def named(prefix: str, each: list[str]) -> list[str]:
-        return [f"{prefix}.{name}" for name in each]
+    def add_prefix(prefix: str, names: list[str]) -> list[str]:
+        return [f"{prefix}.{name}" for name in names]
 
     source, target = {0: B, 1: S}, {0: B, 1: T}
     graphs: dict[str, tuple[nn.Module, dict[str, torch.Tensor], tuple, list[str]]] = {
         "encoder_model": (
-            EncoderGraph(model),
-            {"input_ids": text, "attention_mask": mask},
-            (source, source),
-            ["last_hidden_state"],
+            EncoderGraph(model), {"input_ids": text, "attention_mask": mask}, (source, source), ["last_hidden_state"]
         ),
         "decoder_model": (
-            FirstStepGraph(model),
-            {"encoder_attention_mask": mask, "input_ids": ids, "encoder_hidden_states": states},
-            (source, target, source),
-            ["logits", *named(PRESENT, both), *weights],
+            FirstStepGraph(model), {"encoder_attention_mask": mask, "input_ids": ids, "encoder_hidden_states": states},
+            (source, target, source), ["logits", *add_prefix(PRESENT, both), *weights],
         ),
         "decoder_with_past_model": (
             NextStepGraph(model),
-            {"encoder_attention_mask": mask, "input_ids": ids} | dict(zip(named(PAST, both), past, strict=True)),
-            (source, target, past_shapes),
-            ["logits", *named(PRESENT, names["decoder"]), *weights],
+            {"encoder_attention_mask": mask, "input_ids": ids} | dict(zip(add_prefix(PAST, both), past, strict=True)),
+            (source, target, past_shapes), ["logits", *add_prefix(PRESENT, by_side["decoder"]), *weights],
         ),
-        SOURCES: (
-            CrossAttentionCacheGraph(model),
-            {"encoder_hidden_states": states},
-            (source,),
-            named(PRESENT, names["encoder"]),
+        CROSS_CACHE: (
+            CrossAttentionCacheGraph(model), {"encoder_hidden_states": states}, (source,),
+            add_prefix(PRESENT, by_side["encoder"]),
         ),
-    }
+    }  # fmt: skip
     return {name: to_onnx(*graph) for name, graph in graphs.items()}
 
 
 def to_onnx(
     module: nn.Module, inputs: dict[str, torch.Tensor], dynamic_shapes: tuple, output_names: list[str]
 ) -> onnx.ModelProto:
-    """Traces `module`; nothing of this machine stands in the result."""
+    """Trace `module` to an ONNX graph without local paths."""
     with torch.no_grad(), suppress_logging():
         program = torch.onnx.export(
             module.eval(), tuple(inputs.values()), dynamo=True, verbose=False, opset_version=OPSET,
@@ -231,7 +214,7 @@ def to_onnx(
     assert program is not None
     proto = program.model_proto
     del proto.metadata_props[:], proto.graph.metadata_props[:], proto.graph.value_info[:]
-    for node in proto.graph.node:  # the traces name files of this machine
+    for node in proto.graph.node:  # stack traces contain local paths
         del node.metadata_props[:]
         node.doc_string = ""
     return proto
@@ -239,43 +222,42 @@ def to_onnx(
 
 @contextmanager
 def suppress_logging() -> Iterator[None]:
-    """Without the remarks that the libraries make on themselves."""
-    before = logging.root.manager.disable
+    """Context manager that suppresses log messages below ERROR and warnings."""
+    previous = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(previous)
 
 
-def merge_decoder_graphs(next_step: onnx.ModelProto, sources: onnx.ModelProto) -> onnx.ModelProto:
-    """One graph for every step: the decoder behind a past, which in the first step is empty.
+def merge_decoder_graphs(next_step: onnx.ModelProto, cross_cache: onnx.ModelProto) -> onnx.ModelProto:
+    """Build one decoder graph for the first and later steps, in which each weight is stored once.
 
-    In the first step, keys and values of the source are computed and whatever is given as past is cut to no tokens;
-    afterwards those that are given are used. Every weight is there once.
+    In the first step, the graph computes the cross-attention cache and truncates the self-attention cache to length 0.
+    In later steps, it reads both caches from its inputs.
     """
     merged, branch = onnx.ModelProto(), onnx.ModelProto()
     merged.CopyFrom(next_step)
-    branch.CopyFrom(sources)
-    graph, taken = merged.graph, {each.name for each in sources.graph.output}
-    onnx.compose.add_prefix(branch, f"{SOURCES}.", inplace=True, rename_inputs=False, rename_outputs=False)
+    branch.CopyFrom(cross_cache)
+    graph, cross_names = merged.graph, {each.name for each in cross_cache.graph.output}
+    onnx.compose.add_prefix(branch, f"{CROSS_CACHE}.", inplace=True, rename_inputs=False, rename_outputs=False)
     past = [each.name for each in graph.input if each.name.startswith(PAST)]
     renamed = {name: f"{name}.read" if ".decoder." in name else name.replace(PAST, PRESENT) for name in past}
     for node in graph.node:
         node.input[:] = [renamed.get(name, name) for name in node.input]
 
-    given = helper.make_graph(
-        [helper.make_node("Identity", [name.replace(PRESENT, PAST)], [f"given.{name}"]) for name in sorted(taken)],
-        "given", [], [rename(each, f"given.{each.name}") for each in sorted(sources.graph.output, key=by_name)],
+    cached = helper.make_graph(
+        [helper.make_node("Identity", [key.replace(PRESENT, PAST)], [f"cached.{key}"]) for key in sorted(cross_names)],
+        "cached", [], [rename(each, f"cached.{each.name}") for each in sorted(cross_cache.graph.output, key=by_name)],
     )  # fmt: skip
-    computed = helper.make_graph(
-        list(branch.graph.node), "computed", [], sorted(branch.graph.output, key=by_name)
-    )  # its weights stand in the graph around it, as those of all other nodes
+    # The outer graph contains the weights of this branch
+    computed = helper.make_graph(list(branch.graph.node), "computed", [], sorted(branch.graph.output, key=by_name))
     for node in computed.node:
-        node.output[:] = [f"computed.{name}" if name in taken else name for name in node.output]
-        node.input[:] = [f"computed.{name}" if name in taken else name for name in node.input]
+        node.output[:] = [f"computed.{name}" if name in cross_names else name for name in node.output]
+        node.input[:] = [f"computed.{name}" if name in cross_names else name for name in node.input]
     for each in computed.output:
         each.name = f"computed.{each.name}"
     longest = helper.make_tensor("longest", TensorProto.INT64, [1], [2**31])
@@ -284,19 +266,19 @@ def merge_decoder_graphs(next_step: onnx.ModelProto, sources: onnx.ModelProto) -
         helper.make_node("Cast", ["use_cache_branch"], ["reads_past"], to=TensorProto.INT64),
         helper.make_node("Mul", ["reads_past", "longest"], ["past_end"]),
         *(
-            helper.make_node("Slice", [name, "zero", "past_end", "axis"], [renamed[name]])
-            for name in past
-            if ".decoder." in name
+            helper.make_node("Slice", [key, "zero", "past_end", "axis"], [renamed[key]])
+            for key in past
+            if ".decoder." in key
         ),
-        helper.make_node("If", ["use_cache_branch"], sorted(taken), then_branch=given, else_branch=computed),
+        helper.make_node("If", ["use_cache_branch"], sorted(cross_names), then_branch=cached, else_branch=computed),
     ]
     nodes = [*first, *graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
     graph.initializer.extend([longest, zero, axis, *branch.graph.initializer])
-    graph.input.extend(sources.graph.input)
+    graph.input.extend(cross_cache.graph.input)
     graph.input.append(helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]))
-    outputs = {each.name: each for each in [*graph.output, *sources.graph.output]}
+    outputs = {each.name: each for each in [*graph.output, *cross_cache.graph.output]}
     del graph.output[:]
     graph.output.extend(outputs.values())
     merged.functions.extend(branch.functions)
@@ -304,8 +286,8 @@ def merge_decoder_graphs(next_step: onnx.ModelProto, sources: onnx.ModelProto) -
     return merged
 
 
-def by_name(each: onnx.ValueInfoProto) -> str:
-    return each.name
+def by_name(value: onnx.ValueInfoProto) -> str:
+    return value.name
 
 
 def rename(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:

@@ -1,7 +1,7 @@
-"""A model of ours for CTranslate2, an inference engine in C++ for serving, with quantized weights where asked.
+"""Export to CTranslate2, an inference engine in C++ for serving, with optional quantization.
 
-Straight through its `TransformerSpec`: its loader for Marian's checkpoints would start the decoder from a zero
-embedding and drop the padding's row, neither of which is so here.
+The model is written as a `TransformerSpec`. CTranslate2's converter for Marian checkpoints is not used: it starts the
+decoder from a zero embedding and drops the embedding of the pad token.
 """
 
 import copy
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ctranslate2.specs import common_spec, transformer_spec
+from ctranslate2.specs import transformer_spec
+from ctranslate2.specs.common_spec import Activation
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -19,24 +20,18 @@ from hub.exporting.tokenizer import tokens_by_id, vocabularies
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.modeling_vanilla_transformer import MultiHeadAttention, TransformerStack, sinusoidal_encoding
 
-USAGE = """{out} is a model for CTranslate2. To translate, with ctranslate2 and transformers alone:
+USAGE = """{out} is a CTranslate2 model. To translate with ctranslate2 and transformers only:
     source, target = (AutoTokenizer.from_pretrained(folder) for folder in ("{source}", "{target}"))
     tokens = source.convert_ids_to_tokens(source("a sentence").input_ids)
     best = ctranslate2.Translator("{out}").translate_batch([tokens], beam_size=5)[0].hypotheses[0]
     print(target.decode(target.convert_tokens_to_ids(best)))"""
-MASKED_SCORE = -1e9  # a bias of the softmax that leaves a token no probability
-UNSTORED = {  # fields of a generation config that a CTranslate2 model cannot store, with the value without effect
+MASKED_SCORE = -1e9  # logit bias that sets the probability of a token to 0
+UNSUPPORTED_SETTINGS = {  # fields of the generation config that CTranslate2 does not store: value without effect
     **{"forced_bos_token_id": None, "begin_suppress_tokens": None, "repetition_penalty": 1.0},
     **{"no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0},
 }
-ACTIVATIONS = {
-    "relu": common_spec.Activation.RELU,
-    "gelu": common_spec.Activation.GELU,
-    "gelu_new": common_spec.Activation.GELUTanh,
-    "gelu_pytorch_tanh": common_spec.Activation.GELUTanh,
-    "silu": common_spec.Activation.SWISH,
-    "swish": common_spec.Activation.SWISH,
-}
+ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "silu": Activation.SWISH, "swish": Activation.SWISH}
+ACTIVATIONS |= {"gelu_new": Activation.GELUTanh, "gelu_pytorch_tanh": Activation.GELUTanh}
 
 
 def convert(
@@ -44,7 +39,7 @@ def convert(
     tokenizer: PreTrainedTokenizerBase,
     quantization: str | None = None,
 ) -> Callable[[Path], None]:
-    """What writes the equal model into a folder for `ctranslate2.Translator`; arguments and errors: `to_spec`."""
+    """Return a function that writes the equivalent model to a directory. See `to_spec` for arguments and errors."""
     spec = to_spec(model, tokenizer, quantization)
     return lambda folder: spec.save(str(folder))
 
@@ -54,21 +49,19 @@ def to_spec(
     tokenizer: PreTrainedTokenizerBase,
     quantization: str | None = None,
 ) -> transformer_spec.TransformerSpec:
-    """The specification of an equal model for `ctranslate2.Translator`; its `save(folder)` writes it.
+    """Return the specification of the equivalent model for `ctranslate2.Translator`. Its `save(folder)` writes it.
 
-    Sinusoids become a table of `config.max_position_embeddings` positions: the longest sentence that it takes.
+    Sinusoidal positions are stored as a table of `config.max_position_embeddings` rows, which limits the length.
 
-    Args:
-        quantization: how the weights of its matrices are stored: `int8`, `int16`, `float16`, `bfloat16`, ...; None:
-            float32.
+    `quantization` is the type of the weight matrices: `int8`, `int16`, `float16`, `bfloat16`, ... or None (float32).
 
     Raises:
-        ValueError: an architecture or a generation config that CTranslate2 cannot express; names what.
+        ValueError: CTranslate2 does not support the architecture or the generation config.
     """
-    settings, names = model.generation_config, ("eos_token_id", "decoder_start_token_id")
-    config: Any = copy.deepcopy(model.config)  # with the special ids that generate() reads
-    config.update({name: each for name in names if (each := getattr(settings, name)) is not None})
-    validate_ctranslate2_support(config, settings)
+    generation, names = model.generation_config, ("eos_token_id", "decoder_start_token_id")
+    config: Any = copy.deepcopy(model.config)
+    config.update({name: each for name in names if (each := getattr(generation, name)) is not None})  # as generate()
+    validate_ctranslate2_support(config, generation)
     encoder, decoder = model.get_encoder(), model.get_decoder()
     spec = transformer_spec.TransformerSpec(
         stack_spec(transformer_spec.TransformerEncoderSpec, config.encoder_attention_heads, encoder),
@@ -77,9 +70,9 @@ def to_spec(
     set_stack(spec.encoder, spec.encoder.embeddings[0], encoder)
     set_stack(spec.decoder, spec.decoder.embeddings, decoder)
     set_linear(spec.decoder.projection, model.lm_head)
-    if forbidden := forbidden_tokens(model):
+    if banned := banned_token_ids(model):
         bias = torch.zeros(config.decoder_vocab_size) if model.lm_head.bias is None else model.lm_head.bias.detach()
-        spec.decoder.projection.bias = array(bias.index_fill(0, torch.tensor(forbidden), MASKED_SCORE))
+        spec.decoder.projection.bias = array(bias.index_fill(0, torch.tensor(banned), MASKED_SCORE))
 
     sizes = (config.vocab_size, config.decoder_vocab_size)
     source, target = map(tokens_by_id, vocabularies(tokenizer), sizes)
@@ -95,32 +88,28 @@ def to_spec(
     return spec
 
 
-def forbidden_tokens(model: VanillaTransformerForConditionalGeneration) -> list[int]:
-    """Those that its settings of generation never let come, such as the padding of an OPUS-MT model."""
+def banned_token_ids(model: VanillaTransformerForConditionalGeneration) -> list[int]:
+    """Return the tokens that the generation config suppresses, such as the pad token of an OPUS-MT model."""
     words = model.generation_config.bad_words_ids or []
     return sorted({*(word[0] for word in words if len(word) == 1), *(model.generation_config.suppress_tokens or [])})
 
 
 def stack_spec(spec_class: type, heads: int, stack: TransformerStack):
-    """An encoder's or decoder's empty specification.
+    """Return the empty specification of an encoder or decoder.
 
-    CTranslate2 has a last norm with pre-norm only, as the paper's successors do; its engine takes one after either.
+    The constructor allows a final LayerNorm with pre-norm only, but the engine supports it with post-norm as well.
     """
     config = stack.config
     spec = spec_class(
-        len(stack.layers),
-        heads,
-        pre_norm=True,
-        no_final_norm=not isinstance(stack.norm, nn.LayerNorm),
-        activation=ACTIVATIONS[config.activation_function],
-        layernorm_embedding=config.embedding_norm,
-    )
+        len(stack.layers), heads, pre_norm=True, no_final_norm=not isinstance(stack.norm, nn.LayerNorm),
+        activation=ACTIVATIONS[config.activation_function], layernorm_embedding=config.embedding_norm,
+    )  # fmt: skip
     spec.pre_norm = config.norm_position == "pre"
     return spec
 
 
 def set_stack(spec, embeddings, stack: TransformerStack) -> None:
-    """Fills the specification of an encoder or decoder."""
+    """Copy the weights of an encoder or decoder into its specification."""
     config = stack.config
     spec.scale_embeddings = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     embeddings.weight = array(stack.embed_tokens.weight)
@@ -144,7 +133,7 @@ def set_stack(spec, embeddings, stack: TransformerStack) -> None:
 
 
 def set_attention(spec, attention: MultiHeadAttention, norm: nn.LayerNorm) -> None:
-    """Self-attention has one matrix for queries, keys and values; cross-attention one for queries, one for the rest."""
+    """Copy attention weights. Self-attention fuses q, k and v in one matrix; cross-attention fuses k and v."""
     set_norm(spec.layer_norm, norm)
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     fused = [projections] if len(spec.linear) == 2 else [projections[:1], projections[1:]]
@@ -168,15 +157,16 @@ def array(tensor: torch.Tensor):
     return tensor.detach().float().contiguous().numpy()
 
 
-def validate_ctranslate2_support(config: VanillaTransformerConfig, settings: GenerationConfig) -> None:
-    unstored = [name for name, neutral in UNSTORED.items() if getattr(settings, name) not in (None, neutral)]
-    unstored += ["bad_words_ids of several tokens"] * any(len(word) > 1 for word in settings.bad_words_ids or [])
+def validate_ctranslate2_support(config: VanillaTransformerConfig, generation: GenerationConfig) -> None:
+    """Raise ValueError if CTranslate2 does not support the architecture or the generation config."""
+    fields = [key for key, default in UNSUPPORTED_SETTINGS.items() if getattr(generation, key) not in (None, default)]
+    fields += ["bad_words_ids of multiple tokens"] * any(len(word) > 1 for word in generation.bad_words_ids or [])
     reasons = {
-        "its heads have a width of their own (*_head_dim)": bool(config.key_head_dim or config.value_head_dim),
-        f"its activation_function is {config.activation_function}": config.activation_function not in ACTIVATIONS,
-        "it has several eos_token_id": isinstance(config.eos_token_id, list),
-        "its special ids are not all set": None in (config.eos_token_id, config.decoder_start_token_id),
-        f"remove {', '.join(unstored)} from its generation_config.json": bool(unstored),
+        "key_head_dim and value_head_dim must be None": bool(config.key_head_dim or config.value_head_dim),
+        f"activation_function={config.activation_function}": config.activation_function not in ACTIVATIONS,
+        "it has multiple eos_token_id": isinstance(config.eos_token_id, list),
+        "a special token id is not set": None in (config.eos_token_id, config.decoder_start_token_id),
+        f"remove {', '.join(fields)} from its generation_config.json": bool(fields),
     }
-    if found := [reason for reason, holds in reasons.items() if holds]:
-        raise ValueError(f"CTranslate2 cannot express this model: {'; '.join(found)}.")
+    if problems := [reason for reason, holds in reasons.items() if holds]:
+        raise ValueError(f"CTranslate2 does not support this model: {'; '.join(problems)}.")

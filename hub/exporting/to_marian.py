@@ -1,4 +1,4 @@
-"""A model of ours as a `MarianMTModel`, or not at all: of the classes of transformers the one with most readers."""
+"""Export to `MarianMTModel`, the native Transformers class that most other libraries can load."""
 
 from functools import partial
 
@@ -6,4 +6,4 @@ from hub.exporting import to_transformers
 from vanilla_transformer.shared.transformers_conversion import MARIAN
 
 USAGE = to_transformers.USAGE
-convert = partial(to_transformers.convert, stock=MARIAN)
+convert = partial(to_transformers.convert, architecture=MARIAN)

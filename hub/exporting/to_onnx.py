@@ -1,8 +1,8 @@
-"""A model of ours as ONNX graphs: for onnxruntime, for transformers.js in a browser or under Node, and for optimum.
+"""Export to ONNX graphs for onnxruntime, optimum, and transformers.js in a browser or under Node.
 
 `hub/exporting/onnx_graphs.py` documents the inputs and outputs of each graph. The directory has the layout that these
-libraries expect: the graphs in `onnx/`, next to them the configuration and the tokenizer. The model type
-is "marian", the simplest encoder-decoder that they know. The computation is defined by the graphs only.
+libraries expect: the graphs in `onnx/`, next to them the configuration and the tokenizer. The model type is "marian",
+the simplest encoder-decoder that they know. The computation is defined by the graphs only.
 """
 
 import json
@@ -16,18 +16,18 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import nn
 from transformers import MarianConfig, PreTrainedTokenizerBase
 
-from hub.exporting.onnx_graphs import SOURCES, export_graphs, merge_decoder_graphs, suppress_logging
+from hub.exporting.onnx_graphs import CROSS_CACHE, export_graphs, merge_decoder_graphs, suppress_logging
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.transformers_conversion import SAME_FIELDS, TWO_VOCABULARIES
 
-USAGE = """{out} holds ONNX graphs. To translate, with @huggingface/transformers alone (greedily, a sentence at a time):
+USAGE = """{out} contains ONNX graphs. To translate with @huggingface/transformers only (greedily, one sentence at a time):
     const source = await AutoTokenizer.from_pretrained("{source}"), target = await AutoTokenizer.from_pretrained("{target}");
     const model = await AutoModelForSeq2SeqLM.from_pretrained("{out}");
     const ids = await model.generate({{ ...source("a sentence"), num_beams: 1 }});
     console.log(target.batch_decode(ids, {{ skip_special_tokens: true }}));
-With onnxruntime alone, in Python: see docs/exporting.md."""  # noqa: E501
-MAX_BYTES = 2_000_000_000  # of float32 weights per graph: protobuf ends at 2 GiB, which the rest of a graph shares
-FORMATS = {None: ("", "fp32"), "int8": ("_quantized", "q8"), "fp16": ("_fp16", "fp16")}  # transformers.js' names
+With onnxruntime only, in Python: see docs/exporting.md."""  # noqa: E501
+MAX_BYTES = 2_000_000_000  # float32 weights per graph; protobuf limits the complete graph to 2 GiB
+FORMATS = {None: ("", "fp32"), "int8": ("_quantized", "q8"), "fp16": ("_fp16", "fp16")}  # names in transformers.js
 
 
 def convert(
@@ -35,38 +35,39 @@ def convert(
     tokenizer: PreTrainedTokenizerBase | None = None,
     quantization: str | None = None,
 ) -> Callable[[Path], None]:
-    """What writes the equal graphs, of any architecture, into a folder.
+    """Return a function that writes the equivalent graphs, of any architecture, to a directory.
 
-    Args:
-        quantization: `int8`: weights of matrices and embeddings in 8 bits, by onnxruntime; `fp16`: weights and
-            computation in 16 bits; None: float32. Raises ValueError if a graph does not fit into a file.
+    The quantization is `int8` (matrices and embeddings), `fp16` (weights and computation) or None (float32).
+
+    Raises:
+        ValueError: The weights of a graph are larger than `MAX_BYTES`.
     """
     suffix, dtype = FORMATS[quantization]
     stacks = ([model.get_encoder()], [model.get_decoder(), model.lm_head])
     size = 4 * max(sum(each.numel() for each in nn.ModuleList(parts).parameters()) for parts in stacks)
     if size > MAX_BYTES:
-        raise ValueError(f"a graph has {size:,} bytes of weights, and a file at most {MAX_BYTES:,}: use ctranslate2.")
+        raise ValueError(f"A graph has {size:,} bytes of weights, the maximum is {MAX_BYTES:,}. Use --to ctranslate2.")
 
     def write(folder: Path) -> None:
         graphs = export_graphs(model, half=quantization == "fp16")
         if quantization == "int8":
             graphs = {name: quantize_int8(graph, folder) for name, graph in graphs.items()}
-        sources = graphs.pop(SOURCES)
-        graphs["decoder_model_merged"] = merge_decoder_graphs(graphs["decoder_with_past_model"], sources)
+        cross_cache = graphs.pop(CROSS_CACHE)
+        graphs["decoder_model_merged"] = merge_decoder_graphs(graphs["decoder_with_past_model"], cross_cache)
         (folder / "onnx").mkdir()
         for name, graph in graphs.items():
             onnx.save(graph, folder / "onnx" / f"{name}{suffix}.onnx")
-        described = describe(model) | {"transformers.js_config": {"dtype": dtype}}
-        (folder / "config.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        config = native_config(model) | {"transformers.js_config": {"dtype": dtype}}
+        (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         model.generation_config.save_pretrained(folder)
 
     return write
 
 
-def describe(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
-    """The configuration as readers of graphs want it: sizes, special ids, and the name of a model that they know.
+def native_config(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
+    """Return a `MarianConfig` with the sizes and special ids.
 
-    Their beam search takes `vocab_size` for the number of logits, which is that of the target's tokens.
+    `vocab_size` is the target vocabulary size, because client libraries use it as the number of logits in beam search.
     """
     fields = {name: getattr(model.config, name) for name in (*SAME_FIELDS, *TWO_VOCABULARIES)}
     fields["vocab_size"] = model.config.decoder_vocab_size
@@ -74,8 +75,8 @@ def describe(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any
 
 
 def quantize_int8(graph: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
-    """The graph with weights in 8 bits; onnxruntime wants a file to write, which lies in `folder` meanwhile."""
-    with tempfile.TemporaryDirectory(dir=folder) as place, suppress_logging():
-        path = Path(place, "quantized.onnx")
+    """Return the graph with 8-bit weights. onnxruntime writes it to a temporary file in `folder`."""
+    with tempfile.TemporaryDirectory(dir=folder) as temporary, suppress_logging():
+        path = Path(temporary, "quantized.onnx")
         quantize_dynamic(graph, path, weight_type=QuantType.QInt8)
         return onnx.load(path)

@@ -1,4 +1,4 @@
-"""The tokenizer of an exported model, of stock classes alone, for transformers 5 and for 4.40 to 4.57 before it."""
+"""Export of tokenizers to native Transformers classes, for transformers 5 and 4.40 to 4.57."""
 
 import json
 from pathlib import Path
@@ -11,71 +11,68 @@ from hub.importing.tokenizer import with_rows
 from hub.importing.toolkits.subwords import build_sentencepiece_tokenizer
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
 
-ONLY_JSON = ("onnx",)  # targets whose readers need tokenizer.json
+JSON_TARGETS = ("onnx",)  # targets whose client libraries require tokenizer.json
 SIDES = ("source", "target")
-SPACE = "\u2581"  # of SentencePiece
-MAX_DIFFERING = 0.01  # of lines: scores in float32, as of SentencePiece, decide between segmentations of equal score
+SPACE = "\u2581"  # SentencePiece writes spaces so
+MAX_DIFFERING = 0.01  # fraction of lines; float32 rounding decides between segmentations of equal score
 
 
-def prepare(
+def prepare_for_export(
     model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, to: str
 ) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
-    """Return an equal model and tokenizer that the target `to` can take, with a row for every id.
+    """Return an equivalent model and tokenizer that the target `to` supports, with an embedding row for every id.
 
     Raises:
-        ValueError: the tokenizer has ids that the model has no rows for, or it cannot be converted.
+        ValueError: The tokenizer has ids without rows in the model, or it cannot be converted.
     """
-    two_python_sides = to == "ctranslate2" and hasattr(tokenizer, "target_encoder")
-    if not tokenizer.is_fast and (to in ONLY_JSON or two_python_sides):
-        tokenizer = as_fast(tokenizer)
+    is_marian_pair = hasattr(tokenizer, "target_encoder")
+    if not tokenizer.is_fast and (to in JSON_TARGETS or (to == "ctranslate2" and is_marian_pair)):
+        tokenizer = convert_to_fast(tokenizer)
     sizes, rows = (model.config.vocab_size, model.lm_head.out_features), {}
     for side, size, vocabulary in zip(SIDES, sizes, vocabularies(tokenizer), strict=True):
         missing = tokenizer.ids_without_rows(side) if has_separate_vocabularies(tokenizer) else set()
         ids = {*range(size), *vocabulary.values()}
         if (largest := max(ids - missing)) >= size:
-            raise ValueError(
-                f"the {side}'s tokenizer has the id {largest}, but the model has {size} rows, which are for ids below "
-                f"{size}: give the model its own tokenizer, or more rows (resize_token_embeddings)."
-            )
+            message = f"The {side} tokenizer has the id {largest}, but the model has only {size} embedding rows."
+            raise ValueError(f"{message} Use the tokenizer of the model, or call resize_token_embeddings.")
         rows[side] = [tokenizer.unk_token_id if i in missing else i for i in range(max(ids) + 1)]
     return with_rows(model, rows)[0], tokenizer
 
 
 def vocabularies(tokenizer: Any) -> list[dict[str, int]]:
-    """Return the tokens of source and target with their ids."""
+    """Return the source and target vocabularies: token to id."""
     if has_separate_vocabularies(tokenizer):
         return [getattr(tokenizer, f"{side}_tokenizer").get_vocab() for side in SIDES]
-    return [tokenizer.get_vocab(), getattr(tokenizer, "target_encoder", tokenizer.get_vocab())]  # Marian may have two
+    return [tokenizer.get_vocab(), getattr(tokenizer, "target_encoder", tokenizer.get_vocab())]  # Marian: 1 or 2
 
 
 def tokens_by_id(vocabulary: dict[str, int], size: int = 0) -> list[str]:
-    """Return at least `size` tokens in the order of their ids; an id without a token gets `<unused_N>`."""
+    """Return at least `size` tokens in the order of their ids, with `<unused_N>` for ids without a token."""
     names = {i: token for token, i in vocabulary.items()}
     return [names.get(i, f"<unused_{i}>") for i in range(max(size, max(names) + 1))]
 
 
-def as_fast(tokenizer: Any) -> VanillaTransformerTokenizer:
-    """Return a tokenizer with `tokenizer.json` files that is equal to a Marian one, which is written in Python.
+def convert_to_fast(tokenizer: Any) -> VanillaTransformerTokenizer:
+    """Convert a `MarianTokenizer`, which is written in Python, to an equivalent one with `tokenizer.json` files.
 
     Raises:
-        ValueError: it is of another class, or the ids of its vocabulary differ too often.
+        ValueError: The tokenizer is of another class, or the ids of too many lines differ after the conversion.
     """
-    name, cure = type(tokenizer).__name__, "Use --to transformers or --to ctranslate2, which keep it."
+    name, hint = type(tokenizer).__name__, "Use --to transformers or --to ctranslate2, which do not convert it."
     if not hasattr(tokenizer, "spm_source"):
-        raise ValueError(f"a {name} cannot be written as tokenizer.json, which this target needs. {cure}")
-    special: dict[str, Any] = {
-        key: token for key, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
-    }
-    codes, end, sides = tokenizer.supported_language_codes, tokenizer.eos_token, []
+        raise ValueError(f"{name} cannot be converted to tokenizer.json, which this target requires. {hint}")
+    special_tokens_map = tokenizer.special_tokens_map
+    special: dict[str, Any] = {key: token for key, token in special_tokens_map.items() if isinstance(token, str)}
+    codes, eos, sides = tokenizer.supported_language_codes, tokenizer.eos_token, []
     for side, vocabulary in zip(SIDES, vocabularies(tokenizer), strict=True):
         content = getattr(tokenizer, f"spm_{side}").serialized_model_proto()
-        made = build_sentencepiece_tokenizer(
+        fast_side = build_sentencepiece_tokenizer(
             tokens_by_id(vocabulary), Path(name), content, special | {code: code for code in codes}
         )
-        made.add_tokens([AddedToken(code, normalized=False) for code in codes])
-        ends = [(end, vocabulary[end])]
-        made.post_processor = processors.TemplateProcessing(single=["$A", end], special_tokens=ends)
-        sides.append(made)
+        fast_side.add_tokens([AddedToken(code, normalized=False) for code in codes])
+        eos_ids = [(eos, vocabulary[eos])]
+        fast_side.post_processor = processors.TemplateProcessing(single=["$A", eos], special_tokens=eos_ids)
+        sides.append(fast_side)
     known = [len(tokens_by_id(vocabulary)) for vocabulary in vocabularies(tokenizer)]
     fast = VanillaTransformerTokenizer(
         source_tokenizer_object=sides[0], target_tokenizer_object=sides[1], known=known, **special
@@ -85,35 +82,38 @@ def as_fast(tokenizer: Any) -> VanillaTransformerTokenizer:
         lines = [text[start : start + 50] for start in range(0, len(text), 50)]
         pairs = zip(*(each(**{argument: lines})["input_ids"] for each in (tokenizer, fast)), strict=True)
         if sum(one != other for one, other in pairs) > MAX_DIFFERING * len(lines):
-            raise ValueError(f"a {name} with this vocabulary cannot be converted: too many ids differ. {cure}")
+            raise ValueError(f"{name} with this vocabulary cannot be converted: too many ids differ. {hint}")
     return fast
 
 
 def has_separate_vocabularies(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether source and target have vocabularies of their own."""
+    """Return whether source and target have separate vocabularies."""
     return hasattr(tokenizer, "target_tokenizer")
 
 
-def tokenizer_folders(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[Path, Path]:
-    """Where `save_tokenizer` puts those of source and target: both in `folder`, or each in one below it."""
+def tokenizer_dirs(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[Path, Path]:
+    """Return the directories of the source and target tokenizers: both are `folder`, or each is below it."""
     if has_separate_vocabularies(tokenizer):
         return folder / "source_tokenizer", folder / "target_tokenizer"
     return folder, folder
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """As stock tokenizers, into `tokenizer_folders`."""
+    """Save native Transformers tokenizers to `tokenizer_dirs`."""
     sides = [tokenizer.stock(side) for side in SIDES] if has_separate_vocabularies(tokenizer) else [tokenizer]
-    for side, place in zip(sides, tokenizer_folders(tokenizer, folder), strict=False):
-        side.save_pretrained(place)
-        patch_tokenizer_config(place / "tokenizer_config.json")
-        if (place / "tokenizer.json").exists():
-            write_legacy_merges(place / "tokenizer.json")
+    for side, side_dir in zip(sides, tokenizer_dirs(tokenizer, folder), strict=False):
+        side.save_pretrained(side_dir)
+        patch_tokenizer_config(side_dir / "tokenizer_config.json")
+        if (side_dir / "tokenizer.json").exists():
+            write_legacy_merges(side_dir / "tokenizer.json")
 
 
 def patch_tokenizer_config(path: Path) -> None:
-    """The class by the name that transformers 4 and 5 both know, no token_type_ids, which a Marian refuses, and that
-    no space before a mark is dropped (" ?" in French), as transformers.js and older versions would by default."""
+    """Patch `tokenizer_config.json` for older versions and other libraries.
+
+    The class name is known to transformers 4 and 5. `token_type_ids`, which Marian rejects, are omitted. Spaces before
+    punctuation (" ?" in French) are kept; older versions and transformers.js remove them by default.
+    """
     config = json.loads(path.read_text(encoding="utf-8"))
     if config["tokenizer_class"] == "TokenizersBackend":
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -123,8 +123,10 @@ def patch_tokenizer_config(path: Path) -> None:
 
 
 def write_legacy_merges(path: Path) -> None:
-    """Each merge as one string, "t h" for ["t", "h"]: tokenizers 0.19 of transformers 4.40 reads no other, and the
-    later ones read both. Where a token has a space in it, merges stay as they are."""
+    """Write each merge as a string, "t h" for ["t", "h"], if no token contains a space.
+
+    tokenizers 0.19 (transformers 4.40) reads only this format; later versions read both.
+    """
     tokenizer = json.loads(path.read_text(encoding="utf-8"))
     merges = tokenizer["model"].get("merges", [])
     if merges and not any(isinstance(merge, str) or " " in "".join(merge) for merge in merges):

@@ -1,1 +1,1 @@
-"""The demo Space: a Gradio app that translates and shows attention."""
+"""Web pages that translate and show attention: a Gradio app and a page without a server."""

@@ -1,11 +1,11 @@
-"""Shows a checkpoint on a page of its own: translations as they are generated, and the attention.
+"""Show a checkpoint on a web page: translations as they are generated, and attention.
 
     python -m hub.space runs/demo                              # on this machine
-    python -m hub.space user/model --push user/space           # publishes the page as a Space on the Hub
-    python -m hub.space runs/demo --static OUT                 # a folder whose page translates in the visitor's browser
-    python -m hub.space runs/demo --static OUT --push user/space    # and publishes that as a static Space
+    python -m hub.space user/model --push user/space           # publish the page as a Space on the Hub
+    python -m hub.space runs/demo --static OUT                 # directory of a page that translates in the browser
+    python -m hub.space runs/demo --static OUT --push user/space    # also publish it as a static Space
 
-The files of the page stand alone: a Space has nothing else of this repository.
+The files of the page do not import this repository, because a Space does not contain it.
 """
 
 from functools import partial
@@ -14,10 +14,10 @@ from pathlib import Path
 from httpx2 import TransportError  # of huggingface_hub
 from huggingface_hub import HfApi, RepoCard
 
-from hub.commits import commit_files, full_name
+from hub.commits import commit_files, resolve_repo_id
 from hub.hub_errors import hub_error_message
 from hub.run_files import local_paths
-from hub.sensitive_data import validate_private
+from hub.sensitive_data import validate_no_sensitive_data
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
 FILES = ("app.py", "requirements.txt")
@@ -25,26 +25,22 @@ FILES = ("app.py", "requirements.txt")
 
 def main() -> None:
     parser = CommandLineParser("hub.space", __doc__)
-    parser.add_argument("checkpoint", help="folder, or repository on the Hub")
-    parser.add_argument("--port", type=int, help="default: the first free one from 7860")
-    parser.add_argument("--push", metavar="USER/SPACE", help="publish the page as this Space instead of showing it")
-    parser.add_argument(
-        "--static", metavar="OUT", type=Path, help="make a page that needs no server, in this new folder"
-    )
-    parser.add_argument("--private", action="store_true", help="for a private Space, made if need be")
-    parser.add_argument(
-        "--replace", action="store_true", help="overwrite what somebody else has written or changed in the Space"
-    )
+    parser.add_argument("checkpoint", help="Path to a checkpoint directory, or a repository on the Hub.")
+    parser.add_argument("--port", type=int, help="Port of the page. Default: the first free port from 7860.")
+    parser.add_argument("--push", metavar="USER/SPACE", help="Name of the Space to publish the page as.")
+    parser.add_argument("--static", metavar="OUT", type=Path, help="New directory for a page without a server.")
+    parser.add_argument("--private", action="store_true", help="Whether to create a private Space.")
+    parser.add_argument("--replace", action="store_true", help="Whether to overwrite files of other users.")
     arguments = parser.parse_args()
-    named = arguments.push or arguments.checkpoint
-    with exit_on_user_error(parser.prog, TransportError, formatter=partial(hub_error_message, repo_id=named)):
+    message = partial(hub_error_message, repo_id=arguments.push or arguments.checkpoint)
+    with exit_on_user_error(parser.prog, TransportError, formatter=message):
         if arguments.static:
-            make_static(arguments.checkpoint, arguments.static)
+            create_static_page(arguments.checkpoint, arguments.static)
             if arguments.push:
-                repo_id = full_name(arguments.push)
-                print(push_static(arguments.static, repo_id, arguments.private, arguments.replace))
+                repo_id = resolve_repo_id(arguments.push)
+                print(push_static_page(arguments.static, repo_id, arguments.private, arguments.replace))
         elif arguments.push:
-            print(push(arguments.checkpoint, full_name(arguments.push), arguments.private, arguments.replace))
+            print(push(arguments.checkpoint, resolve_repo_id(arguments.push), arguments.private, arguments.replace))
         else:
             show(arguments.checkpoint, arguments.port)
 
@@ -53,25 +49,25 @@ def show(checkpoint: str, port: int | None) -> None:
     try:
         from hub.space import app
     except ModuleNotFoundError as error:
-        raise ValueError(f"the page needs {error.name}: pip install '.[hub]'") from error
+        raise ValueError(f"hub.space requires {error.name}. Run pip install '.[hub]'.") from error
     app.show(checkpoint, port)
 
 
-def make_static(checkpoint: str, out: Path) -> None:
+def create_static_page(checkpoint: str, out: Path) -> None:
     try:
         from hub.space import static_page
     except ModuleNotFoundError as error:
-        raise ValueError(f"the page needs {error.name}: pip install '.[hub]'") from error
-    static_page.make(checkpoint, out)
-    print(f"{out} holds the page. To look at it: python -m http.server --directory {out}")
+        raise ValueError(f"hub.space requires {error.name}. Run pip install '.[hub]'.") from error
+    static_page.create_page(checkpoint, out)
+    print(f"{out} contains the page. To view it, run: python -m http.server --directory {out}")
 
 
-def push_static(page: Path, repo_id: str, private: bool = False, replace: bool = False) -> str:
-    """Publishes the folder of a page as a static Space, in one commit; its address."""
+def push_static_page(page: Path, repo_id: str, private: bool = False, replace: bool = False) -> str:
+    """Publish the directory of a page as a static Space in one commit, and return the commit's address."""
     files: dict[str, Path | bytes] = {
         path.relative_to(page).as_posix(): path for path in sorted(page.rglob("*")) if path.is_file()
     }
-    validate_private(files, local_paths(page))
+    validate_no_sensitive_data(files, local_paths(page))
     return commit_files(
         repo_id, files, "Page that translates in the browser", private=private, replace=replace, repo_type="space",
         space_sdk="static",
@@ -79,13 +75,13 @@ def push_static(page: Path, repo_id: str, private: bool = False, replace: bool =
 
 
 def push(checkpoint: str, repo_id: str, private: bool = False, replace: bool = False) -> str:
-    """Publishes the Space in one commit; its address.
+    """Publish the page as a Space in one commit, and return the commit's address.
 
     Raises:
-        ValueError: a checkpoint that is not on the Hub, where the Space would look for it.
+        ValueError: The checkpoint is not on the Hub, from which the Space loads it.
     """
     if Path(checkpoint).exists():
-        raise ValueError(f"{checkpoint} is a folder of this machine: push it first (python -m hub.push), then name it.")
+        raise ValueError(f"{checkpoint} is a local directory. Run python -m hub.push first, then use its Hub id.")
     api = HfApi()
     try:
         api.model_info(checkpoint)

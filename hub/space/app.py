@@ -1,8 +1,8 @@
-"""Type a sentence, watch its translation come, and look at where the model attends.
+"""Gradio page that shows translations as they are generated, and attention.
 
-Of a clone: `python -m hub.space CHECKPOINT`. On a Space: `python app.py`, beside a README.md whose front matter names
-the checkpoint under `models`. Needs gradio, torch, transformers and, for tokenizers of OPUS-MT models, sentencepiece.
-The model's code comes with its checkpoint.
+In a clone: `python -m hub.space CHECKPOINT`. On a Space: `python app.py`, with a README.md in the same directory whose
+front matter contains the checkpoint under `models`. Requires gradio, torch and transformers, and sentencepiece for
+tokenizers of OPUS-MT models. The model's code is loaded from the checkpoint.
 """
 
 import html
@@ -20,12 +20,12 @@ from huggingface_hub import RepoCard
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.generation.streamers import BaseStreamer
 
-MAX_SOURCE_TOKENS = 200  # source tokens that the page takes
+MAX_SOURCE_TOKENS = 200
 EXTRA_TOKENS = 50  # section 6.1 of the paper: "the maximum output length during inference [is] input length + 50"
 ATTENTIONS = {
     "cross": "from translation to source",
-    "encoder": "inside the source (encoder)",
-    "decoder": "inside the translation (decoder)",
+    "encoder": "within the source (encoder)",
+    "decoder": "within the translation (decoder)",
 }
 MEAN = "mean of all"
 CSS = """
@@ -41,8 +41,8 @@ CSS = """
 HUE = "31, 119, 180"
 
 
-class Tokens(BaseStreamer):
-    """Hands over each token while `generate()` runs in another thread."""
+class TokenStream(BaseStreamer):
+    """Iterator over the tokens of `generate()`, which runs in another thread."""
 
     def __init__(self) -> None:
         self.queue: queue.Queue[torch.Tensor | None] = queue.Queue()
@@ -58,49 +58,47 @@ class Tokens(BaseStreamer):
 
 
 class Translator:
-    """A checkpoint and what the page asks of it.
+    """Model and tokenizer of a checkpoint.
 
     Args:
-        checkpoint: folder, or repository on the Hub. Its code is run (`trust_remote_code`): name one that you trust.
+        checkpoint: Directory, or repository on the Hub. It must be trusted: its code is run (`trust_remote_code`).
     """
 
     def __init__(self, checkpoint: str):
         self.tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=True)
-        self.model = AutoModelForSeq2SeqLM.from_pretrained(
-            checkpoint,
-            trust_remote_code=True,
-            attn_implementation="eager",  # the one that computes attention weights
-        ).eval()
+        model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint, trust_remote_code=True, attn_implementation="eager")
+        self.model = model.eval()  # only eager attention returns the weights
         table, unknown = self.model.get_input_embeddings().weight, self.tokenizer.unk_token_id
         self.unknown_ids = set() if unknown is None else {*(table == table[unknown]).all(-1).nonzero()[:, 0].tolist()}
         self.target = self.tokenizer.stock("target") if hasattr(self.tokenizer, "stock") else self.tokenizer
 
     def encode(self, text: str) -> dict[str, torch.Tensor]:
-        """Raises ValueError, in words for the page, for a text that cannot be translated."""
+        """Tokenize a text. Raise ValueError with a message for the page if it cannot be translated."""
         words = text.split()
         if not words:
             raise ValueError("Type a sentence first.")
         batch = self.tokenizer(text.strip(), return_tensors="pt")
-        longest = MAX_SOURCE_TOKENS
+        limit = MAX_SOURCE_TOKENS
         if self.model.config.position_embedding_type == "learned":
-            longest = min(longest, self.model.config.max_position_embeddings)
-        if (length := batch["input_ids"].shape[1]) > longest:
-            raise ValueError(f"That is {length} tokens, and this page takes {longest}: split it into sentences.")
-        if len(self.unknown(text)) == len(words):
-            raise ValueError("The model has never seen any of these words or letters: is this its source language?")
+            limit = min(limit, self.model.config.max_position_embeddings)
+        if (length := batch["input_ids"].shape[1]) > limit:
+            raise ValueError(f"The text has {length} tokens, the maximum is {limit}. Split it into sentences.")
+        if len(self.unknown_words(text)) == len(words):
+            message = "The vocabulary does not contain any of these words. Is this the source language of the model?"
+            raise ValueError(message)
         return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
-    def unknown(self, text: str) -> list[str]:
-        """The words of which something is unknown to the vocabulary, or has its embedding, as after an import."""
+    def unknown_words(self, text: str) -> list[str]:
+        """Return the words that contain an unknown token, or one with its embedding, as some imports create."""
         return [word for word in text.split() if not self.unknown_ids.isdisjoint(self.tokenizer(word)["input_ids"])]
 
     def decode(self, ids: torch.Tensor) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def stream(self, batch: dict[str, torch.Tensor]) -> Iterator[str]:
-        """The greedy translation, longer by a token each time."""
-        tokens, ids = Tokens(), torch.empty(0, dtype=torch.long)
-        options = {"num_beams": 1, "do_sample": False, "max_new_tokens": self.longest_output(batch)}
+        """Yield the greedy translation after each token."""
+        tokens, ids = TokenStream(), torch.empty(0, dtype=torch.long)
+        options = {"num_beams": 1, "do_sample": False, "max_new_tokens": self.max_new_tokens(batch)}
 
         def generate() -> None:
             try:
@@ -109,18 +107,18 @@ class Translator:
                 tokens.end()
 
         with ThreadPoolExecutor(1) as executor:
-            running = executor.submit(generate)
+            future = executor.submit(generate)
             for new in tokens:
                 ids = torch.cat([ids, new.flatten()])
                 yield self.decode(ids)
-            running.result()  # raises what it raised
+            future.result()  # raises the exception of the thread
 
     @torch.no_grad()
     def candidates(self, batch: dict[str, torch.Tensor], beams: int) -> list[tuple[torch.Tensor, float]]:
-        """The best translations by beam search: ids (T), and the mean log-probability of their tokens."""
+        """Return the best translations of beam search: ids (T), and the mean log-probability of their tokens."""
         outputs = self.model.generate(
             **batch, num_beams=beams, num_return_sequences=beams, length_penalty=1.0, do_sample=False,
-            max_new_tokens=self.longest_output(batch), output_scores=True, output_logits=True,
+            max_new_tokens=self.max_new_tokens(batch), output_scores=True, output_logits=True,
             return_dict_in_generate=True,
         )  # fmt: skip
         if beams > 1:
@@ -130,39 +128,38 @@ class Translator:
 
     @torch.no_grad()
     def attention(self, batch: dict[str, torch.Tensor], ids: torch.Tensor) -> dict[str, Any]:
-        """Of a finished translation: for each of `ATTENTIONS` weights (layers, heads, T, S), and the axes' tokens."""
-        ends = self.model.config.eos_token_id
-        ends = ends if isinstance(ends, list) else [ends]
-        end = [i for i, token in enumerate(ids.tolist()) if i and token in ends]
-        ids = ids[: end[0] + 1] if end else ids
+        """Return (weights (layers, heads, T, S), row tokens, column tokens) of a translation for each `ATTENTIONS`."""
+        eos = self.model.config.eos_token_id
+        eos_ids = eos if isinstance(eos, list) else [eos]
+        eos_positions = [i for i, token in enumerate(ids.tolist()) if i and token in eos_ids]
+        ids = ids[: eos_positions[0] + 1] if eos_positions else ids
         outputs = self.model(**batch, decoder_input_ids=ids[None, :-1], output_attentions=True, use_cache=False)
-        names = {i: token for token, i in self.tokenizer.get_vocab().items()}  # of sources, even if Marian has two
-        found = batch["input_ids"][0].tolist()
-        source = [
-            names.get(i, name) for i, name in zip(found, self.tokenizer.convert_ids_to_tokens(found), strict=True)
-        ]
-        target = [self.target.convert_ids_to_tokens(i) or f"<{i}>" for i in ids.tolist()]  # a row may have no token
+        names = {i: token for token, i in self.tokenizer.get_vocab().items()}  # of the source vocabulary
+        source_ids = batch["input_ids"][0].tolist()
+        tokens = self.tokenizer.convert_ids_to_tokens(source_ids)
+        source = [names.get(i, token) for i, token in zip(source_ids, tokens, strict=True)]
+        target = [self.target.convert_ids_to_tokens(i) or f"<{i}>" for i in ids.tolist()]  # a row may lack a token
         weights = {"cross": outputs.cross_attentions, "encoder": outputs.encoder_attentions}
         weights["decoder"] = outputs.decoder_attentions
         axes = {"cross": (target[1:], source), "encoder": (source, source), "decoder": (target[1:], target[:-1])}
         return {kind: (torch.cat(list(weights[kind])).float().numpy(), *axes[kind]) for kind in ATTENTIONS}
 
-    def longest_output(self, batch: dict[str, torch.Tensor]) -> int:
-        """Return the limit of new tokens: of the model's generation config, else that of section 6.1."""
+    def max_new_tokens(self, batch: dict[str, torch.Tensor]) -> int:
+        """Return the limit of new tokens: that of the generation config, else that of section 6.1."""
         config = self.model.generation_config
-        longest = config.max_new_tokens or (config.max_length and config.max_length - 1)
-        longest = longest or batch["input_ids"].shape[1] + EXTRA_TOKENS
+        limit = config.max_new_tokens or (config.max_length and config.max_length - 1)
+        limit = limit or batch["input_ids"].shape[1] + EXTRA_TOKENS
         if self.model.config.position_embedding_type == "learned":
-            longest = min(longest, self.model.config.max_position_embeddings - 1)
-        return longest
+            limit = min(limit, self.model.config.max_position_embeddings - 1)
+        return limit
 
 
 def heat_map(attention: dict[str, Any] | None, kind: str, layer: str, head: str) -> str:
-    """The chosen weights as an HTML table: what attends down, what it attends to across."""
+    """Return the selected weights as an HTML table with one row per query token and one column per key token."""
     if not attention:
-        return "<p>Translate a sentence, and its attention is drawn here.</p>"
+        return "<p>Translate a sentence to see its attention.</p>"
     weights, rows, columns = attention[kind]
-    weights = weights[min(int(layer), len(weights)) - 1]  # the other stack may have fewer layers or heads
+    weights = weights[min(int(layer), len(weights)) - 1]  # the selected stack may have fewer layers or heads
     weights = weights.mean(0) if head == MEAN else weights[min(int(head), len(weights)) - 1]
     head_row = "".join(f'<th scope="col">{html.escape(token)}</th>' for token in columns)
     body = ""
@@ -176,24 +173,24 @@ def heat_map(attention: dict[str, Any] | None, kind: str, layer: str, head: str)
     key = f'<span class="heat-key" style="background: linear-gradient(to right, transparent, rgb({HUE}))"></span>'
     return (
         f'<div class="heat-scroll" tabindex="0" role="region" aria-label="attention"><table class="heat">'
-        f"<caption>weight 0{key}1; a row's weights add up to 1</caption>"
+        f"<caption>weight 0{key}1; the weights of a row sum to 1</caption>"
         f"<thead><tr><td></td>{head_row}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
-def best(found: list[tuple[str, float]]) -> str:
-    """The n-best list, with scores."""
-    items = "".join(f"<li>{html.escape(text)} <small>{score:.3f}</small></li>" for text, score in found)
-    return f"<p>The best by beam search, with the mean log-probability of their tokens</p><ol>{items}</ol>"
+def nbest_list(candidates: list[tuple[str, float]]) -> str:
+    """Return the translations of beam search with their scores as an HTML list."""
+    items = "".join(f"<li>{html.escape(text)} <small>{score:.3f}</small></li>" for text, score in candidates)
+    return f"<p>Best translations of beam search with their mean token log-probability</p><ol>{items}</ol>"
 
 
-def said(text: str) -> str:
-    """A line that screen readers read aloud when it changes."""
+def status_line(text: str) -> str:
+    """Return a line that screen readers announce when it changes."""
     return f'<p role="status" aria-live="polite">{html.escape(text)}</p>'
 
 
 def make_page(checkpoint: str) -> gr.Blocks:
-    """The page. It comes at once; the checkpoint is loaded when it is first looked at."""
+    """Create the page. The checkpoint is loaded when the page is first opened."""
     loading = threading.Lock()
     loaded: list[Translator] = []
 
@@ -204,20 +201,18 @@ def make_page(checkpoint: str) -> gr.Blocks:
         return loaded[0]
 
     def load() -> Iterator[tuple]:
-        yield said(f"Loading {checkpoint} ..."), gr.skip(), gr.skip(), gr.skip()
+        yield status_line(f"Loading {checkpoint} ..."), gr.skip(), gr.skip(), gr.skip()
         try:
             model = translator().model
-        except Exception as error:  # a broken checkpoint raises safetensors', torch's and transformers' own types
+        except Exception as error:  # safetensors, torch and transformers raise different types
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            yield said(f"{checkpoint} cannot be loaded: {reason}"), gr.skip(), gr.skip(), gr.skip()
+            yield status_line(f"{checkpoint} cannot be loaded: {reason}"), gr.skip(), gr.skip(), gr.skip()
             return
-        config, millions = model.config, model.num_parameters() / 1e6
+        config, size = model.config, model.num_parameters() / 1e6
         layers = max(config.encoder_layers, config.decoder_layers)
         heads = max(config.encoder_attention_heads, config.decoder_attention_heads)
         yield (
-            said(
-                f"Ready: {config.encoder_layers} + {config.decoder_layers} layers, {millions:.1f} million parameters."
-            ),
+            status_line(f"Ready: {config.encoder_layers} + {config.decoder_layers} layers, {size:.1f}M parameters."),
             gr.Button(interactive=True),
             gr.Dropdown([str(i + 1) for i in range(layers)], value=str(config.decoder_layers)),
             gr.Dropdown([MEAN, *(str(i + 1) for i in range(heads))], value=MEAN),
@@ -229,34 +224,34 @@ def make_page(checkpoint: str) -> gr.Blocks:
         try:
             batch = model.encode(text)
         except ValueError as error:
-            yield said(str(error)), "", "", None, heat_map(None, kind, layer, head)
+            yield status_line(str(error)), "", "", None, heat_map(None, kind, layer, head)
             return
         first = None
         for greedy in model.stream(batch):
             if greedy and first is None:
                 first = time.perf_counter() - start
-            yield said("Translating ..."), greedy, gr.skip(), gr.skip(), gr.skip()
-        found = model.candidates(batch, int(beams))
-        attention = model.attention(batch, found[0][0])
-        done = f"Done in {time.perf_counter() - start:.2f} s" + (
-            f", the first token after {first:.2f} s" if first else ""
-        )
-        if unknown := model.unknown(text):
-            done += f". Never seen in training: {', '.join(unknown)}"
-        texts = [(model.decode(ids), score) for ids, score in found]
-        yield said(f"{done}."), texts[0][0], best(texts), attention, heat_map(attention, kind, layer, head)
+            yield status_line("Translating ..."), greedy, gr.skip(), gr.skip(), gr.skip()
+        candidates = model.candidates(batch, int(beams))
+        attention = model.attention(batch, candidates[0][0])
+        status = f"Done in {time.perf_counter() - start:.2f} s"
+        status += f", first token after {first:.2f} s" if first else ""
+        if unknown := model.unknown_words(text):
+            status += f". Unknown words: {', '.join(unknown)}"
+        texts = [(model.decode(ids), score) for ids, score in candidates]
+        table = heat_map(attention, kind, layer, head)
+        yield status_line(f"{status}."), texts[0][0], nbest_list(texts), attention, table
 
-    with gr.Blocks(title=f"{checkpoint}: translate and look inside") as page:
-        gr.Markdown(f"# Translate, and look inside\n`{html.escape(checkpoint)}`, an encoder-decoder Transformer")
-        status = gr.HTML(said("Starting ..."))
+    with gr.Blocks(title=f"{checkpoint}: translate and inspect attention") as page:
+        gr.Markdown(f"# Translate and inspect attention\n`{html.escape(checkpoint)}`, an encoder-decoder Transformer")
+        status = gr.HTML(status_line("Starting ..."))
         text = gr.Textbox(label="Sentence", placeholder="Type a sentence and press Enter", lines=1, autofocus=True)
         with gr.Row():
-            beams = gr.Slider(1, 10, value=5, step=1, label="Beams", info="translations kept while searching")
+            beams = gr.Slider(1, 10, value=5, step=1, label="Beams", info="hypotheses in beam search")
             button = gr.Button("Translate", variant="primary", interactive=False)
         translation = gr.Textbox(label="Translation", lines=2, interactive=False, elem_id="translation")
         candidates = gr.HTML()
         gr.Markdown("## Attention")
-        kind = gr.Radio([(label, kind) for kind, label in ATTENTIONS.items()], value="cross", label="Which")
+        kind = gr.Radio([(label, kind) for kind, label in ATTENTIONS.items()], value="cross", label="Attention")
         with gr.Row():
             layer = gr.Dropdown(["1"], value="1", label="Layer")
             head = gr.Dropdown([MEAN], value=MEAN, label="Head")
@@ -266,13 +261,13 @@ def make_page(checkpoint: str) -> gr.Blocks:
         page.load(load, outputs=[status, button, layer, head])
         outputs = [status, translation, candidates, attention, heat]
         gr.on([button.click, text.submit], translate, [text, beams, kind, layer, head], outputs)
-        # By hand alone: what `load` puts there would be drawn, too, and might come behind a first translation
+        # `input` instead of `change`: an update by `load` could overwrite the heat map of the first translation
         gr.on([kind.input, layer.input, head.input], heat_map, [attention, kind, layer, head], heat)
     return page
 
 
 def show(checkpoint: str, port: int | None = None) -> None:
-    """Serves the page until it is stopped. `port`: None for the first free one from 7860."""
+    """Serve the page until it is stopped. The default port is the first free one from 7860."""
     make_page(checkpoint).queue().launch(server_port=port, css=CSS)
 
 

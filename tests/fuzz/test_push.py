@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from huggingface_hub import CommitOperationAdd
+from huggingface_hub.utils import validate_repo_id
 from safetensors.torch import save_file
 
 from hub import commits, push
@@ -89,7 +90,7 @@ def test_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr(push, "smoke_test_upload", lambda files, source: source)
     monkeypatch.setattr(push, "commit_files", lambda name, files, *_, **__: uploads.append(files) or "address")
     monkeypatch.setattr(push.ModelCard, "validate", lambda self: None)
-    monkeypatch.setattr(push, "full_name", commits.repository_name)
+    monkeypatch.setattr(push, "resolve_repo_id", lambda name: validate_repo_id(name) or name)
 
     def try_one(rng: random.Random, folder: Path) -> None:
         write_checkpoint(rng, folder)

@@ -23,11 +23,11 @@ from hub.importing.unpickling import try_load
 
 
 def load_module(path: str):
-    """A module in or below this folder, which is no package."""
+    """Import a module of this directory, which is not a package."""
     name = Path(path).stem
     spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look for it there
+    sys.modules[name] = module  # required by dataclasses
     spec.loader.exec_module(module)
     return module
 
@@ -37,31 +37,31 @@ TUTORIALS = load_module("importing/references.py")
 
 @pytest.fixture(autouse=True)
 def trust_pickles(monkeypatch):
-    """Files of the tests are loaded by this process; starting another one for each takes seconds."""
+    """Load the tests' files in this process, because a new process per file takes seconds."""
     monkeypatch.setattr("hub.importing.checkpoint_file.try_load_in_process", lambda path, _: try_load(path))
 
 
 @pytest.fixture(scope="session")
 def references():
-    """The module of the tutorials' models."""
+    """Module with the models of the tutorials."""
     return TUTORIALS
 
 
 @pytest.fixture(scope="session")
 def load_tests_module():
-    """(path in this folder) -> the module."""
+    """Function that imports a module by its path in this directory."""
     return load_module
 
 
 @pytest.fixture(params=TUTORIALS.CASES)
 def case(request) -> str:
-    """Each of the tutorials' models by name."""
+    """Name of each tutorial model."""
     return request.param
 
 
 @pytest.fixture
 def make_reference():
-    """(name of a case, width) -> reference model, its state, layout, metadata, heads."""
+    """Function: name of a case, hidden size -> (reference model, state, layout, metadata, number of heads)."""
 
     def make(name: str, d: int = 16, **more):
         class_name, arguments, layout, metadata = TUTORIALS.CASES[name]
@@ -75,7 +75,7 @@ def make_reference():
 
 @pytest.fixture
 def save_as():
-    """(how, state, folder) -> the file that one kind of training code makes of a model's state."""
+    """Function that saves a state dict in the format of one kind of training code."""
 
     def save_as(wrapper: str, state, folder: Path) -> Path:
         path = folder / ("model.safetensors" if wrapper == "safetensors" else "model.pt")
@@ -100,20 +100,20 @@ def save_as():
 @pytest.fixture
 def save_checkpoint(tmp_path, make_model, make_tokenizer):
     def save(shared: bool = True, **overrides):
-        """A checkpoint folder of a small random model with a tokenizer: (model, tokenizer, folder)."""
+        """Save a small random model with a tokenizer, and return (model, tokenizer, directory)."""
         tokenizer, sizes = make_tokenizer(shared)
         model = make_model(**(sizes | overrides))
         model.generation_config.update(num_beams=5, max_new_tokens=12)
-        model.save_pretrained(tmp_path / "ours")
-        tokenizer.save_pretrained(tmp_path / "ours")
-        return model, tokenizer, tmp_path / "ours"
+        model.save_pretrained(tmp_path / "checkpoint")
+        tokenizer.save_pretrained(tmp_path / "checkpoint")
+        return model, tokenizer, tmp_path / "checkpoint"
 
     return save
 
 
 @pytest.fixture
 def full_disk():
-    """Within `with full_disk():` no file may be larger than 10,000 bytes: the system answers with a disk's error."""
+    """Context manager that limits files to 10,000 bytes: larger ones raise a disk error."""
 
     @contextmanager
     def full():
@@ -129,7 +129,7 @@ def full_disk():
 
 @pytest.fixture(scope="module")
 def hub():
-    """The far side of the Hub's protocol, on loopback."""
+    """Local server that implements the protocol of the Hub."""
     server = load_module("hub_server.py").Hub()
     yield server
     server.shutdown()
@@ -137,7 +137,7 @@ def hub():
 
 @pytest.fixture
 def run_main(monkeypatch, tmp_path):
-    """(a program's main, its arguments, status=...) runs it in `tmp_path`, to that exit status."""
+    """Function that runs `main` of a command in `tmp_path` and checks its exit status."""
 
     def run(main, *arguments, status: int = 0) -> None:
         monkeypatch.setattr(sys, "argv", ["program", *map(str, arguments)])
@@ -172,7 +172,7 @@ SHORT = {
 
 @pytest.fixture(scope="session")
 def demo_checkpoint(tmp_path_factory, start_programs, repository) -> Path:
-    """A small model after some hundred updates on the embedded corpus, by the training program."""
+    """Checkpoint of a small model, trained for 300 updates on the built-in corpus."""
     folder = tmp_path_factory.mktemp("demo") / "model"
     settings = [str(word) for key, value in (SMALL | SHORT).items() for word in (f"--{key}", value)]
     with start_programs("training.train") as programs:
@@ -183,7 +183,7 @@ def demo_checkpoint(tmp_path_factory, start_programs, repository) -> Path:
 
 @pytest.fixture(scope="session")
 def demo_sentences() -> list[tuple[str, str]]:
-    """The 1,000 held-out pairs of the embedded corpus: (English, German)."""
+    """The 1,000 held-out pairs of the built-in corpus: (English, German)."""
     from training.demo.corpus import generate
 
     return generate()["test"]
@@ -191,7 +191,7 @@ def demo_sentences() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="session")
 def sentencepiece_models(sentences) -> dict[str, bytes]:
-    """A SentencePiece model for each language, unigrams as OPUS-MT's."""
+    """One unigram SentencePiece model per language, as in OPUS-MT models."""
     import sentencepiece
 
     found = {}
@@ -207,8 +207,10 @@ def sentencepiece_models(sentences) -> dict[str, bytes]:
 
 @pytest.fixture
 def opus_folder(tmp_path, sentencepiece_models):
-    """() -> a folder as OPUS-MT's are: MarianMT with random weights, two SentencePiece models, one vocabulary whose
-    last token is padding, with which the decoder begins and which may never come."""
+    """Function that saves an OPUS-MT model: MarianMT with random weights, two SentencePiece models, one vocabulary.
+
+    The pad token has the last id, is the decoder start token, and is banned during generation.
+    """
     from sentencepiece import SentencePieceProcessor
 
     def make(name: str = "opus-mt-en-de", **size) -> Path:
@@ -254,7 +256,7 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    assert found, f"this test wants a browser: install one of {', '.join(CHROMIUM)}"
+    assert found, f"This test requires a browser. Install one of {', '.join(CHROMIUM)}"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=QUIET)
         yield browser
@@ -263,20 +265,27 @@ def browser():
 
 @pytest.fixture(scope="session")
 def transformers_js(tmp_path_factory, repository) -> Path:
-    """node_modules with the version of transformers.js that the page without a server names."""
+    """Directory node_modules with the version of transformers.js that the page without a server loads."""
     page = (repository / "hub" / "space" / "static" / "page.js").read_text(encoding="utf-8")
     (package,) = re.findall(r"https://cdn.jsdelivr.net/npm/(@huggingface/transformers@[\d.]+)", page)
     folder = tmp_path_factory.mktemp("node")
     (folder / "package.json").write_text("{}")
-    npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", package]  # a script would fetch for GPUs
+    npm = [
+        "npm",
+        "install",
+        "--ignore-scripts",
+        "--no-audit",
+        "--no-fund",
+        package,
+    ]  # scripts download GPU files
     if not shutil.which("npm") or subprocess.run(npm, cwd=folder, capture_output=True, check=False).returncode:
-        pytest.skip(f"{package} cannot be installed here")
+        pytest.skip(f"{package} cannot be installed.")
     return folder / "node_modules"
 
 
 @pytest.fixture
 def open_page(browser, transformers_js):
-    """(folder, width) -> the page that it holds, in a browser for which transformers_js is all of the outer network."""
+    """Function that opens a page in a browser, with access to transformers.js as the only external resource."""
 
     def from_npm(route) -> None:
         address = route.request.url
@@ -286,9 +295,9 @@ def open_page(browser, transformers_js):
             route.abort()
             return
         package = transformers_js / found[1]
-        about = json.loads((package / "package.json").read_text())
-        assert about["version"] == found[2], address
-        path = package / (found[3] or about["jsdelivr"])
+        package_json = json.loads((package / "package.json").read_text())
+        assert package_json["version"] == found[2], address
+        path = package / (found[3] or package_json["jsdelivr"])
         kind = "application/wasm" if path.suffix == ".wasm" else "text/javascript"
         route.fulfill(path=path, content_type=kind, headers={"Access-Control-Allow-Origin": "*"})
 
@@ -296,7 +305,7 @@ def open_page(browser, transformers_js):
     with ExitStack() as stack:
 
         def open_page(folder: Path, width: int = 1280):
-            server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
+            server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SilentHandler, directory=folder))
             stack.callback(server.server_close)
             stack.callback(server.shutdown)
             threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -309,23 +318,23 @@ def open_page(browser, transformers_js):
             return page
 
         yield open_page
-    assert not outside, "the page asked for these"
+    assert not outside, "The page requested external resources."
 
 
-class Quiet(SimpleHTTPRequestHandler):
+class SilentHandler(SimpleHTTPRequestHandler):
     def log_message(self, *args) -> None:
         pass
 
 
 @pytest.fixture
 def no_graphs(monkeypatch):
-    """Instead of graphs, files of their names: tracing takes seconds."""
+    """Write placeholder files instead of graphs, because tracing takes seconds."""
     from hub.space import static_page
 
     def convert(model, tokenizer, quantization):
         def write(folder):
             (folder / "onnx").mkdir()
-            for name in (*static_page.NEEDED, "decoder_model_quantized.onnx"):
+            for name in (*static_page.GRAPHS, "decoder_model_quantized.onnx"):
                 (folder / "onnx" / name).write_bytes(b"graph")
             (folder / "config.json").write_text(json.dumps({"quantization": quantization}))
 
@@ -336,7 +345,7 @@ def no_graphs(monkeypatch):
 
 @pytest.fixture(scope="session")
 def onnx_translator(repository):
-    """The class in docs/exporting.md."""
+    """Class in docs/exporting.md."""
     page = (repository / "docs" / "exporting.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(import json.*?)^```", page, re.DOTALL | re.MULTILINE)
     names: dict = {}

@@ -1,6 +1,6 @@
-"""The far side of the Hub's HTTP protocol, on loopback: repositories, uploads, one commit after the other, revisions.
+"""Local server that implements the Hub's HTTP protocol: repositories, uploads, sequential commits and revisions.
 
-Faults are switched on by `server.fault(name)`: the next request of that kind fails in that way, once.
+`server.fault(kind, how)` makes the next request of a kind fail once.
 """
 
 import base64
@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlparse
 
 TOKEN = "hf_test"
-LARGE = (".safetensors", ".png")  # go another way than texts
+LARGE = (".safetensors", ".png")  # uploaded by a different protocol than text files
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Repository:
     branches: dict[str, list[dict[str, bytes]]] = field(default_factory=lambda: {"main": [{}]})
 
     def files(self, revision: str) -> dict[str, bytes] | None:
-        """Of a branch's last commit, or of a commit by its hash."""
+        """Return the files of the last commit of a branch, or of a commit hash."""
         if revision in self.branches:
             return self.branches[revision][-1]
         commits = [commit for commits in self.branches.values() for commit in commits]
@@ -38,7 +38,7 @@ def sha_of(files: dict[str, bytes]) -> str:
 
 
 def is_large(name: str, files: dict[str, bytes]) -> bool:
-    """Whether a repository with these files keeps one of that name apart: by its .gitattributes, if it has one."""
+    """Return whether a repository with these files stores a file as a large one, by its .gitattributes if it exists."""
     if ".gitattributes" not in files:
         return name.endswith(LARGE)
     rules = [line.split() for line in files[".gitattributes"].decode().splitlines()]
@@ -50,7 +50,7 @@ def is_ignored(name: str, files: dict[str, bytes]) -> bool:
 
 
 def hashes(content: bytes, large: bool) -> dict:
-    """As the Hub tells them of a file: git's, or for a large one its SHA-256."""
+    """Return the hash of a file as the Hub reports it: that of git, or the SHA-256 of a large file."""
     if large:
         named = content.split()  # stored by Xet: "xet <its hash> <its size>"
         oid = named[1].decode() if named[:1] == [b"xet"] else hashlib.sha256(content).hexdigest()
@@ -71,12 +71,16 @@ class Hub(ThreadingHTTPServer):
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
         self.environment = {"HF_ENDPOINT": self.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0"}  # of its clients
         self.environment |= {"HF_HUB_DISABLE_XET": "1"}
-        self.xet: Path | None = None  # folder of its storage; None: it has none
+        self.xet: Path | None = None  # directory of its storage, if any
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def fault(self, kind: str, how: str) -> None:
-        """`kind`: create, validate, preupload, batch, put, verify, commit. `how`: a status, "drop" or "lost" (the work
-        is done, but the answer never comes)."""
+        """Make the next request of a kind fail.
+
+        Args:
+            kind: create, validate, preupload, batch, put, verify or commit.
+            how: A status, "drop", or "lost" (the request succeeds, but the response is not sent).
+        """
         self.faults[kind] = how
 
 
@@ -103,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def failed(self, kind: str) -> bool:
-        """Whether the request is made to fail; "lost" is looked at behind the work."""
+        """Return whether the request fails. `lost` handles the fault "lost" after the request has succeeded."""
         how = self.server.faults.get(kind)
         if how is None or how == "lost":
             return False
@@ -159,7 +163,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.repositories[name] = Repository(
                 private=bool(wanted.get("private")) or wanted.get("visibility") == "private"
             )
-            if wanted.get("type") == "space":  # has a page from the first on
+            if wanted.get("type") == "space":  # a new Space contains a README
                 self.server.repositories[name].branches["main"] = [{"README.md": b"---\nsdk: gradio\n---\n"}]
         self.answer({"url": f"{self.server.endpoint}/{name}", "name": name}, 409 if exists else 200)
 
@@ -221,7 +225,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({"files": modes})
 
     def xet_token(self, name: str, revision: str, query=None) -> None:
-        """Where the client is to store large files: a folder, which its Xet library takes for a server."""
+        """Return the storage of large files: a directory, which the Xet library uses like a server."""
         if self.server.xet is None:
             self.answer({"error": "not found"}, 404)
         elif self.allowed():
@@ -257,7 +261,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer()
 
     def changed(self, repository: Repository, revision: str) -> dict[str, bytes] | None:
-        """The files after the commit; None where it is refused, which is answered then."""
+        """Return the files after the commit, or None after a response with an error."""
         files = dict(repository.branches[revision][-1])
         head = sha_of(files)
         for line in self.body().splitlines():
@@ -269,7 +273,7 @@ class Handler(BaseHTTPRequestHandler):
             if entry["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif entry["key"] == "lfsFile":
-                if self.server.xet is not None:  # its content lies there in pieces
+                if self.server.xet is not None:  # Xet stores the content in chunks
                     self.server.objects[value["oid"]] = f"xet {value['oid']} {value['size']}".encode()
                 if value["oid"] not in self.server.objects:
                     self.answer({"error": f"{value['path']} was not uploaded"}, 400)

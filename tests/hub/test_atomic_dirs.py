@@ -11,18 +11,18 @@ from tokenizers import Tokenizer, models
 from hub.atomic_dirs import validate_new_dir, write_dir_atomically
 
 
-def test_a_folder_is_whole_or_not_there(tmp_path):
-    mine = tmp_path / "out.unfinished"
-    mine.mkdir()
+def test_creates_complete_directory_or_none(tmp_path):
+    other = tmp_path / "out.unfinished"
+    other.mkdir()
 
-    def breaks(folder):
+    def fail(folder):
         (folder / "half").write_text("x")
         raise OSError("disk full")
 
     for out in (tmp_path / "out", tmp_path / "deep" / "er" / "out"):
         with pytest.raises(OSError, match="disk full"):
-            write_dir_atomically(out, breaks)
-        assert list(tmp_path.iterdir()) == [mine]
+            write_dir_atomically(out, fail)
+        assert list(tmp_path.iterdir()) == [other]
     write_dir_atomically(tmp_path / "deep" / "out", lambda folder: (folder / "file").write_text("x"))
     assert (tmp_path / "deep" / "out" / "file").read_text() == "x"
     assert list((tmp_path / "deep").iterdir()) == [tmp_path / "deep" / "out"]
@@ -36,21 +36,21 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, full_disk, writer):
+def test_reports_full_disk_and_removes_partial_output(tmp_path, full_disk, writer):
     with (
         full_disk(),
-        pytest.raises(OSError, match=r"out could not be written: File too large. Nothing of it is left"),
+        pytest.raises(OSError, match=r"out could not be written: File too large. No partial output was kept"),
     ):
         write_dir_atomically(tmp_path / "out", WRITERS[writer])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_errors_stay_as_they_are(tmp_path):
-    def breaks(folder):
-        raise KeyError("mine")
+def test_does_not_change_other_errors(tmp_path):
+    def fail(folder):
+        raise KeyError("name")
 
     with pytest.raises(KeyError):
-        write_dir_atomically(tmp_path / "out", breaks)
+        write_dir_atomically(tmp_path / "out", fail)
 
 
 WRITE = """
@@ -65,37 +65,37 @@ write_dir_atomically(Path(sys.argv[1]), write)
 """
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path, repository, capsys):
-    """And nothing that is another's: of a run that goes on, or of a name like that."""
-    mine = tmp_path / "out.unfinished-mine"
-    mine.mkdir()
-    (mine / "file").write_text("x")
+def test_removes_leftovers_of_killed_runs(tmp_path, repository, capsys):
+    """Directories of running processes, and others with such a name, are kept."""
+    other = tmp_path / "out.unfinished-other"
+    other.mkdir()
+    (other / "file").write_text("x")
     command = [sys.executable, "-c", WRITE, tmp_path / "out"]
     process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, cwd=repository)
     try:
         process.stdout.readline()
         validate_new_dir(tmp_path / "out")
-        (left,) = set(tmp_path.iterdir()) - {mine}
-        assert (left / "result" / "half").exists()
+        (leftover,) = set(tmp_path.iterdir()) - {other}
+        assert (leftover / "result" / "half").exists()
         assert capsys.readouterr().out == ""
         process.send_signal(signal.SIGKILL)
         process.wait()
         validate_new_dir(tmp_path / "out")
-        assert list(tmp_path.iterdir()) == [mine]
-        assert f"removed {left}" in capsys.readouterr().out
-        assert (mine / "file").read_text() == "x"
+        assert list(tmp_path.iterdir()) == [other]
+        assert f"Removed {leftover}" in capsys.readouterr().out
+        assert (other / "file").read_text() == "x"
     finally:
         process.kill()
         process.stdout.close()
 
 
-def test_places_that_cannot_be_made_are_refused_at_once(tmp_path):
+def test_rejects_paths_that_cannot_be_created(tmp_path):
     (tmp_path / "file").write_text("x")
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="file is not a folder: give another place"):
+    (tmp_path / "link").symlink_to(tmp_path / "missing")
+    with pytest.raises(ValueError, match=r"file is not a directory\. Choose another path"):
         validate_new_dir(tmp_path / "file" / "deep" / "out")
     for name in ("file", "link"):
-        with pytest.raises(ValueError, match="exists already"):
+        with pytest.raises(ValueError, match="already exists"):
             validate_new_dir(tmp_path / name)
     validate_new_dir(tmp_path / "deep" / "out")
     validate_new_dir(Path("deep") / "out")

@@ -1,25 +1,25 @@
-"""What all verbs have in common."""
+"""Common behavior of all commands of hub."""
 
 import importlib
 import re
 
 import pytest
 
-VERBS = ("import_checkpoint", "export", "push", "model_card", "decoding", "space.__main__")
+COMMANDS = ("import_checkpoint", "export", "push", "model_card", "decoding", "space.__main__")
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_an_unknown_option_ends_a_verb_with_one_line(verb, run_main, capsys):
-    main = importlib.import_module(f"hub.{verb}").main
-    run_main(main, "one", "two", "--nothing_known", status=2)
-    told = capsys.readouterr().err
-    assert told.startswith(f"hub.{verb.removesuffix('.__main__')}: ")
-    assert told.count("\n") == 1
+@pytest.mark.parametrize("command", COMMANDS)
+def test_reports_unknown_option_in_one_line(command, run_main, capsys):
+    main = importlib.import_module(f"hub.{command}").main
+    run_main(main, "one", "two", "--unknown_option", status=2)
+    output = capsys.readouterr().err
+    assert output.startswith(f"hub.{command.removesuffix('.__main__')}: ")
+    assert output.count("\n") == 1
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_options_have_underscores(verb, run_main, capsys):
-    main = importlib.import_module(f"hub.{verb}").main
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_use_underscores(command, run_main, capsys):
+    main = importlib.import_module(f"hub.{command}").main
     with pytest.raises(SystemExit):
         run_main(main, "--help")
     options = re.findall(r"--[\w-]+", capsys.readouterr().out)

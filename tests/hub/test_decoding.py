@@ -1,4 +1,4 @@
-"""The decoding as a repository of its own."""
+"""The beam search as a separate repository."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from hub import decoding
 from hub.decoding import main, write
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 
-ALONE = """
+SCRIPT = """
 import sys
 import torch
 from transformers import AutoModelForSeq2SeqLM
@@ -29,17 +29,17 @@ print(model.generate(source, attention_mask=(source != 0).long(), **options, alp
 
 
 @pytest.mark.slow
-def test_it_is_loaded_without_the_package(tmp_path, make_model):
-    """In a process that has nothing of ours but the folders; the results are those of `beam_search`."""
+def test_loads_without_package(tmp_path, make_model):
+    """A process that cannot import the package gets the results of `beam_search`."""
     model = make_model(vocab_size=30)
     model.save_pretrained(tmp_path / "model")
     write(tmp_path / "search", "search")
-    translate_alone(model, tmp_path, str(tmp_path / "search"), os.environ)
+    translate_without_package(model, tmp_path, str(tmp_path / "search"), os.environ)
 
 
-def translate_alone(model, folder, search, environment):
-    """By the decoding `search`, in a process that cannot import the package; the results are `beam_search`'s."""
-    arguments = [sys.executable, "-c", ALONE, str(folder / "model"), search]
+def translate_without_package(model, folder, search, environment):
+    """Check that the repository `search` gives the results of `beam_search` without the package."""
+    arguments = [sys.executable, "-c", SCRIPT, str(folder / "model"), search]
     done = subprocess.run(arguments, capture_output=True, text=True, cwd=folder, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     source = torch.tensor([[5, 6, 7, 2], [8, 9, 2, 0]])
@@ -49,7 +49,7 @@ def translate_alone(model, folder, search, environment):
         assert line == str(expected.tolist())
 
 
-def test_card_and_folder(tmp_path, run_main, capsys):
+def test_writes_card_and_modules(tmp_path, run_main, capsys):
     run_main(main, tmp_path / "search")
     card = ModelCard.load(tmp_path / "search" / "README.md")
     assert card.data.tags == ["custom_generate"]
@@ -61,30 +61,30 @@ def test_card_and_folder(tmp_path, run_main, capsys):
     assert {path.name for path in code.iterdir()} == {"generate.py"} | own
     for path in decoding.CODE:
         assert (code / path.name).read_bytes() == Path(path).read_bytes()
-    named = re.findall(r"^from \.(\w+) import", (code / "generate.py").read_text(), re.MULTILINE)
-    assert {f"{name}.py" for name in named} == own
+    modules = re.findall(r"^from \.(\w+) import", (code / "generate.py").read_text(), re.MULTILINE)
+    assert {f"{name}.py" for name in modules} == own
 
 
 @pytest.mark.slow
-def test_it_is_pushed(tmp_path, hub, start_programs, make_model):
-    """With the real client to a Hub's server on this machine, and loaded from there."""
+def test_pushes_to_hub(tmp_path, hub, start_programs, make_model):
+    """Upload with the Hub client to a local server, then load from there."""
     with start_programs("hub.decoding", **hub.environment) as programs:
-        told = programs.run("hub.decoding", tmp_path / "search", "--push", "user/search")
-    assert "user/search" in told.stdout
+        output = programs.run("hub.decoding", tmp_path / "search", "--push", "user/search")
+    assert "user/search" in output.stdout
     files = hub.repositories["user/search"].files("main")
     assert "custom_generate/generate.py" in files
     assert "README.md" in files
     model = make_model(vocab_size=30)
     model.save_pretrained(tmp_path / "model")
     environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "PATH": "/usr/bin"}
-    translate_alone(model, tmp_path, "user/search", environment)
+    translate_without_package(model, tmp_path, "user/search", environment)
 
 
 @pytest.mark.slow
-def test_what_could_not_be_pushed_is_made_anew(tmp_path, hub, start_programs):
-    """Without the right to write: told in words, and the next call is not in the way of itself."""
+def test_removes_directory_if_push_fails(tmp_path, hub, start_programs):
+    """Without write permission, there is a message, and the next call can write the directory again."""
     with start_programs("hub.decoding", **hub.environment | {"HF_TOKEN": "wrong"}) as programs:
-        told = programs.run("hub.decoding", tmp_path / "search", "--push", "user/refused", status=2)
-    assert "Traceback" not in told.stderr
+        output = programs.run("hub.decoding", tmp_path / "search", "--push", "user/rejected", status=2)
+    assert "Traceback" not in output.stderr
     assert not (tmp_path / "search").exists()
-    assert "user/refused" not in hub.repositories
+    assert "user/rejected" not in hub.repositories

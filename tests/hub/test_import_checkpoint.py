@@ -27,8 +27,8 @@ SPECIAL = ["[UNK]", "[PAD]", "[SOS]", "[EOS]"]
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_from_file_to_translation(make_reference, save_as, command, tmp_path, capsys, moved):
-    """hkproj with its two tokenizers; where their special tokens have different ids, rows move with them."""
+def test_imports_file_and_translates(make_reference, save_as, command, tmp_path, capsys, moved):
+    """Import hkproj with two tokenizers. If the ids of their special tokens differ, rows are permuted."""
     model, state, layout, _, _ = make_reference("hkproj C")
     source = [*SPECIAL, *(f"w{i}" for i in range(27))]
     target = [*(f"z{i}" for i in range(33)), *SPECIAL] if moved else [*SPECIAL, *(f"z{i}" for i in range(33))]
@@ -38,32 +38,29 @@ def test_from_file_to_translation(make_reference, save_as, command, tmp_path, ca
         *(path, tmp_path / "out", "--num_heads", 4, "--source_tokenizer", files[0], "--target_tokenizer", files[1]),
         *("--set", "source_begins=true"),
     )
-    told = capsys.readouterr().out
-    assert "looks like Umar Jamil" in told
-    assert "folded: alpha / unbiased std" in told
+    output = capsys.readouterr().out
+    assert "Detected layout: Umar Jamil" in output
+    assert "folded: alpha / unbiased std" in output
     report = json.loads((tmp_path / "out" / "import_report.json").read_text())
     assert report["layout"] == "hkproj"
     assert set(report["used"]) | set(report["left_out"]) == set(state)
 
-    ours, tokenizer = (
-        AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out"),
-        AutoTokenizer.from_pretrained(tmp_path / "out"),
-    )
+    imported, tokenizer = (auto.from_pretrained(tmp_path / "out") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
     batch = tokenizer("w3 w5 w7", text_target="z1 z2", return_tensors="pt")
     assert tokenizer.decode(batch["input_ids"][0], use_source_tokenizer=True) == "[SOS] w3 w5 w7 [EOS]"
     assert tokenizer.batch_decode(batch["labels"], skip_special_tokens=True) == ["z1 z2"]
-    theirs = torch.tensor([[2, 7, 9, 11, 3]])
-    begin = torch.tensor([[target.index("[SOS]"), target.index("z1"), target.index("z2")]])
+    source_ids = torch.tensor([[2, 7, 9, 11, 3]])
+    prompt = torch.tensor([[target.index("[SOS]"), target.index("z1"), target.index("z2")]])
     everything = torch.ones(1, 1, 1, 5, dtype=torch.bool)
     causal = torch.ones(3, 3, dtype=torch.bool).tril()[None, None]
-    expected = layout.run(model, theirs, everything, begin, causal)[0].log_softmax(-1)
-    found = ours(**batch).logits[0].log_softmax(-1)
+    expected = layout.run(model, source_ids, everything, prompt, causal)[0].log_softmax(-1)
+    found = imported(**batch).logits[0].log_softmax(-1)
     vocabulary = tokenizer.target_tokenizer
     for token in ("z0", "z9", "[EOS]", "z32"):
         torch.testing.assert_close(
             found[:, vocabulary.token_to_id(token)], expected[:, target.index(token)], atol=1e-4, rtol=0
         )
-    ids = ours.generate(**tokenizer("w3 w5 w7", return_tensors="pt"), max_new_tokens=5)
+    ids = imported.generate(**tokenizer("w3 w5 w7", return_tensors="pt"), max_new_tokens=5)
     assert isinstance(tokenizer.decode(ids[0], skip_special_tokens=True), str)
 
 
@@ -76,39 +73,39 @@ FAIRSEQ = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
 @pytest.mark.parametrize("name", ["fairseq iwslt_de_en", "fairseq base"])
-def test_rows_move_once_where_matrices_are_tied(toolkits, command, tmp_path, name):
-    """Two tokenizers whose special tokens have different ids: logits are those of the original model."""
-    theirs = toolkits.make(name)
+def test_permutes_tied_rows_once(toolkits, command, tmp_path, name):
+    """With different special token ids in two tokenizers, logits are those of the original model."""
+    reference = toolkits.make(name)
     source = [*FAIRSEQ, *(f"w{i}" for i in range(27))]
     target = [*(f"z{i}" for i in range(20)), "</s>", "<pad>", "<s>", "<unk>", *(f"z{i}" for i in range(20, 33))]
     files = [tmp_path / "source.txt", tmp_path / "target.txt"]
     for file, tokens in zip(files, (source, target), strict=True):
         file.write_text("\n".join(tokens))
-    path = toolkits.save(theirs.content(), tmp_path / "model.pt")
+    path = toolkits.save(reference.content(), tmp_path / "model.pt")
     command(path, tmp_path / "out", "--source_tokenizer", files[0], "--target_tokenizer", files[1])
-    ours, tokenizer = (auto.from_pretrained(tmp_path / "out") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    imported, tokenizer = (auto.from_pretrained(tmp_path / "out") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
     vocabulary = tokenizer.target_tokenizer.get_vocab()
-    begin = ["<s>", "z0", "z3", "z30"]
+    prompt = ["<s>", "z0", "z3", "z30"]
     batch = tokenizer("w3 w5", return_tensors="pt")
     with torch.no_grad():
-        given = torch.tensor([[target.index(token) for token in begin]])
-        expected = theirs(torch.tensor([[7, 9, 2]]), None, given)[0]
-        found = ours(**batch, decoder_input_ids=torch.tensor([[vocabulary[token] for token in begin]])).logits
+        prompt_ids = torch.tensor([[target.index(token) for token in prompt]])
+        expected = reference(torch.tensor([[7, 9, 2]]), None, prompt_ids)[0]
+        found = imported(**batch, decoder_input_ids=torch.tensor([[vocabulary[token] for token in prompt]])).logits
     torch.testing.assert_close(found[..., [vocabulary[token] for token in target]], expected, atol=1e-4, rtol=0)
 
 
-def test_two_orders_of_one_matrix_are_an_error(toolkits, command, tmp_path, capsys):
+def test_rejects_two_orders_of_one_matrix(toolkits, command, tmp_path, capsys):
     path = toolkits.save(toolkits.make("fairseq wmt_en_de").content(), tmp_path / "model.pt")
     tokens = [*FAIRSEQ, *(f"w{i}" for i in range(33))]
     (tmp_path / "source.txt").write_text("\n".join(tokens))
     (tmp_path / "target.txt").write_text("\n".join(tokens[::-1]))
-    given = ("--source_tokenizer", tmp_path / "source.txt", "--target_tokenizer", tmp_path / "target.txt")
-    command(path, tmp_path / "out", *given, status=2)
+    options = ("--source_tokenizer", tmp_path / "source.txt", "--target_tokenizer", tmp_path / "target.txt")
+    command(path, tmp_path / "out", *options, status=2)
     assert "source and target share one matrix" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_list_of_tokens_is_a_tokenizer(make_reference, save_as, command, tmp_path):
+def test_reads_token_list_as_tokenizer(make_reference, save_as, command, tmp_path):
     _, state, _, _, _ = make_reference("annotated")
     (tmp_path / "en.txt").write_text(
         "\n".join(["<s>", "</s>", "<blank>", "<unk>", *(f"w{i}" for i in range(27))]) + "\n"
@@ -126,7 +123,7 @@ def test_a_list_of_tokens_is_a_tokenizer(make_reference, save_as, command, tmp_p
     command(path, tmp_path / "more", "--num_heads", 4, "--source_tokenizer", tmp_path / "de.txt", status=2)
 
 
-def test_what_the_file_cannot_tell_is_asked_for(make_reference, save_as, command, tmp_path, capsys):
+def test_requires_options_that_file_does_not_specify(make_reference, save_as, command, tmp_path, capsys):
     _, state, _, _, _ = make_reference("notebook")
     path = save_as("bare", state, tmp_path)
     command(path, tmp_path / "out", "--num_heads", 4)
@@ -135,15 +132,15 @@ def test_what_the_file_cannot_tell_is_asked_for(make_reference, save_as, command
     with pytest.raises(ValueError, match="decoder_start_token_id"):
         model.generate(torch.tensor([[4, 5]]), max_new_tokens=3)
     command(path, tmp_path / "out", "--num_heads", 4, status=2)
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     command(path, tmp_path / "other", status=2)
-    told = capsys.readouterr().err
-    assert "give it with --num_heads" in told
-    assert told.startswith(f"hub.import_checkpoint: {path}: ")
+    output = capsys.readouterr().err
+    assert "give it with --num_heads" in output
+    assert output.startswith(f"hub.import_checkpoint: {path}: ")
     assert not (tmp_path / "other").exists()
 
 
-def test_options_may_be_spelled_with_dashes(make_reference, save_as, command, tmp_path):
+def test_accepts_options_with_dashes(make_reference, save_as, command, tmp_path):
     _, state, _, _, _ = make_reference("notebook")
     path = save_as("bare", state, tmp_path)
     command(path, tmp_path / "out", "--num-heads", 4, "--pad-token-id=5")
@@ -151,18 +148,18 @@ def test_options_may_be_spelled_with_dashes(make_reference, save_as, command, tm
     assert (config.encoder_attention_heads, config.pad_token_id) == (4, 5)
 
 
-def test_the_report_tells_the_architecture(make_reference, save_as, command, tmp_path, capsys):
+def test_report_contains_architecture(make_reference, save_as, command, tmp_path, capsys):
     _, state, _, _, _ = make_reference("torch tutorial")
     command(save_as("bare", state, tmp_path), tmp_path / "out", "--num_heads", 4)
     shapes = json.loads((tmp_path / "out" / "import_report.json").read_text())["shapes"]
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").config
     assert shapes == {name: getattr(config, name) for name in shapes}
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert {"decoder_vocab_size", "key_head_dim", "norm_position", "position_embedding_type"} <= shapes.keys()
-    assert all(f"{name} {value}" in told for name, value in shapes.items())
+    assert all(f"{name} {value}" in output for name, value in shapes.items())
 
 
-def test_joeynmt_asks_for_its_scale(make_reference, save_as, command, tmp_path, capsys):
+def test_joeynmt_requires_scale_embedding(make_reference, save_as, command, tmp_path, capsys):
     _, state, _, _, _ = make_reference("joeynmt, pre")
     path = save_as("bare", state, tmp_path)
     command(path, tmp_path / "out", "--num_heads", 4, status=2)
@@ -170,41 +167,49 @@ def test_joeynmt_asks_for_its_scale(make_reference, save_as, command, tmp_path, 
     command(path, tmp_path / "out", "--num_heads", 4, "--set", "scale_embedding=true")
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_comparing_with_ones_own_code(make_reference, save_as, command, tmp_path, capsys, right, references):
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_compares_with_original_code(make_reference, save_as, command, tmp_path, capsys, is_equal, references):
     _, state, _, _, _ = make_reference("notebook")
     path = save_as("bare", state, tmp_path)
-    heads = 4 if right else 2
-    (tmp_path / f"mine_{right}.py").write_text(
+    heads = 4 if is_equal else 2
+    (tmp_path / f"original_{is_equal}.py").write_text(
         f"import sys\nsys.path.insert(0, {str(Path(references.__file__).parent)!r})\n"
         f"from references import Notebook\ndef build(): return Notebook(heads={heads})\n"
     )
-    command(path, tmp_path / "out", "--num_heads", 4, "--compare_with", f"mine_{right}:build", status=0 if right else 2)
-    told = capsys.readouterr()
-    if right:
-        assert "agrees: log-probabilities within" in told.out
-        parity_ = json.loads((tmp_path / "out" / "import_report.json").read_text())["parity"]
-        assert parity_["largest_difference_of_log_probabilities"] <= 1e-4
+    command(
+        path,
+        tmp_path / "out",
+        "--num_heads",
+        4,
+        "--compare_with",
+        f"original_{is_equal}:build",
+        status=0 if is_equal else 2,
+    )
+    output = capsys.readouterr()
+    if is_equal:
+        assert "agrees: log-probabilities differ by at most" in output.out
+        parity = json.loads((tmp_path / "out" / "import_report.json").read_text())["parity"]
+        assert parity["largest_difference_of_log_probabilities"] <= 1e-4
     else:
-        assert "differ by" in told.err
+        assert "differ by" in output.err
         assert not (tmp_path / "out").exists()
 
 
-def test_settings_may_be_given_in_several_options(make_reference, save_as, command, tmp_path, capsys):
+def test_merges_repeated_set_options(make_reference, save_as, command, tmp_path, capsys):
     _, state, _, _, _ = make_reference("jadore, embeddings scaled")
     path = save_as("bare", state, tmp_path)
-    given = ("--num_heads", 4, "--set", "proj_share_weight=true", "--set", "scale_emb_or_prj=emb")
-    command(path, tmp_path / "out", *given)
+    options = ("--num_heads", 4, "--set", "proj_share_weight=true", "--set", "scale_emb_or_prj=emb")
+    command(path, tmp_path / "out", *options)
     assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").config.scale_embedding
-    told = json.loads((tmp_path / "out" / "import_report.json").read_text())["settings"]
-    assert told == {"proj_share_weight": True, "scale_emb_or_prj": "emb"}
+    output = json.loads((tmp_path / "out" / "import_report.json").read_text())["settings"]
+    assert output == {"proj_share_weight": True, "scale_emb_or_prj": "emb"}
     assert "does not tell" not in capsys.readouterr().out.replace("The file does not tell pad_token_id", "")
     command(path, tmp_path / "more", "--num_heads", 4, "--set", "proj_share_weigth=true", status=2)
     assert "did you mean proj_share_weight?" in capsys.readouterr().err
     assert not (tmp_path / "more").exists()
 
 
-def test_what_is_taken_for_granted_is_told(make_reference, save_as, command, tmp_path, capsys):
+def test_reports_assumed_settings(make_reference, save_as, command, tmp_path, capsys):
     _, state, _, _, _ = make_reference("torch tutorial")
     path = save_as("bare", state, tmp_path)
     command(path, tmp_path / "out", "--num_heads", 4)
@@ -215,33 +220,40 @@ def test_what_is_taken_for_granted_is_told(make_reference, save_as, command, tmp
     assert (config.norm_position, config.activation_function) == ("pre", "gelu")
 
 
-def test_sources_that_begin_need_a_tokenizer_of_their_own(make_reference, save_as, command, tmp_path, capsys):
+def test_source_bos_requires_two_tokenizers(make_reference, save_as, command, tmp_path, capsys):
     _, state, _, _, _ = make_reference("hkproj C", sizes=(37, 37))
     path, file = save_as("bare", state, tmp_path), word_level([*SPECIAL, *(f"w{i}" for i in range(33))], tmp_path / "t")
-    given = ("--num_heads", 4, "--set", "source_begins=true")
-    for one in ((), ("--source_tokenizer", file)):
-        command(path, tmp_path / "out", *given, *one, status=2)
+    options = ("--num_heads", 4, "--set", "source_begins=true")
+    for option in ((), ("--source_tokenizer", file)):
+        command(path, tmp_path / "out", *options, *option, status=2)
         assert "needs a tokenizer of its own for each side" in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
-    command(path, tmp_path / "out", *given, "--source_tokenizer", file, "--target_tokenizer", file)
+    command(path, tmp_path / "out", *options, "--source_tokenizer", file, "--target_tokenizer", file)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("w3")["input_ids"] == [2, 7, 3]
     assert tokenizer(text_target="w3")["input_ids"] == [7, 3]
 
 
-def test_special_tokens_that_move_do_not_disturb_the_comparison(make_reference, save_as, command, tmp_path, references):
-    """It is of the file's own order of rows, with each side's own padding."""
+def test_comparison_uses_original_row_order(make_reference, save_as, command, tmp_path, references):
+    """The comparison uses the rows of the file and the pad token of each side."""
     _, state, _, _, _ = make_reference("hkproj C")
     files = (
         word_level([*SPECIAL, *(f"w{i}" for i in range(27))], tmp_path / "en.json"),
         word_level([*(f"z{i}" for i in range(33)), *SPECIAL], tmp_path / "it.json"),
     )
-    (tmp_path / "mine_moved.py").write_text(
+    (tmp_path / "original_moved.py").write_text(
         f"import sys\nsys.path.insert(0, {str(Path(references.__file__).parent)!r})\n"
         "from references import Hkproj\ndef build(): return Hkproj()\n"
     )
     command(
-        *(save_as("bare", state, tmp_path), tmp_path / "out", "--num_heads", 4, "--compare_with", "mine_moved:build"),
+        *(
+            save_as("bare", state, tmp_path),
+            tmp_path / "out",
+            "--num_heads",
+            4,
+            "--compare_with",
+            "original_moved:build",
+        ),
         *("--source_tokenizer", files[0], "--target_tokenizer", files[1]),
     )
     report = json.loads((tmp_path / "out" / "import_report.json").read_text())
@@ -255,54 +267,52 @@ def test_special_tokens_that_move_do_not_disturb_the_comparison(make_reference, 
         (2, "gives the id 2 to several tokens"),
     ],
 )
-def test_ids_that_no_vocabulary_has_are_refused(make_reference, save_as, command, tmp_path, capsys, number, message):
+def test_rejects_invalid_token_ids(make_reference, save_as, command, tmp_path, capsys, number, message):
     _, state, _, _, _ = make_reference("hkproj C")
     content = json.loads(word_level([*SPECIAL, "a", "b"], tmp_path / "t.json").read_text())
     content["model"]["vocab"]["b"] = number
     (tmp_path / "t.json").write_text(json.dumps(content))
-    given = ("--num_heads", 4, "--source_tokenizer", tmp_path / "t.json")
-    command(save_as("bare", state, tmp_path), tmp_path / "out", *given, status=2)
+    options = ("--num_heads", 4, "--source_tokenizer", tmp_path / "t.json")
+    command(save_as("bare", state, tmp_path), tmp_path / "out", *options, status=2)
     assert message in capsys.readouterr().err
 
 
-def test_a_tokenizer_at_which_the_library_panics_is_refused_in_one_line(
-    make_reference, save_as, command, tmp_path, capfd
-):
+def test_reports_tokenizer_panic_in_one_line(make_reference, save_as, command, tmp_path, capfd):
     _, state, _, _, _ = make_reference("hkproj C")
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
     model["continuing_subword_prefix"] = "much longer than any token"
     (tmp_path / "t.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
-    given = ("--num_heads", 4, "--source_tokenizer", tmp_path / "t.json")
-    command(save_as("bare", state, tmp_path), tmp_path / "out", *given, status=2)
+    options = ("--num_heads", 4, "--source_tokenizer", tmp_path / "t.json")
+    command(save_as("bare", state, tmp_path), tmp_path / "out", *options, status=2)
     (line,) = capfd.readouterr().err.splitlines()
     assert "t.json is no file of the library tokenizers" in line
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(make_reference, save_as, command, tmp_path, capfd, full_disk):
+def test_reports_full_disk_and_removes_partial_output(make_reference, save_as, command, tmp_path, capfd, full_disk):
     _, state, _, _, _ = make_reference("notebook")
     path = save_as("bare", state, tmp_path)
     with full_disk():
         command(path, tmp_path / "out", "--num_heads", 4, status=2)
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("hub.import_checkpoint: ")
-    assert line.endswith("out could not be written: File too large. Nothing of it is left.")
+    assert line.endswith("out could not be written: File too large. No partial output was kept.")
     assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("name", ["opennmt 3", "fairseq base"])
-def test_toolkits_without_tokenizers_of_their_own_have_no_source_begins(toolkits, command, tmp_path, capsys, name):
-    """Their sources begin as in the toolkit."""
-    theirs = toolkits.make(name)
+def test_toolkit_rejects_source_begins(toolkits, command, tmp_path, capsys, name):
+    """Without tokenizers, the sources start as in the toolkit."""
+    reference = toolkits.make(name)
     for side, size in zip(("de", "en"), (31, 37), strict=True):
         (tmp_path / f"dict.{side}.txt").write_text("".join(f"{side}{i} 1\n" for i in range(size - 4)))
-    path = toolkits.save(theirs.content(), tmp_path / "model.pt")
+    path = toolkits.save(reference.content(), tmp_path / "model.pt")
     command(path, tmp_path / "out", "--set", "source_begins=true", status=2)
     assert "source_begins=true needs a tokenizer of its own for each side" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("json_file", [False, True])
-def test_a_byte_order_mark_is_ignored(tmp_path, json_file):
+def test_ignores_byte_order_mark(tmp_path, json_file):
     path = tmp_path / "tokens"
     path.write_text("<unk>\n<pad>\n<s>\n</s>\na\nb\n", encoding="utf-8-sig")
     if json_file:
@@ -312,8 +322,8 @@ def test_a_byte_order_mark_is_ignored(tmp_path, json_file):
     assert tokenizer("a zzz b")["input_ids"] == [4, 0, 5, 3]
 
 
-def test_in_a_list_without_an_unknown_token_other_words_are_padding(tmp_path):
-    """As for a character-level tutorial, whose list has the letters only."""
+def test_maps_unknown_words_to_padding_without_unk_token(tmp_path):
+    """The list of a character-level tutorial contains only letters."""
     path = tmp_path / "tokens.txt"
     path.write_text("<START>\na\nb\n<PAD>\n<END>\n")
     tokenizer = read_tokenizers(path, None).tokenizer

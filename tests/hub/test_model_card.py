@@ -7,11 +7,11 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from hub.model_card import main, make_card, plain
+from hub.model_card import escape_markdown, main, make_card
 from hub.run_files import count_parameters
 
 HASH = "ab" * 32
-HUB = {"source": "hub", "dataset": "somebody/pairs", "config": "de-en"}
+HUB = {"source": "hub", "dataset": "owner/pairs", "config": "de-en"}
 DATA = {
     "train": HUB | {"split": "train", "pairs": 29000, "sha256": HASH},
     "validation": HUB | {"split": "validation", "pairs": 1014, "sha256": "cd" * 32},
@@ -26,11 +26,11 @@ RESULTS = {
     "versions": {"torch": "2.13.0", "transformers": "5.23.0"}, "data": DATA,
 }  # fmt: skip
 RECIPE = """# train: 28991 pairs, sha256 abab
-output_dir: /home/somebody/runs/secret
+output_dir: /home/owner/runs/secret
 data_dir: data
 source_lang: en
 target_lang: de
-dataset_name: somebody/pairs
+dataset_name: owner/pairs
 dataset_config: de-en
 test_file: test_2016
 base_model: null
@@ -49,54 +49,54 @@ def folder(tmp_path, make_config):
     return tmp_path
 
 
-def test_every_figure_stands_in_the_card(folder):
+def test_card_contains_all_results(folder):
     card = make_card(folder, "user/name", license="mit")
     text = card.content
     for wanted in ("41.23", "63.46", "42.34", "28,991", "blank: 9", "9,876", "12,345,678", "55.5 minutes", "AMD EPYC"):
         assert wanted in text, wanted
     for wanted in ("29,000", HASH, RESULTS["test_bleu_signature"], "beam size: 5", "A dog \\| cat.", "bf16"):
         assert wanted in text, wanted
-    assert "/home/somebody" not in text
-    assert "energy: not known" in text
+    assert "/home/user" not in text
+    assert "energy: unknown" in text
 
 
-def test_other_results_make_another_card(folder):
+def test_card_uses_saved_results(folder):
     (folder / "all_results.json").write_text(json.dumps(RESULTS | {"test_bleu": 12.5}))
     text = make_card(folder, "user/name").content
     assert "12.50" in text
     assert "41.23" not in text
 
 
-def test_metadata_round_trips(folder):
+def test_metadata_round_trip(folder):
     (folder / "recipe.yaml").write_text(RECIPE.replace("base_model: null", "base_model: other/model"))
     card = make_card(folder, "user/name", license="cc-by-4.0", base_model="other/model")
     again = ModelCard(card.content).data
     assert again.to_dict() == card.data.to_dict()
     assert (again.language, again.license, again.pipeline_tag) == (["en", "de"], "cc-by-4.0", "translation")
     assert again.base_model == "other/model"
-    assert again.datasets == ["somebody/pairs"]
+    assert again.datasets == ["owner/pairs"]
     scores = {result.metric_type: result for result in again.eval_results}
     assert scores["bleu"].metric_value == 41.23
     assert RESULTS["test_bleu_signature"] in scores["bleu"].metric_name
     chrf = scores["chrf"]
-    assert (chrf.dataset_name, chrf.dataset_config, chrf.dataset_split) == ("somebody/pairs", "de-en", "test_2016")
+    assert (chrf.dataset_name, chrf.dataset_config, chrf.dataset_split) == ("owner/pairs", "de-en", "test_2016")
     assert yaml.safe_load(card.content.split("---")[1])["library_name"] == "transformers"
 
 
 PAPER = "The encoder-decoder of [Attention Is All You Need](https://arxiv.org/abs/1706.03762)"
-NOT_KNOWN = "not known: no file of the checkpoint tells"
-GENERAL = "It knows what its training data show: other domains, other kinds of text and other scripts come out wrong."
-GRAMMAR = "Its corpus comes out of a small grammar: it translates sentences of that grammar and no others."
+UNKNOWN = "unknown (not stored in the checkpoint)"
+GENERAL = "Expect wrong translations for domains, text types and scripts that the training data do not contain."
+GRAMMAR = "A small grammar generated its corpus: it translates only sentences of that grammar."
 LONGEST = "Trained on sentences of at most 256 tokens."
-SEED = "Scores are of one run on one test set; another seed gives somewhat different ones."
-BIASES = "It has not been examined for biases of its training data."
+SEED = "Scores are from one run on one test set; another seed gives somewhat different scores."
+BIASES = "It has not been evaluated for biases in its training data."
 COST = [
     "9,876 updates, 12,345,678 target tokens",
-    "55.5 minutes on AMD EPYC; processes: 2, with 1 threads each (CPU cores: 2); bf16",
-    f"energy: {NOT_KNOWN}",
+    "55.5 minutes on AMD EPYC; processes: 2, threads per process: 1 (CPU cores: 2); bf16",
+    f"energy: {UNKNOWN}",
     "versions: torch 2.13.0, transformers 5.23.0",
 ]
-COUNTS = ["trained on 28,991 pairs", "left out: blank: 9"]
+COUNTS = ["trained on 28,991 pairs", "excluded: blank: 9"]
 SCRATCH = f"{PAPER}, trained from scratch: from en to de."
 FILES = {
     "train": {"source": "files", "files": ["train.en", "train.de"], "pairs": 29000, "sha256": HASH},
@@ -110,28 +110,28 @@ STREAM = {"train": {"source": "files", "files": ["train.en", "train.de"], "strea
 }
 OWNERS_FILES = [
     f"training: text files of the owner (train.en, train.de); 29,000 pairs; SHA-256 of the text: `{HASH}`",
-    "validation: set aside from the training data; 100 pairs",
-    "test: text files of the owner (test.tsv); 10 pairs; further accepted translations in test.refs.tsv",
+    "validation: held out from the training data; 100 pairs",
+    "test: text files of the owner (test.tsv); 10 pairs; additional references in test.refs.tsv",
 ]
 ON_THE_HUB = [
-    f"training: somebody/pairs (de-en), train; 29,000 pairs; SHA-256 of the text: `{HASH}`",
-    f"validation: somebody/pairs (de-en), validation; 1,014 pairs; SHA-256 of the text: `{'cd' * 32}`",
-    f"test: somebody/pairs (de-en), test_2016; 1,000 pairs; SHA-256 of the text: `{'ef' * 32}`",
+    f"training: owner/pairs (de-en), train; 29,000 pairs; SHA-256 of the text: `{HASH}`",
+    f"validation: owner/pairs (de-en), validation; 1,014 pairs; SHA-256 of the text: `{'cd' * 32}`",
+    f"test: owner/pairs (de-en), test_2016; 1,000 pairs; SHA-256 of the text: `{'ef' * 32}`",
 ]
-SCORED = "On {}; beam size: 5; one run."
+SCORED = "Test set: {}; beam size: 5; one run."
 MORE_FILES = "text files of the owner (test.tsv)"
 REPORT = {"layout": "hkproj", "parity": {"largest_difference_of_log_probabilities": 2e-6}}
 ALL_LIMITS = [GENERAL, LONGEST, SEED, BIASES]
 FRESH = {"summary": SCRATCH, "training": COST, "limits": ALL_LIMITS, "datasets": None, "languages": ["en", "de"]}
 NO_RUN = {
-    "summary": f"{PAPER}. What it was trained for is {NOT_KNOWN}.", "data": [f"Training data: {NOT_KNOWN}."],
-    "training": [f"Cost: {NOT_KNOWN}."], "scores": f"Scores: {NOT_KNOWN}.", "limits": [GENERAL, BIASES],
+    "summary": f"{PAPER}. Its languages are {UNKNOWN}.", "data": [f"Training data: {UNKNOWN}."],
+    "training": [f"Training cost: {UNKNOWN}."], "scores": f"Scores: {UNKNOWN}.", "limits": [GENERAL, BIASES],
     "datasets": None, "languages": None,
 }  # fmt: skip
-IMPORT = NO_RUN | {"training": [f"Trained elsewhere; cost: {NOT_KNOWN}."]}
-WITHIN = "Compared with the owner's own code on random batches: log-probabilities within 2e-06."
-RUNS = {  # (recipe's changes, results' changes or None, import report or None, what the card says)
-    "own files, by a recipe that names a data set": (
+IMPORT = NO_RUN | {"training": [f"Imported; training cost: {UNKNOWN}."]}
+DIFFERENCE = "Log-probabilities differ from those of the original code by at most 2e-06."
+RUNS = {  # (recipe changes, results changes or None, import report or None, expected parts of the card)
+    "text files, with a data set in the recipe": (
         {"data_dir": "my_data"}, {"data": FILES}, None,
         FRESH | {"data": OWNERS_FILES + COUNTS, "scores": SCORED.format(MORE_FILES)},
     ),
@@ -140,7 +140,7 @@ RUNS = {  # (recipe's changes, results' changes or None, import report or None, 
         FRESH | {
             "data": [f"training: text files of the owner (train.tsv); 29,000 pairs; SHA-256 of the text: `{HASH}`",
                      *COUNTS],
-            "scores": f"Scores: {NOT_KNOWN}.", "limits": [GENERAL, LONGEST, BIASES]},
+            "scores": f"Scores: {UNKNOWN}.", "limits": [GENERAL, LONGEST, BIASES]},
     ),
     "both directions": (
         {}, {"data": {"train": TABLE["train"] | {"pairs": 58000, "both_directions": True}},
@@ -148,12 +148,12 @@ RUNS = {  # (recipe's changes, results' changes or None, import report or None, 
         FRESH | {
             "data": ["training: text files of the owner (train.tsv); 29,000 pairs, each in both directions; SHA-256 of "
                      f"the text: `{HASH}`", *COUNTS],
-            "scores": f"Scores: {NOT_KNOWN}.", "limits": [GENERAL, LONGEST, BIASES]},
+            "scores": f"Scores: {UNKNOWN}.", "limits": [GENERAL, LONGEST, BIASES]},
     ),
     "data set of the Hub": (
         {}, {}, None,
-        FRESH | {"data": ON_THE_HUB + COUNTS, "datasets": ["somebody/pairs"],
-                 "scores": SCORED.format("somebody/pairs (de-en), test_2016")},
+        FRESH | {"data": ON_THE_HUB + COUNTS, "datasets": ["owner/pairs"],
+                 "scores": SCORED.format("owner/pairs (de-en), test_2016")},
     ),
     "local data set": (
         {"dataset_name": "my/folder"}, {"data": LOCAL}, None,
@@ -165,71 +165,70 @@ RUNS = {  # (recipe's changes, results' changes or None, import report or None, 
         {}, {"data": STREAM, "train_pairs": None, "train_pairs_dropped": 7, "train_pairs_read": 4000}, None,
         FRESH | {"data": ["training: text files of the owner (train.en, train.de)",
                           "test: text files of the owner (test.tsv); 10 pairs",
-                          "read while training, 4,000 pairs", "left out: 7 pairs"],
+                          "read during training: 4,000 pairs", "excluded: 7 pairs"],
                  "scores": SCORED.format(MORE_FILES)},
     ),
     "demo": (
         {"corpus": "demo", "source_lang": "fr"}, {"data": {"train": {"source": "demo", "pairs": 20000}}}, None,
-        FRESH | {"data": ["training: the embedded English-German corpus; 20,000 pairs", *COUNTS],
+        FRESH | {"data": ["training: the built-in English-German corpus; 20,000 pairs", *COUNTS],
                  "limits": [GENERAL, GRAMMAR, LONGEST, SEED, BIASES],
-                 "scores": SCORED.format(f"a test set that is {NOT_KNOWN}")},
+                 "scores": SCORED.format(UNKNOWN)},
     ),
     "random pairs": (
         {"corpus": "random"}, {"data": {"train": {"source": "random", "pairs": 64}}}, None,
-        FRESH | {"summary": f"{PAPER}, trained from scratch on random pairs of numbers, which it can only learn by "
-                            "heart.",
+        FRESH | {"summary": f"{PAPER}, trained from scratch on random pairs of numbers, which it can only memorize.",
                  "data": ["training: random pairs of numbers; 64 pairs", *COUNTS], "languages": None,
-                 "scores": SCORED.format(f"a test set that is {NOT_KNOWN}")},
+                 "scores": SCORED.format(UNKNOWN)},
     ),
     "fine-tuned, from the Hub": (
-        {"base_model": "somebody/base"}, {"data": FILES}, None,
-        FRESH | {"summary": f"{PAPER}, fine-tuned from [somebody/base](https://huggingface.co/somebody/base): from en "
+        {"base_model": "owner/base"}, {"data": FILES}, None,
+        FRESH | {"summary": f"{PAPER}, fine-tuned from [owner/base](https://huggingface.co/owner/base): from en "
                             "to de.",
                  "limits": [GENERAL, "Fine-tuned on sentences of at most 256 tokens.", SEED, BIASES],
                  "data": OWNERS_FILES + COUNTS, "scores": SCORED.format(MORE_FILES)},
     ),
     "fine-tuned on the demo, from a folder": (
-        {"base_model": "/home/somebody/base"}, {"data": {"train": {"source": "demo"}}}, None,
+        {"base_model": "/home/owner/base"}, {"data": {"train": {"source": "demo"}}}, None,
         FRESH | {"summary": f"{PAPER}, fine-tuned from a checkpoint that is not on the Hub: from en to de.",
                  "limits": [GENERAL, "Fine-tuned on sentences of at most 256 tokens.", SEED, BIASES],
-                 "data": ["training: the embedded English-German corpus", *COUNTS],
-                 "scores": SCORED.format(f"a test set that is {NOT_KNOWN}")},
+                 "data": ["training: the built-in English-German corpus", *COUNTS],
+                 "scores": SCORED.format(UNKNOWN)},
     ),
     "LoRA": (
-        {"base_model": "somebody/base", "lora_rank": 8}, {"data": FILES}, None,
-        FRESH | {"summary": f"{PAPER}, fine-tuned by low-rank updates of rank 8 (LoRA) from "
-                            "[somebody/base](https://huggingface.co/somebody/base): from en to de.",
+        {"base_model": "owner/base", "lora_rank": 8}, {"data": FILES}, None,
+        FRESH | {"summary": f"{PAPER}, fine-tuned with LoRA (rank 8) from "
+                            "[owner/base](https://huggingface.co/owner/base): from en to de.",
                  "limits": [GENERAL, "Fine-tuned on sentences of at most 256 tokens.", SEED, BIASES],
                  "data": OWNERS_FILES + COUNTS, "scores": SCORED.format(MORE_FILES)},
     ),
-    "of an older release, without a record of its data": (
+    "older release, without data log": (
         {}, {"data": None}, None,
-        FRESH | {"data": [f"Training data: {NOT_KNOWN}.", COUNTS[0], f"SHA-256 of the training text: `{HASH}`",
+        FRESH | {"data": [f"Training data: {UNKNOWN}.", COUNTS[0], f"SHA-256 of the training text: `{HASH}`",
                           COUNTS[1]],
-                 "scores": SCORED.format(f"a test set that is {NOT_KNOWN}")},
+                 "scores": SCORED.format(UNKNOWN)},
     ),
-    "other languages' names": (
+    "names that are not language codes": (
         {"source_lang": "src", "target_lang": "phon"}, {"data": FILES}, None,
         FRESH | {"summary": f"{PAPER}, trained from scratch: from src to phon.", "languages": None,
                  "data": OWNERS_FILES + COUNTS, "scores": SCORED.format(MORE_FILES)},
     ),
-    "unfinished: a recipe alone": (
+    "unfinished: only a recipe": (
         {}, None, None,
         NO_RUN | {"summary": SCRATCH, "languages": ["en", "de"]},
     ),
-    "averaged, or anything else that leaves no record": (None, None, None, NO_RUN),
+    "averaged, without other files": (None, None, None, NO_RUN),
     "imported": (
         None, None, REPORT,
-        IMPORT | {"summary": f"{PAPER}, imported from a checkpoint of the layout `hkproj`.",
-                  "training": [*IMPORT["training"], WITHIN]},
+        IMPORT | {"summary": f"{PAPER}, imported from a checkpoint with the layout `hkproj`.",
+                  "training": [*IMPORT["training"], DIFFERENCE]},
     ),
-    "imported without comparison, by a report without layout": (
+    "imported without comparison, report without layout": (
         None, None, {"used": []},
-        IMPORT | {"summary": f"{PAPER}, imported from a checkpoint whose layout is {NOT_KNOWN}."},
+        IMPORT | {"summary": f"{PAPER}, imported from a checkpoint whose layout is {UNKNOWN}."},
     ),
-    "imported into the folder of a run": (
+    "imported into the directory of a run": (
         {}, {}, {"layout": "hkproj"},
-        IMPORT | {"summary": f"{PAPER}, imported from a checkpoint of the layout `hkproj`."},
+        IMPORT | {"summary": f"{PAPER}, imported from a checkpoint with the layout `hkproj`."},
     ),
 }  # fmt: skip
 
@@ -252,9 +251,9 @@ def make_run(tmp_path, make_model):
 
 
 @pytest.mark.parametrize("kind", RUNS)
-def test_each_sentence_is_what_the_run_was(make_run, kind):
-    """Whatever stands in a card of each kind of runs: nothing is missing, nothing more is said."""
-    *run, said = RUNS[kind]
+def test_card_describes_run(make_run, kind):
+    """Each section of the card contains exactly the expected lines."""
+    *run, expected = RUNS[kind]
     folder, model = make_run(*run)
     card = make_card(folder, "user/name")
     text = card.content.split("---\n", 2)[2]
@@ -263,24 +262,24 @@ def test_each_sentence_is_what_the_run_was(make_run, kind):
     def lines(section):
         return [line.removeprefix("- ") for line in sections[section].splitlines() if line.strip()]
 
-    assert text.split("\n\n")[1] == said["summary"]
-    assert lines("Data") == said["data"]
-    assert lines("Training") == said["training"]
-    assert lines("Limits") == said["limits"]
-    assert lines("Scores")[0] == said["scores"]
-    assert lines("What it is") == [
-        "2 encoder and 2 decoder layers, width 32, heads: 4, feed-forward width: 48",
+    assert text.split("\n\n")[1] == expected["summary"]
+    assert lines("Data") == expected["data"]
+    assert lines("Training") == expected["training"]
+    assert lines("Limits") == expected["limits"]
+    assert lines("Scores")[0] == expected["scores"]
+    assert lines("Architecture") == [
+        "2 encoder and 2 decoder layers, hidden size 32, attention heads: 4, feed-forward dimension: 48",
         "post-norm, sinusoidal positions",
-        "embeddings: 60 tokens, shared by both sides",
+        "embeddings: 60 tokens, shared by source and target",
         f"parameters: {model.num_parameters():,}",
     ]
-    assert card.data.language == said["languages"]
-    assert card.data.datasets == said["datasets"]
+    assert card.data.language == expected["languages"]
+    assert card.data.datasets == expected["datasets"]
     for result in card.data.eval_results or []:
-        assert result.dataset_type == (said["datasets"] or ["unknown"])[0]
+        assert result.dataset_type == (expected["datasets"] or ["unknown"])[0]
     if "Recipe" in sections:
         shown = yaml.safe_load(sections["Recipe"].split("```yaml\n")[1].split("```")[0])
-        assert ("dataset_name" in shown) == (said["datasets"] is not None)
+        assert ("dataset_name" in shown) == (expected["datasets"] is not None)
         assert "data_dir" not in shown
     assert "/home/" not in text
 
@@ -288,45 +287,47 @@ def test_each_sentence_is_what_the_run_was(make_run, kind):
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        (DATA, {"datasets": ["other/pairs"]}, "the run has read somebody/pairs"),
-        ({"train": {"source": "demo"}}, {"datasets": ["other/pairs"]}, "the embedded English-German corpus"),
-        (DATA, {"base_model": "other/base"}, "began with fresh weights"),
+        (DATA, {"datasets": ["other/pairs"]}, "the run used owner/pairs"),
+        ({"train": {"source": "demo"}}, {"datasets": ["other/pairs"]}, "the built-in English-German corpus"),
+        (DATA, {"base_model": "other/base"}, "started from random weights"),
     ],
 )
-def test_what_the_run_denies_is_not_said(make_run, data, options, message):
+def test_rejects_metadata_that_contradict_run(make_run, data, options, message):
     folder, _ = make_run({}, {"data": data}, None)
     with pytest.raises(ValueError, match=message):
         make_card(folder, "user/name", **options)
 
 
-def test_the_owners_word_is_told_as_such(make_run):
+def test_marks_statements_of_owner(make_run):
     folder, _ = make_run({}, {"data": FILES}, None)
     card = make_card(folder, "user/name", datasets=["other/pairs"])
-    assert "by its owner's word trained on: other/pairs" in card.content
+    assert "training data according to the owner: other/pairs" in card.content
     assert card.data.datasets == ["other/pairs"]
-    assert {result.dataset_type for result in card.data.eval_results} == {"unknown"}  # of the test set nobody says so
+    assert {result.dataset_type for result in card.data.eval_results} == {
+        "unknown"
+    }  # the owner specified only the training data
 
 
-def test_two_vocabularies_and_two_sizes(tmp_path, make_model):
+def test_shows_different_encoder_and_decoder_sizes(tmp_path, make_model):
     sizes = {"decoder_vocab_size": 50, "share_encoder_decoder_embeddings": False, "decoder_attention_heads": 2}
     model = make_model(**sizes, encoder_ffn_dim=64, encoder_layers=3)
     model.save_pretrained(tmp_path)
     text = make_card(tmp_path, "user/name").content
-    assert "3 encoder and 2 decoder layers, width 32, heads: 4 (encoder) and 2 (decoder)" in text
-    assert "feed-forward width: 64 (encoder) and 48 (decoder)" in text
+    assert "3 encoder and 2 decoder layers, hidden size 32, attention heads: 4 (encoder) and 2 (decoder)" in text
+    assert "feed-forward dimension: 64 (encoder) and 48 (decoder)" in text
     assert "embeddings: 60 source and 50 target tokens" in text
     assert count_parameters(tmp_path) == model.num_parameters()
 
 
 PATHS = (
-    *("/srv/me/x", "D:/me/x", "D:\\me\\x", "~/x", "~me/x", "file:///x", "../../x", "/scratch/x", "/odd/place/x"),
-    *("//odd/place", "\\\\server\\share\\x", "/home/me/a folder\twith spaces and a very long name " * 3),
+    *("/srv/me/x", "D:/me/x", "D:\\me\\x", "~/x", "~me/x", "file:///x", "../../x", "/scratch/x", "/odd/path/x"),
+    *("//odd/path", "\\\\server\\share\\x", "/home/me/a directory\twith spaces and a very long name " * 3),
 )
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("key", ["test_file", "data_dir", "dataset_name", "lr_scheduler_kwargs", "new_key"])
-def test_no_path_stays_in_the_recipe(folder, key, path):
+def test_removes_paths_from_recipe(folder, key, path):
     value = {"deep": [path]} if key == "lr_scheduler_kwargs" else path
     recipe = yaml.safe_dump({"source_lang": "en", "target_lang": "de", "num_beams": 5, key: value}, width=40)
     (folder / "recipe.yaml").write_text(recipe)
@@ -337,7 +338,7 @@ def test_no_path_stays_in_the_recipe(folder, key, path):
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\r", "\x1c"])
-def test_a_sentence_with_a_line_end_of_unicode_is_one_row(folder, separator):
+def test_sample_with_unicode_line_break_is_one_row(folder, separator):
     row = f"A{separator}dog.\tEin Hund.\tEin <b>Hund</b> *x*."
     (folder / "samples.tsv").write_bytes(f"source\treference\ttranslation\n{row}\n".encode())
     text = make_card(folder, "user/name").content
@@ -347,61 +348,61 @@ def test_a_sentence_with_a_line_end_of_unicode_is_one_row(folder, separator):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("recipe.yaml", b"a: [1", "recipe.yaml is no YAML"),
-        ("recipe.yaml", b"- a", "recipe.yaml holds a list"),
+        ("recipe.yaml", b"a: [1", "recipe.yaml is not valid YAML"),
+        ("recipe.yaml", b"- a", "recipe.yaml contains a list"),
         ("recipe.yaml", b"num_beams: many", "recipe.yaml: num_beams is 'many'"),
-        ("recipe.yaml", b"a: " + b"[" * 5000, "recipe.yaml is no YAML"),
-        ("recipe.yaml", b"a: 2024-99-99", "recipe.yaml is no YAML"),
+        ("recipe.yaml", b"a: " + b"[" * 5000, "recipe.yaml is not valid YAML"),
+        ("recipe.yaml", b"a: 2024-99-99", "recipe.yaml is not valid YAML"),
         ("recipe.yaml", b"base_model: [1]", "recipe.yaml: base_model is a list"),
-        ("all_results.json", b"{", "all_results.json is no JSON"),
-        ("all_results.json", b"\xff\xfe", "all_results.json is no JSON"),
-        ("all_results.json", b"[" * 100_000, "all_results.json is no JSON"),
-        ("all_results.json", b"[]", "all_results.json holds a list"),
+        ("all_results.json", b"{", "all_results.json is not valid JSON"),
+        ("all_results.json", b"\xff\xfe", "all_results.json is not valid JSON"),
+        ("all_results.json", b"[" * 100_000, "all_results.json is not valid JSON"),
+        ("all_results.json", b"[]", "all_results.json contains a list"),
         ("all_results.json", b'{"test_bleu": NaN}', "test_bleu is nan"),
         ("all_results.json", b'{"test_bleu": "x"}', "test_bleu is 'x'"),
-        ("all_results.json", b'{"data": {"train": 3}}', "all_results.json: data: train holds 3"),
-        ("all_results.json", b'{"a": "\\ud800"}', "all_results.json is no JSON"),
+        ("all_results.json", b'{"data": {"train": 3}}', "all_results.json: data: train contains 3"),
+        ("all_results.json", b'{"a": "\\ud800"}', "all_results.json is not valid JSON"),
         ("import_report.json", b'{"parity": {"largest_difference_of_log_probabilities": Infinity}}', "is inf"),
         ("all_results.json", b'{"train_pairs_dropped": {"blank": "x"}}', "blank is 'x'"),
         ("samples.tsv", b"\xff", "samples.tsv is not UTF-8"),
-        ("samples.tsv", b"a\tb\tc\nd\n", "samples.tsv, line 2: 1 columns"),
+        ("samples.tsv", b"a\tb\tc\nd\n", "samples.tsv, line 2: expected 3 columns, got 1"),
         ("config.json", b'{"d_model": "x"}', "config.json: d_model is 'x'"),
     ],
 )
-def test_a_broken_file_is_named(folder, run_main, capsys, name, content, message):
+def test_reports_file_with_error(folder, run_main, capsys, name, content, message):
     (folder / name).write_bytes(content)
     run_main(main, folder, "user/name", status=2)
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert message in output
+    assert output.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--license", "not a thing!"), "'not a thing!' is no license"),
-        (("--license", "MIT"), "'MIT' is no license"),
-        (("--dataset", "not a thing!"), "'not a thing!' is no name on the Hub"),
-        (("--dataset", "a/b/c"), "is no name on the Hub"),
-        (("--base_model", "/home/me/base"), "is no name on the Hub"),
+        (("--license", "not a thing!"), "'not a thing!' is not a license"),
+        (("--license", "MIT"), "'MIT' is not a license"),
+        (("--dataset", "not a thing!"), "'not a thing!' is not a Hub id"),
+        (("--dataset", "a/b/c"), "is not a Hub id"),
+        (("--base_model", "/home/me/base"), "is not a Hub id"),
     ],
 )
-def test_metadata_must_be_names_of_the_hub(folder, run_main, capsys, options, message):
+def test_rejects_invalid_metadata(folder, run_main, capsys, options, message):
     run_main(main, folder, "user/name", *options, status=2)
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert message in output
+    assert output.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["cc-by-4.0", "mit", "openrail++", "bsl-1.0", "lppl-1.3c", "llama3.1", "cc0-1.0"])
-def test_licenses_of_the_hub_are_taken(folder, run_main, capsys, name):
+def test_accepts_hub_licenses(folder, run_main, capsys, name):
     run_main(main, folder, "user/name", "--license", name)
     assert f"license: {name}" in capsys.readouterr().out
 
 
 SNIPPETS = """
 import sys
-if sys.argv[1] == "alone":
+if sys.argv[1] == "without_package":
     sys.modules["vanilla_transformer"] = None  # cannot be imported
 else:
     import vanilla_transformer
@@ -412,15 +413,15 @@ for snippet in sys.argv[2:]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
-def test_its_snippets_run_and_ask_nothing(save_checkpoint, repository, tmp_path, shared):
-    """Without the package; and with it, as the card says, the second without trust."""
+def test_snippets_run_without_prompt(save_checkpoint, repository, tmp_path, shared):
+    """Run both without the package, and the second with the package and without trust_remote_code."""
     _, _, folder = save_checkpoint(shared)
     content = make_card(folder, str(folder)).content
     snippets = re.findall(r"^```python\n(.*?)^```", content, re.MULTILINE | re.DOTALL)
     assert len(snippets) == 2
     untrusting = snippets[1].replace(", trust_remote_code=True", "")
     assert "trust_remote_code" not in untrusting
-    for how, code in (("alone", snippets), ("with", [untrusting])):
+    for how, code in (("without_package", snippets), ("with_package", [untrusting])):
         process = subprocess.run(
             [sys.executable, "-c", SNIPPETS, how, *code], capture_output=True, text=True, check=False,
             cwd=tmp_path, stdin=subprocess.DEVNULL,
@@ -429,15 +430,15 @@ def test_its_snippets_run_and_ask_nothing(save_checkpoint, repository, tmp_path,
         )  # fmt: skip
         assert process.returncode == 0, process.stderr[-3000:]
         assert "[y/N]" not in process.stdout + process.stderr
-        assert ("translation_text" in process.stdout) == (how == "alone")
+        assert ("translation_text" in process.stdout) == (how == "without_package")
 
 
-def test_the_command(folder, run_main, capsys):
+def test_command_prints_card(folder, run_main, capsys):
     run_main(main, folder, "user/name", "--license", "mit")
     assert "license: mit" in capsys.readouterr().out
     run_main(main, folder / "nothing", "user/name", status=2)
     assert "has no config.json" in capsys.readouterr().err
 
 
-def test_entities_and_formulas_of_a_sample_are_shown_as_they_are():
-    assert plain("AT&amp;T asks for $5$") == r"AT\&amp;T asks for \$5\$"
+def test_escapes_entities_and_formulas():
+    assert escape_markdown("AT&amp;T wants $5$") == r"AT\&amp;T wants \$5\$"

@@ -1,4 +1,4 @@
-"""Pushes by the real client to a server on loopback that speaks the Hub's protocol, whole and with faults."""
+"""Pushes with the Hub client to a local server with the Hub's protocol, with and without faults."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hub.push import gather, smoke_test_upload
+from hub.push import gather_files, smoke_test_upload
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def programs(start_programs, hub):
 
 @pytest.fixture
 def checkpoint(tmp_path, make_model, make_tokenizer):
-    """A folder as a run leaves it, with what must not be uploaded."""
+    """Function that creates the output directory of a run, with files that must not be uploaded."""
 
     def make(shared: bool = True, seed: int = 0) -> Path:
         folder = tmp_path / f"run{seed}"
@@ -47,7 +47,7 @@ def checkpoint(tmp_path, make_model, make_tokenizer):
 
 FACTS = {"train_target_tokens": 1, "train_runtime": 1.0, "device": "x", "processes": 1, "threads": 1, "cpu_cores": 1}
 FACTS |= {"precision": "fp32", "parameters": 1}
-STRANGER = """
+EXTERNAL_SCRIPT = """
 import json, sys
 sys.modules["vanilla_transformer"] = None
 import torch
@@ -61,18 +61,18 @@ with torch.no_grad():
 translate = pipeline("translation", model=sys.argv[1], **trust)
 try:
     AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=False)
-    refused = False
+    is_rejected = False
 except ValueError:
-    refused = True
+    is_rejected = True
 text = translate("the dog runs", max_new_tokens=12)[0]["translation_text"]
 torch.save(logits, sys.argv[2])
-print(json.dumps({"refused": refused, "text": text}))
+print(json.dumps({"is_rejected": is_rejected, "text": text}))
 """
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_strangers_load_what_was_pushed(programs, hub, checkpoint, tmp_path, make_model, shared):
-    """The same logits bit for bit, in a process where our package cannot be imported; without trust a refusal."""
+def test_pushed_checkpoint_loads_without_package(programs, hub, checkpoint, tmp_path, make_model, shared):
+    """A process that cannot import the package gets equal logits, and an error without trust_remote_code."""
     name = f"user/demo-{shared}"
     folder = checkpoint(shared)
     dry = programs.run("hub.push", folder, name, "--license", "mit", "--dry_run")
@@ -87,9 +87,9 @@ def test_strangers_load_what_was_pushed(programs, hub, checkpoint, tmp_path, mak
 
     logits = tmp_path / "logits.pt"
     environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "PATH": "/usr/bin"}
-    environment["OMP_NUM_THREADS"] = str(torch.get_num_threads())  # sums of another number may differ in the last bit
+    environment["OMP_NUM_THREADS"] = str(torch.get_num_threads())  # the number of threads changes the rounding
     process = subprocess.run(
-        [sys.executable, "-c", STRANGER, name, logits],
+        [sys.executable, "-c", EXTERNAL_SCRIPT, name, logits],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr[-3000:]
@@ -99,12 +99,12 @@ def test_strangers_load_what_was_pushed(programs, hub, checkpoint, tmp_path, mak
     batch = tokenizer("the dog runs", text_target="der Hund", return_tensors="pt")
     with torch.no_grad():
         assert torch.equal(torch.load(logits), model(**batch).logits)
-    told = json.loads(process.stdout.splitlines()[-1])
+    output = json.loads(process.stdout.splitlines()[-1])
     ids = model.generate(**tokenizer("the dog runs", return_tensors="pt"), max_new_tokens=12)
-    assert told == {"refused": True, "text": tokenizer.decode(ids[0], skip_special_tokens=True)}
+    assert output == {"is_rejected": True, "text": tokenizer.decode(ids[0], skip_special_tokens=True)}
 
 
-FAST = "import hub.push; hub.push.smoke_test_upload = lambda *_: ''"  # it is looked at in other tests
+FAST = "import hub.push; hub.push.smoke_test_upload = lambda *_: ''"  # other tests run the smoke test
 FAULTS = [
     ("create", "500"), ("create", "drop"), ("preupload", "403"), ("preupload", "500"), ("batch", "403"),
     ("put", "403"), ("verify", "403"), ("commit", "500"), ("commit", "drop"), ("commit", "lost"),
@@ -112,19 +112,19 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("kind", "how"), FAULTS)
-def test_a_push_that_breaks_off_leaves_the_repository_whole(programs, hub, checkpoint, kind, how):
+def test_failed_push_does_not_change_repository(programs, hub, checkpoint, kind, how):
     name = f"user/fault-{kind}-{how}"
     programs.run("hub.push", checkpoint(seed=1), name, before=FAST)
     first = dict(hub.repositories[name].files("main"))
-    hub.objects.clear()  # or files that other tests have uploaded would not be sent
+    hub.objects.clear()  # so that all files are uploaded again
     hub.fault(kind, how)
     process = programs.start("hub.push", checkpoint(seed=2), name, before=FAST)
-    status, told = process.status, process.stderr
-    assert kind not in hub.faults, "the fault was not met"
+    status, stderr = process.status, process.stderr
+    assert kind not in hub.faults, "The fault was not triggered."
     if status:
-        assert status == 2, told[-1500:]
-        assert told.count("hub.push: ") == 1, told[-1500:]
-        assert "Traceback" not in told
+        assert status == 2, stderr[-1500:]
+        assert stderr.count("hub.push: ") == 1, stderr[-1500:]
+        assert "Traceback" not in stderr
     now = hub.repositories[name].files("main")
     if how != "lost" and status:
         assert now == first
@@ -135,7 +135,7 @@ def test_a_push_that_breaks_off_leaves_the_repository_whole(programs, hub, check
     assert len(hub.repositories[name].branches["main"]) <= 4
 
 
-def test_private_repositories_and_revisions(programs, hub, checkpoint):
+def test_creates_private_repository_and_branch(programs, hub, checkpoint):
     folder = checkpoint()
     programs.run("hub.push", folder, "user/private", "--private", "--revision", "try", before=FAST)
     repository = hub.repositories["user/private"]
@@ -147,7 +147,7 @@ def test_private_repositories_and_revisions(programs, hub, checkpoint):
 SLOW_CHECK = """
 import hub.push, tempfile
 tempfile.tempdir = {!r}
-hub.push.CHECK = "import time; time.sleep(600)"
+hub.push.SMOKE_TEST_SCRIPT = "import time; time.sleep(600)"
 """
 SLOW_UPLOAD = f"""{FAST}
 from huggingface_hub import HfApi
@@ -160,49 +160,49 @@ def slowly(*arguments, preupload=HfApi.preupload_lfs_files, **options):
 HfApi.preupload_lfs_files = slowly
 """
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(4) + b"IEND" + bytes(4)
-MINE = {
-    "notes.md": b"mine", "onnx/config.json": b"{}", "onnx/model.safetensors": b"x", "gguf/tokenizer.json": b"{}",
+USER_FILES = {
+    "notes.md": b"text", "onnx/config.json": b"{}", "onnx/model.safetensors": b"x", "gguf/tokenizer.json": b"{}",
     "openvino/tokenizer.json": b"{}", "my_vanilla_transformer.py": b"x = 1", "training_curve.png": b"x",
     "adapter/adapter_model.safetensors": b"x",
 }  # fmt: skip
 
 
-def test_what_is_gone_from_the_folder_goes_from_the_repository(programs, hub, checkpoint):
-    """And nothing else: neither what others have put there, whatever its name, nor what they have changed."""
+def test_deletes_own_stale_files_only(programs, hub, checkpoint):
+    """Files that others have added or changed are kept."""
     folder = checkpoint()
     (folder / "import_report.json").write_text('{"layout": "hkproj"}')
     programs.run("hub.push", folder, "user/stale", before=FAST)
-    there = hub.repositories["user/stale"].branches["main"][-1]
-    there |= MINE | {"import_report.json": b'{"layout": "mine"}'}
+    remote = hub.repositories["user/stale"].branches["main"][-1]
+    remote |= USER_FILES | {"import_report.json": b'{"layout": "other"}'}
     (folder / "samples.tsv").unlink()
     (folder / "import_report.json").unlink()
     programs.run("hub.push", folder, "user/stale", before=FAST)
     files = hub.repositories["user/stale"].files("main")
     assert "samples.tsv" not in files
-    assert files["import_report.json"] == b'{"layout": "mine"}'
-    assert MINE.items() <= files.items()
+    assert files["import_report.json"] == b'{"layout": "other"}'
+    assert USER_FILES.items() <= files.items()
 
 
 @pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors"])
-def test_what_others_have_changed_is_not_overwritten_unasked(programs, hub, checkpoint, name):
+def test_overwrites_foreign_changes_only_with_replace(programs, hub, checkpoint, name):
     programs.run("hub.push", checkpoint(seed=1), "user/changed", before=FAST)
-    hub.repositories["user/changed"].branches["main"][-1][name] = b"somebody's own"
+    hub.repositories["user/changed"].branches["main"][-1][name] = b"foreign content"
     before = dict(hub.repositories["user/changed"].files("main"))
     process = programs.run("hub.push", checkpoint(seed=2), "user/changed", status=2, before=FAST)
-    assert f"user/changed holds {name}" in process.stderr
+    assert f"user/changed contains {name}" in process.stderr
     assert "--replace" in process.stderr
     assert ("--card keep" in process.stderr) == (name == "README.md")
     assert hub.repositories["user/changed"].files("main") == before
     if name == "README.md":
         programs.run("hub.push", checkpoint(seed=2), "user/changed", "--card", "keep", before=FAST)
-        assert hub.repositories["user/changed"].files("main")[name] == b"somebody's own"
+        assert hub.repositories["user/changed"].files("main")[name] == b"foreign content"
     programs.run("hub.push", checkpoint(seed=3), "user/changed", "--replace", before=FAST)
-    assert hub.repositories["user/changed"].files("main")[name] != b"somebody's own"
+    assert hub.repositories["user/changed"].files("main")[name] != b"foreign content"
     programs.run("hub.push", checkpoint(seed=4), "user/changed", before=FAST)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"config.json": 3}', b"[" * 100_000])
-def test_a_broken_list_makes_nothing_ours(programs, hub, checkpoint, content):
+def test_ignores_malformed_manifest(programs, hub, checkpoint, content):
     programs.run("hub.push", checkpoint(seed=1), "user/list", "--replace", before=FAST)
     hub.repositories["user/list"].branches["main"][-1]["pushed_files.json"] = content
     process = programs.run("hub.push", checkpoint(seed=2), "user/list", status=2, before=FAST)
@@ -210,14 +210,14 @@ def test_a_broken_list_makes_nothing_ours(programs, hub, checkpoint, content):
 
 
 @pytest.mark.parametrize("rule", ["samples.tsv", "*.safetensors", "*.json"])
-def test_what_the_repository_ignores_is_not_left_out_in_silence(programs, hub, checkpoint, rule):
-    """A commit would go through without those files, and mix this model with the one before."""
+def test_rejects_files_in_gitignore(programs, hub, checkpoint, rule):
+    """A commit would omit those files and combine this model with the previous one."""
     name = f"user/ignores-{len(hub.repositories)}"
     programs.run("hub.push", checkpoint(seed=1), name, before=FAST)
-    hub.repositories[name].branches["main"][-1][".gitignore"] = f"# mine\n{rule}\n".encode()
+    hub.repositories[name].branches["main"][-1][".gitignore"] = f"# rules\n{rule}\n".encode()
     before = dict(hub.repositories[name].files("main"))
     process = programs.run("hub.push", checkpoint(seed=2), name, status=2, before=FAST)
-    assert f"the .gitignore of {name} keeps " in process.stderr
+    assert f"The .gitignore of {name} excludes " in process.stderr
     assert rule.strip("*") in process.stderr
     assert process.stderr.count("hub.push: ") == 1
     assert hub.repositories[name].files("main") == before
@@ -226,8 +226,8 @@ def test_what_the_repository_ignores_is_not_left_out_in_silence(programs, hub, c
 
 
 @pytest.mark.parametrize("attributes", [b"", b"*.json filter=lfs diff=lfs\n*.tsv filter=lfs\n"])
-def test_whatever_the_repository_keeps_apart_stays_ours(programs, hub, checkpoint, attributes):
-    """Its .gitattributes says which files are stored by their SHA-256, and which in git; it stays itself, too."""
+def test_recognizes_own_files_with_gitattributes(programs, hub, checkpoint, attributes):
+    """The .gitattributes file defines which files are stored by their SHA-256. It is kept."""
     name = f"user/attributes-{len(attributes)}"
     programs.run("hub.push", checkpoint(seed=1), name, before=FAST)
     hub.repositories[name].branches["main"][-1][".gitattributes"] = attributes
@@ -240,42 +240,42 @@ def test_whatever_the_repository_keeps_apart_stays_ours(programs, hub, checkpoin
     assert files[".gitattributes"] == attributes
 
 
-def test_a_readme_in_the_folder_is_not_passed_over(programs, hub, checkpoint):
+def test_requires_card_option_for_local_readme(programs, hub, checkpoint):
     folder = checkpoint()
-    (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# My own words\n")
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# My card\n")
     process = programs.run("hub.push", folder, "user/readme", status=2, before=FAST)
-    assert "--card local takes it as the card, --card generated another" in process.stderr
+    assert "Use --card local to upload it, or --card generated to replace it" in process.stderr
     assert "user/readme" not in hub.repositories
     programs.run("hub.push", folder, "user/readme", "--card", "local", before=FAST)
-    assert b"# My own words" in hub.repositories["user/readme"].files("main")["README.md"]
+    assert b"# My card" in hub.repositories["user/readme"].files("main")["README.md"]
     programs.run("hub.push", folder, "user/readme", "--card", "generated", before=FAST)
     assert b"12.34" in hub.repositories["user/readme"].files("main")["README.md"]
 
 
-def test_two_pushes_at_once_do_not_mix(programs, hub, checkpoint, tmp_path):
-    """The second finds that the repository is no longer what it has looked at; done again, it is whole."""
+def test_concurrent_pushes_do_not_mix(programs, hub, checkpoint, tmp_path):
+    """The slower push fails, because the repository has changed since it was read."""
     programs.run("hub.push", checkpoint(seed=1), "user/both", before=FAST)
-    go_on = tmp_path / "go on"
-    slow = programs.start("hub.push", checkpoint(seed=2), "user/both", before=SLOW_UPLOAD.format(str(go_on)))
+    resume_file = tmp_path / "resume"
+    slow = programs.start("hub.push", checkpoint(seed=2), "user/both", before=SLOW_UPLOAD.format(str(resume_file)))
     fast = checkpoint(seed=3)
     slow.wait_for(lambda: "uploading" in slow.stdout)
     programs.run("hub.push", fast, "user/both", before=FAST)
-    go_on.touch()
+    resume_file.touch()
     assert slow.status == 2
-    assert "user/both was changed by somebody else in the meantime" in slow.stderr
+    assert "user/both was changed by another user in the meantime" in slow.stderr
     weights = hub.repositories["user/both"].files("main")["model.safetensors"]
     assert weights == (fast / "model.safetensors").read_bytes()
 
 
-def test_a_public_repository_is_not_taken_for_a_private_one(programs, hub, checkpoint):
+def test_private_push_rejects_public_repository(programs, hub, checkpoint):
     programs.run("hub.push", checkpoint(seed=1), "user/public", before=FAST)
     before = dict(hub.repositories["user/public"].files("main"))
     process = programs.run("hub.push", checkpoint(seed=2), "user/public", "--private", status=2, before=FAST)
-    assert "user/public is there already, and public" in process.stderr
+    assert "user/public exists and is public" in process.stderr
     assert hub.repositories["user/public"].files("main") == before
 
 
-def test_a_bare_name_is_that_of_the_user(programs, hub, checkpoint):
+def test_bare_name_uses_logged_in_user(programs, hub, checkpoint):
     programs.run("hub.push", checkpoint(), "bare", before=FAST)
     card = hub.repositories["user/bare"].files("main")["README.md"]
     assert b'model="user/bare"' in card
@@ -285,19 +285,19 @@ def test_a_bare_name_is_that_of_the_user(programs, hub, checkpoint):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("a/b/c",), "is no name for a repository"),
-        (("user/x--y",), "is no name for a repository"),
-        (("user/name.git",), "is no name for a repository"),
-        (("user/empty", "--message", " "), "the commit has no message"),
-        (("user/empty", "--revision", "a..b"), "give the name of a branch"),
-        (("user/empty", "--revision", "../main"), "give the name of a branch"),
-        (("user/empty", "--license", "not a thing!"), "is no license"),
+        (("a/b/c",), "is not a valid repository name"),
+        (("user/x--y",), "is not a valid repository name"),
+        (("user/name.git",), "is not a valid repository name"),
+        (("user/empty", "--message", " "), "The commit message is empty"),
+        (("user/empty", "--revision", "a..b"), "is not a valid branch name"),
+        (("user/empty", "--revision", "../main"), "is not a valid branch name"),
+        (("user/empty", "--license", "not a thing!"), "is not a license"),
         (("user/empty", "--card", "local"), "README.md"),
-        (("user/empty", "--card", "local", "--license", "mit"), "go into a made card"),
-        (("user/empty", "--card", "keep", "--license", "mit"), "go into a made card"),
+        (("user/empty", "--card", "local", "--license", "mit"), "require --card generated"),
+        (("user/empty", "--card", "keep", "--license", "mit"), "require --card generated"),
     ],
 )
-def test_a_mistake_on_the_command_line_makes_no_repository(programs, hub, checkpoint, arguments, message):
+def test_invalid_arguments_do_not_create_repository(programs, hub, checkpoint, arguments, message):
     count = len(hub.repositories)
     process = programs.run("hub.push", checkpoint(), *arguments, status=2, before=FAST)
     assert message in process.stderr
@@ -305,25 +305,25 @@ def test_a_mistake_on_the_command_line_makes_no_repository(programs, hub, checkp
     assert len(hub.repositories) == count
 
 
-def test_without_a_network_there_is_one_line(start_programs, checkpoint):
-    away = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "0"}
-    with start_programs("hub.push", "hub.decoding", "hub.space.__main__", **away) as programs:
+def test_reports_network_error_in_one_line(start_programs, checkpoint):
+    unreachable = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "0"}
+    with start_programs("hub.push", "hub.decoding", "hub.space.__main__", **unreachable) as programs:
         folder = checkpoint()
-        for verb, *arguments in (
+        for command, *arguments in (
             ("hub.push", folder, "user/name"),
             ("hub.push", folder, "bare"),
             ("hub.decoding", folder / "decoding", "--push", "user/name"),
             ("hub.space.__main__", "user/model", "--push", "user/space"),
         ):
-            process = programs.run(verb, *arguments, status=2, before=FAST if verb == "hub.push" else "")
+            process = programs.run(command, *arguments, status=2, before=FAST if command == "hub.push" else "")
             lines = [line for line in process.stderr.splitlines() if line.startswith("hub.")]
             assert len(lines) == 1
-            assert "the Hub cannot be reached" in lines[0]
+            assert "The Hub cannot be reached" in lines[0]
             assert "Traceback" not in process.stderr
 
 
 @pytest.mark.parametrize("moment", ["check", "upload"])
-def test_ctrl_c_ends_it_quietly(programs, hub, checkpoint, tmp_path, moment):
+def test_ctrl_c_exits_without_traceback(programs, hub, checkpoint, tmp_path, moment):
     name, temporary = f"user/stopped-{moment}", tmp_path / "temporary"
     temporary.mkdir()
     before = SLOW_CHECK.format(str(temporary)) if moment == "check" else SLOW_UPLOAD.format("/never")
@@ -336,7 +336,7 @@ def test_ctrl_c_ends_it_quietly(programs, hub, checkpoint, tmp_path, moment):
     assert name not in hub.repositories or hub.repositories[name].files("main") == {}
 
 
-def test_a_kill_leaves_no_copy_of_the_weights(programs, checkpoint, tmp_path):
+def test_kill_leaves_no_copy_of_weights(programs, checkpoint, tmp_path):
     folder, temporary = checkpoint(), tmp_path / "temporary"
     temporary.mkdir()
     process = programs.start("hub.push", folder, "user/killed", before=SLOW_CHECK.format(str(temporary)))
@@ -348,7 +348,7 @@ def test_a_kill_leaves_no_copy_of_the_weights(programs, checkpoint, tmp_path):
 
 def add_tensor(folder: Path) -> None:
     path = folder / "model.safetensors"
-    save_file(load_file(path) | {"mine": torch.zeros(2)}, path, {"format": "pt"})
+    save_file(load_file(path) | {"extra": torch.zeros(2)}, path, {"format": "pt"})
 
 
 @pytest.mark.parametrize(
@@ -356,35 +356,38 @@ def add_tensor(folder: Path) -> None:
     [
         (lambda folder: (folder / "tokenizer_config.json").unlink(), "it has no tokenizer_config.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), "it has no weights"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "is no safetensors file"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "is not a valid safetensors file"),
         (
             lambda folder: save_file({}, folder / "model.safetensors"),
-            "does not load without our package: the weights lack",
+            "without the vanilla_transformer package: missing weights",
         ),
-        (lambda folder: add_tensor(folder), "does not load without our package: of no use is mine."),
-        (lambda folder: save_file({}, folder / "model.safetensors", {"x": "/home/me/x"}), "holds a path of this"),
+        (lambda folder: add_tensor(folder), "without the vanilla_transformer package: unexpected weights: extra."),
+        (lambda folder: save_file({}, folder / "model.safetensors", {"x": "/home/me/x"}), "contains a local path"),
         (lambda folder: (folder / "attention_1.png").write_bytes(b"/home/me/x"), "attention_1.png is not a PNG image"),
         (lambda folder: (folder / "source.spm").write_bytes(b"\x80pickle"), "source.spm is not a SentencePiece model"),
         (
-            lambda folder: (folder / "all_results.json").write_text('{"where": "/home/me/x"}'),
-            "holds a path of this machine",
+            lambda folder: (folder / "all_results.json").write_text('{"path": "/home/me/x"}'),
+            "contains a local path",
         ),
-        (lambda folder: (folder / "all_results.json").write_text('{"t": "hf_' + "a" * 34 + '"}'), "holds a token"),
+        (
+            lambda folder: (folder / "all_results.json").write_text('{"t": "hf_' + "a" * 34 + '"}'),
+            "contains a credential",
+        ),
         (lambda folder: (folder / "model.safetensors").rename(folder / "training_curve.png"), "it has no weights"),
-        (lambda folder: (folder / "recipe.yaml").write_text("a: [1"), "recipe.yaml is no YAML"),
-        (lambda folder: (folder / "all_results.json").write_text("{"), "all_results.json is no JSON"),
-        (lambda folder: (folder / "config.json").write_text("{"), "config.json is no JSON"),
+        (lambda folder: (folder / "recipe.yaml").write_text("a: [1"), "recipe.yaml is not valid YAML"),
+        (lambda folder: (folder / "all_results.json").write_text("{"), "all_results.json is not valid JSON"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json is not valid JSON"),
     ],
 )
-def test_what_must_not_be_uploaded_is_not(programs, hub, checkpoint, change, message):
+def test_rejects_invalid_and_sensitive_files(programs, hub, checkpoint, change, message):
     folder = checkpoint()
     change(folder)
-    process = programs.run("hub.push", folder, "user/never", status=2, before="" if "load" in message else FAST)
+    process = programs.run("hub.push", folder, "user/never", status=2, before="" if "package" in message else FAST)
     assert message in process.stderr
     assert "user/never" not in hub.repositories
 
 
-def test_pictures_and_sentencepiece_models_go_up_without_local_paths(programs, hub, checkpoint, sentencepiece_models):
+def test_removes_local_paths_from_images_and_sentencepiece_models(programs, hub, checkpoint, sentencepiece_models):
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
     folder, model = checkpoint(), ModelProto.FromString(sentencepiece_models["en"])
@@ -400,29 +403,29 @@ def test_pictures_and_sentencepiece_models_go_up_without_local_paths(programs, h
     assert ModelProto.FromString(files["source.spm"]).pieces == model.pieces
 
 
-def test_a_model_of_few_learned_positions_passes_the_check(tmp_path, make_model, make_tokenizer):
-    """Its source and translation have positions, although it never ends."""
+def test_smoke_test_accepts_few_learned_positions(tmp_path, make_model, make_tokenizer):
+    """The source and the translation fit into the positions, although the model never generates EOS."""
     tokenizer, sizes = make_tokenizer(True)
     model = make_model(position_embedding_type="learned", max_position_embeddings=12, **sizes)
     with torch.no_grad():
         model.lm_head.weight[tokenizer.eos_token_id] = -model.lm_head.weight[3]
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "run")
-    assert smoke_test_upload(gather(tmp_path / "run"), "the dog") is not None
+    assert smoke_test_upload(gather_files(tmp_path / "run"), "the dog") is not None
 
 
-def test_both_vocabularies_of_a_marian_tokenizer_are_uploaded(checkpoint):
+def test_uploads_both_vocabularies_of_marian_tokenizer(checkpoint):
     folder = checkpoint()
     for name in ("vocab.json", "target_vocab.json"):
         (folder / name).write_text("{}")
-    assert {"vocab.json", "target_vocab.json"} <= gather(folder).keys()
+    assert {"vocab.json", "target_vocab.json"} <= gather_files(folder).keys()
 
 
-def test_a_folder_that_is_named_like_a_picture_stays_at_home(checkpoint):
+def test_does_not_upload_directories_with_file_names(checkpoint):
     folder = checkpoint()
     for name in ("attention_1.png", "training_curve.png", "import_report.json", "x.safetensors"):
         (folder / name).mkdir()
-    files = gather(folder)
+    files = gather_files(folder)
     assert "attention_1.png" not in files
     assert "import_report.json" not in files
     assert files["model.safetensors"] == folder / "model.safetensors"
@@ -431,12 +434,12 @@ def test_a_folder_that_is_named_like_a_picture_stays_at_home(checkpoint):
 @pytest.mark.parametrize(
     ("name", "before", "message"),
     [
-        ("other/name", "", "you may not write to other/name"),
-        ("no name", "", "is no name for a repository"),
-        ("user/name", "import os; os.environ['HF_TOKEN'] = 'hf_wrong'", "your token is not valid"),
+        ("other/name", "", "You have no write access to other/name"),
+        ("no name", "", "is not a valid repository name"),
+        ("user/name", "import os; os.environ['HF_TOKEN'] = 'hf_wrong'", "Your token is not valid"),
     ],
 )
-def test_refusals_are_told_with_their_cure(programs, checkpoint, name, before, message):
+def test_reports_hub_errors(programs, checkpoint, name, before, message):
     process = programs.run("hub.push", checkpoint(), name, status=2, before=f"{before}\n{FAST}")
     assert message in process.stderr
 
@@ -447,7 +450,7 @@ def programs_with_xet(start_programs, hub):
         yield server
 
 
-def test_large_files_go_through_xet_where_the_hub_has_it(programs_with_xet, hub, checkpoint, tmp_path):
+def test_uploads_large_files_with_xet(programs_with_xet, hub, checkpoint, tmp_path):
     folder = checkpoint()
     hub.xet = tmp_path / "xet"
     try:
@@ -455,12 +458,12 @@ def test_large_files_go_through_xet_where_the_hub_has_it(programs_with_xet, hub,
     finally:
         hub.xet = None
     weights = (folder / "model.safetensors").read_bytes()
-    named = hub.repositories["user/xet"].files("main")["model.safetensors"].decode()
-    assert named == f"xet {hashlib.sha256(weights).hexdigest()} {len(weights)}"
+    pointer = hub.repositories["user/xet"].files("main")["model.safetensors"].decode()
+    assert pointer == f"xet {hashlib.sha256(weights).hexdigest()} {len(weights)}"
     assert sum(path.stat().st_size for path in (tmp_path / "xet").rglob("*") if path.is_file()) > len(weights) / 2
 
 
-def test_a_hub_without_xet_is_told_and_nothing_is_committed(programs_with_xet, programs, hub, checkpoint):
+def test_reports_hub_without_xet(programs_with_xet, programs, hub, checkpoint):
     folder = checkpoint(seed=7)
     process = programs_with_xet.run("hub.push", folder, "user/noxet", "--license", "mit", status=2, before=FAST)
     assert "HF_HUB_DISABLE_XET=1" in process.stderr
@@ -469,8 +472,8 @@ def test_a_hub_without_xet_is_told_and_nothing_is_committed(programs_with_xet, p
     assert "model.safetensors" in hub.repositories["user/noxet"].files("main")
 
 
-def test_a_run_of_the_training_program_ends_with_a_push(start_programs, hub, recipe, tmp_path):
-    """With our card, and without the pickle that the Trainer would send."""
+def test_training_pushes_at_end(start_programs, hub, recipe, tmp_path):
+    """Upload the generated card, but not the pickle that the Trainer would upload."""
     with start_programs("training.train", **hub.environment) as programs:
         arguments = ("--push_to_hub", "true", "--hub_model_id", "user/run", "--precision", "fp32")
         process = programs.run("training.train", recipe, *arguments)
@@ -487,7 +490,7 @@ def test_a_run_of_the_training_program_ends_with_a_push(start_programs, hub, rec
     assert len(hub.repositories["user/run"].branches["main"]) == 2  # the empty one, and one commit
 
 
-def test_a_run_that_may_not_push_ends_before_it_trains(start_programs, hub, recipe, tmp_path):
+def test_training_without_write_permission_fails_at_start(start_programs, hub, recipe, tmp_path):
     with start_programs("training.train", **hub.environment) as programs:
         process = programs.run(
             "training.train", recipe, "--push_to_hub", "true", "--hub_model_id", "other/run", status=2
@@ -496,7 +499,7 @@ def test_a_run_that_may_not_push_ends_before_it_trains(start_programs, hub, reci
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
-STOCK = """
+TRAINER_SCRIPT = """
 import sys
 from datasets import Dataset
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
@@ -516,10 +519,10 @@ tokenizer.push_to_hub(name + "-model")
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_stock_trainer_model_and_tokenizer_push_as_everywhere(hub, checkpoint, tmp_path, repository, shared):
-    name = f"user/stock-{shared}"
+def test_native_trainer_pushes_model_and_tokenizer(hub, checkpoint, tmp_path, repository, shared):
+    name = f"user/trainer-{shared}"
     process = subprocess.run(
-        [sys.executable, "-c", STOCK, checkpoint(shared), name, tmp_path / "trained"],
+        [sys.executable, "-c", TRAINER_SCRIPT, checkpoint(shared), name, tmp_path / "trained"],
         cwd=tmp_path, env=os.environ | hub.environment | {"PYTHONPATH": str(repository)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -527,8 +530,8 @@ def test_stock_trainer_model_and_tokenizer_push_as_everywhere(hub, checkpoint, t
     for pushed in (name, f"{name}-model"):
         environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "PATH": "/usr/bin"}
         process = subprocess.run(
-            [sys.executable, "-c", STRANGER, pushed, tmp_path / "logits.pt"],
+            [sys.executable, "-c", EXTERNAL_SCRIPT, pushed, tmp_path / "logits.pt"],
             cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert process.returncode == 0, process.stderr[-3000:]
-        assert json.loads(process.stdout.splitlines()[-1])["refused"]
+        assert json.loads(process.stdout.splitlines()[-1])["is_rejected"]

@@ -8,7 +8,7 @@ from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import save_file
 
 from hub.run_files import local_paths
-from hub.sensitive_data import find_sensitive_text, without_metadata
+from hub.sensitive_data import find_sensitive_text, strip_metadata
 
 SECRETS = (
     *("hf_" + "a" * 34, "sk-proj-" + "a1" * 20, "ghp_" + "a" * 36, "github_pat_" + "a1" * 20, "AKIA" + "A1" * 8),
@@ -18,7 +18,7 @@ SECRETS = (
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-def test_tokens_of_every_kind_are_found_anywhere(secret):
+def test_finds_all_kinds_of_credentials(secret):
     table = "\u2028".join(["source\treference\ttranslation", *["a\tb\tc\r"] * 200]) + f"\na\t{secret}\tb\n"
     escaped = "".join(f"\\u{ord(letter):04x}" for letter in secret)
     for name, text in (
@@ -29,12 +29,12 @@ def test_tokens_of_every_kind_are_found_anywhere(secret):
         ("modeling_vanilla_transformer.py", f"# {secret}"),
         ("recipe.yaml", f"new_key: >-\n  {secret}"),
     ):
-        assert "holds a token" in (find_sensitive_text(name, text.encode()) or ""), (name, text[:100])
+        assert "contains a credential" in (find_sensitive_text(name, text.encode()) or ""), (name, text[:100])
 
 
 @pytest.mark.parametrize("key", ["api_key", "wandb_api_key", "password", "hub_token", "AWS_SECRET_ACCESS_KEY"])
-def test_what_a_key_calls_secret_is_one(key):
-    assert "holds a token" in find_sensitive_text("all_results.json", json.dumps({"x": {key: "0123"}}).encode())
+def test_finds_secrets_by_key(key):
+    assert "contains a credential" in find_sensitive_text("all_results.json", json.dumps({"x": {key: "0123"}}).encode())
     assert find_sensitive_text("tokenizer_config.json", json.dumps({"bos_token": "<s>", key: ""}).encode()) is None
 
 
@@ -52,15 +52,17 @@ def test_what_a_key_calls_secret_is_one(key):
             "~me/x",
             "file:///x",
         ),
-        *("../../x", "..\\x", "\\\\server\\share", "/lustre/me/x", "/Volumes/x/y", "/odd/place"),
+        *("../../x", "..\\x", "\\\\server\\share", "/lustre/me/x", "/Volumes/x/y", "/odd/path"),
     ],
 )
 @pytest.mark.parametrize("text", ["{}", "see {} there", "({})", "a={}"])
-def test_paths_of_every_kind_are_found(path, text):
-    if path == "/odd/place" and text != "{}":
-        return  # only what is nothing else than a path may begin anywhere
+def test_finds_all_kinds_of_paths(path, text):
+    if path == "/odd/path" and text != "{}":
+        return  # within text, only unambiguous paths are found
     for value in ({"deep": [{"x": text.format(path)}]}, {text.format(path): 1}):
-        assert "holds a path" in (find_sensitive_text("all_results.json", json.dumps(value).encode()) or ""), value
+        assert "contains a local path" in (find_sensitive_text("all_results.json", json.dumps(value).encode()) or ""), (
+            value
+        )
 
 
 @pytest.mark.parametrize(
@@ -71,83 +73,83 @@ def test_paths_of_every_kind_are_found(path, text):
         *("1/2/3", "~5", "x ~ y", "s/home", "nrefs:1|case:mixed", "[^\\w]", "</s>", "//", "tok:13a", "C:", "9:30"),
     ],
 )
-def test_what_is_no_path_is_not_taken_for_one(text):
+def test_accepts_text_that_resembles_paths(text):
     assert find_sensitive_text("all_results.json", json.dumps({"x": text}).encode()) is None
 
 
-def test_this_machine_is_known_by_its_own_places():
-    there = ("/very/own",)
-    assert "holds a path" in find_sensitive_text("samples.tsv", b"a\nin /very/own it is\tb\tc\n", there)
-    assert find_sensitive_text("samples.tsv", b"a\nin /home/you it is\tb\tc\n", there) is None  # a sentence
+def test_finds_exact_paths_in_sentences():
+    paths = ("/very/own",)
+    assert "contains a local path" in find_sensitive_text("samples.tsv", b"a\nin /very/own it is\tb\tc\n", paths)
+    assert find_sensitive_text("samples.tsv", b"a\nin /home/you it is\tb\tc\n", paths) is None  # a sentence
 
 
-@pytest.mark.parametrize("place", ["/models", "/root", "/a", "C:\\x"])
-def test_short_paths_are_found_but_not_within_other_names(place):
-    """Addresses and longer names are no local paths."""
+@pytest.mark.parametrize("path", ["/models", "/root", "/a", "C:\\x"])
+def test_finds_short_paths_except_within_names(path):
+    """URLs and longer names are not local paths."""
     for name in ("README.md", "samples.tsv", "tokenizer.json", "merges.txt"):
         for text in ("see {} there", "({})", "file://{}/x", "'{}/x'", "{}.", "{}"):
-            content = json.dumps({"x": text.format(place)}) if name.endswith("json") else text.format(place)
-            assert "holds a path" in (find_sensitive_text(name, content.encode(), (place,)) or ""), (name, text)
+            content = json.dumps({"x": text.format(path)}) if name.endswith("json") else text.format(path)
+            assert "contains a local path" in (find_sensitive_text(name, content.encode(), (path,)) or ""), (name, text)
         for text in ("https://huggingface.co{}", "x{}/y", "{}2/y", "{}-old", "{}_x", "..{}"):
-            content = json.dumps({"x": text.format(place)}) if name.endswith("json") else text.format(place)
-            assert find_sensitive_text(name, content.encode(), (place,)) is None, (name, text)
+            content = json.dumps({"x": text.format(path)}) if name.endswith("json") else text.format(path)
+            assert find_sensitive_text(name, content.encode(), (path,)) is None, (name, text)
     assert (
-        find_sensitive_text("a.spm", f"x {place} y".encode(), ("/a", "/root")) is None
-    )  # any three bytes may be in it
+        find_sensitive_text("a.spm", f"x {path} y".encode(), ("/a", "/root")) is None
+    )  # short byte strings occur by chance
 
 
-def test_the_root_is_no_local_path(tmp_path, monkeypatch):
+def test_root_is_not_local_path(tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     monkeypatch.setenv("HOME", "/root")
-    places = local_paths(tmp_path)
-    assert "/root" in places
-    assert "/" not in places
+    paths = local_paths(tmp_path)
+    assert "/root" in paths
+    assert "/" not in paths
 
 
-def picture(path: Path, how: str = "", text: str = "") -> Path:
-    """A PNG file as Pillow writes it, which says something."""
-    told, exif = PngInfo(), Image.Exif()
+def make_png(path: Path, how: str = "", text: str = "") -> Path:
+    """Write a PNG file with Pillow, with metadata of a kind."""
+    info, exif = PngInfo(), Image.Exif()
     if how == "tEXt":
-        told.add_text("Comment", text)
+        info.add_text("Comment", text)
     elif how == "zTXt":
-        told.add_text("Comment", text, zip=True)
+        info.add_text("Comment", text, zip=True)
     elif how in ("iTXt", "packed iTXt"):
-        told.add_itxt("XML:com.adobe.xmp", f"<x>{text}</x>", "de", "Worte", zip="packed" in how)
+        info.add_itxt("XML:com.adobe.xmp", f"<x>{text}</x>", "de", "Worte", zip="packed" in how)
     elif how == "EXIF":
         exif[0x010E] = text  # description
     elif how == "unknown":
-        told.add(b"prVt", text.encode())
-    Image.new("RGB", (300, 300)).save(path, pnginfo=told, exif=exif if how == "EXIF" else None)
-    if how == "behind":
+        info.add(b"prVt", text.encode())
+    Image.new("RGB", (300, 300)).save(path, pnginfo=info, exif=exif if how == "EXIF" else None)
+    if how == "appended":
         path.write_bytes(path.read_bytes() + text.encode())
     return path
 
 
-@pytest.mark.parametrize("text", ["/home/me/run 1/x", "see hf_" + "a" * 34, "in /very/own folder"])
-@pytest.mark.parametrize("how", ["tEXt", "zTXt", "iTXt", "packed iTXt", "EXIF", "unknown", "behind"])
-def test_a_picture_loses_all_that_is_not_its_image(tmp_path, how, text):
-    plain, path = picture(tmp_path / "b.png"), picture(tmp_path / "a.png", how, text)
-    assert path.read_bytes() != plain.read_bytes()
-    assert without_metadata("a.png", path.read_bytes()) == plain.read_bytes()
+@pytest.mark.parametrize("text", ["/home/me/run 1/x", "see hf_" + "a" * 34, "in /very/own directory"])
+@pytest.mark.parametrize("how", ["tEXt", "zTXt", "iTXt", "packed iTXt", "EXIF", "unknown", "appended"])
+def test_removes_png_metadata(tmp_path, how, text):
+    bare, path = make_png(tmp_path / "b.png"), make_png(tmp_path / "a.png", how, text)
+    assert path.read_bytes() != bare.read_bytes()
+    assert strip_metadata("a.png", path.read_bytes()) == bare.read_bytes()
 
 
-def test_the_pictures_of_a_run_have_no_metadata(tmp_path):
+def test_training_plots_have_no_metadata(tmp_path):
     from training.run.plots import plot_training_curve
 
     history = [{"loss": 2.0, "step": 1}, {"loss": 1.0, "step": 2}, {"eval_loss": 1.0, "step": 2}]
     plot_training_curve(history, tmp_path / "training_curve.png")
     content = (tmp_path / "training_curve.png").read_bytes()
-    assert without_metadata("training_curve.png", content) == content
+    assert strip_metadata("training_curve.png", content) == content
     assert not Image.open(tmp_path / "training_curve.png").text
 
 
-PLACES = ("/srv/somewhere/corpus",)
+LOCAL_PATHS = ("/srv/somewhere/corpus",)
 LINES = ["the dog runs", "a cat sleeps in the house", "two birds sing"] * 20
 
 
 @pytest.fixture(params=["unigram", "bpe", "char"])
 def pieces(request, tmp_path):
-    """The bytes of a SentencePiece model, trained on a file of this machine."""
+    """Bytes of a SentencePiece model that was trained on a local file."""
     import sentencepiece
 
     (tmp_path / "corpus.txt").write_text("\n".join(LINES))
@@ -163,14 +165,14 @@ def pieces(request, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["source.spm", "spiece.model", "sentencepiece.bpe.model"])
-def test_sentencepiece_models_lose_the_paths_of_their_corpus_and_tokenize_as_before(tmp_path, pieces, name):
+def test_removes_paths_from_sentencepiece_model(tmp_path, pieces, name):
     from sentencepiece import SentencePieceProcessor
 
-    stripped = without_metadata(name, pieces)
+    stripped = strip_metadata(name, pieces)
     assert str(tmp_path).encode() not in stripped
     assert find_sensitive_text(name, stripped, (str(tmp_path),)) is None
-    assert "holds a path of this machine" in find_sensitive_text(name, pieces, (str(tmp_path),))
-    assert without_metadata(name, stripped) == stripped
+    assert "contains a local path" in find_sensitive_text(name, pieces, (str(tmp_path),))
+    assert strip_metadata(name, stripped) == stripped
     before, after = (SentencePieceProcessor(model_proto=each) for each in (pieces, stripped))
     assert before.serialized_model_proto() != after.serialized_model_proto()
     for text in (*LINES[:3], "A DOG <x> unknown", "zwei Vögel", ""):
@@ -179,59 +181,60 @@ def test_sentencepiece_models_lose_the_paths_of_their_corpus_and_tokenize_as_bef
         assert before.decode(before.encode(text)) == after.decode(after.encode(text))
 
 
-def test_a_sentencepiece_model_whose_pieces_hold_a_local_path_is_found():
+def test_finds_path_in_sentencepiece_pieces():
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
     model = ModelProto()
-    model.pieces.add(piece=f"x{PLACES[0]}/x")
-    content = without_metadata("source.spm", model.SerializeToString())
+    model.pieces.add(piece=f"x{LOCAL_PATHS[0]}/x")
+    content = strip_metadata("source.spm", model.SerializeToString())
     assert (
-        find_sensitive_text("source.spm", content, PLACES) == f"source.spm holds a path of this machine ({PLACES[0]})"
+        find_sensitive_text("source.spm", content, LOCAL_PATHS)
+        == f"source.spm contains a local path ({LOCAL_PATHS[0]})"
     )
-    assert find_sensitive_text("source.spm", content) is None  # of a word with slashes nobody knows
+    assert find_sensitive_text("source.spm", content) is None  # a word with slashes may not be a path
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"x", b"\x80\x02}q\x00.", b"PK\x03\x04", b"{}", b"\x00" * 40, bytes(range(256))]
 )
 @pytest.mark.parametrize("name", ["source.spm", "my.model", "attention_1.png"])
-def test_unknown_binary_files_are_rejected(name, content):
+def test_rejects_unknown_binary_files(name, content):
     what = "is not a PNG image" if name.endswith("png") else "is not a SentencePiece model"
-    with pytest.raises(ValueError, match=f"{name} {what}: remove it. Nothing was uploaded"):
-        without_metadata(name, content)
+    with pytest.raises(ValueError, match=f"{name} {what}. Remove it. Nothing was uploaded"):
+        strip_metadata(name, content)
 
 
-def test_the_paths_of_the_recipe_are_local_paths(tmp_path):
-    """A run on another machine: its corpus appears in a sentence file, where a slash alone is no path."""
+def test_recipe_paths_are_local_paths(tmp_path):
+    """The corpus path of a run on another machine is found in a file of sentences."""
     (tmp_path / "recipe.yaml").write_text("data_dir: /lustre/me/corpora\ntrain: [data/x, /scratch7/y.en]\nname: a/b\n")
-    places = local_paths(tmp_path)
-    assert {"/lustre/me/corpora", "/scratch7/y.en", str(tmp_path), str(Path.cwd())} <= set(places)
-    assert not {"data/x", "a/b"} & set(places)
-    assert "holds a path" in find_sensitive_text("samples.tsv", b"a\tb\t/lustre/me/corpora/train.en\n", places)
+    paths = local_paths(tmp_path)
+    assert {"/lustre/me/corpora", "/scratch7/y.en", str(tmp_path), str(Path.cwd())} <= set(paths)
+    assert not {"data/x", "a/b"} & set(paths)
+    assert "contains a local path" in find_sensitive_text("samples.tsv", b"a\tb\t/lustre/me/corpora/train.en\n", paths)
 
 
 @pytest.mark.parametrize(
     ("tensor", "metadata", "message"),
     [
-        ("a", {"format": "pt", "trained_in": "/home/me/x"}, "w.safetensors, trained_in, holds a path of this machine"),
-        ("a", {"format": "pt", "note": "hf_" + "a" * 34}, "w.safetensors, note, holds a token"),
-        ("a", {"format": "pt", "api_key": "0123"}, "w.safetensors, api_key, holds a token (012...)"),
-        ("a", {"/home/me": "x"}, "w.safetensors holds a path of this machine (/home/me)"),
-        ("/home/me/a", {"format": "pt"}, "w.safetensors holds a path of this machine (/home/me/a)"),
+        ("a", {"format": "pt", "trained_in": "/home/me/x"}, "w.safetensors, trained_in, contains a local path"),
+        ("a", {"format": "pt", "note": "hf_" + "a" * 34}, "w.safetensors, note, contains a credential"),
+        ("a", {"format": "pt", "api_key": "0123"}, "w.safetensors, api_key, contains a credential (012...)"),
+        ("a", {"/home/me": "x"}, "w.safetensors contains a local path (/home/me)"),
+        ("/home/me/a", {"format": "pt"}, "w.safetensors contains a local path (/home/me/a)"),
     ],
 )
-def test_the_head_of_weights_is_read(tmp_path, tensor, metadata, message):
+def test_checks_safetensors_header(tmp_path, tensor, metadata, message):
     save_file({tensor: torch.zeros(2)}, tmp_path / "w.safetensors", metadata)
     assert find_sensitive_text("w.safetensors", tmp_path / "w.safetensors").startswith(message)
 
 
-def test_weights_as_runs_leave_them_go_up(tmp_path, make_model):
+def test_accepts_saved_weights(tmp_path, make_model):
     make_model().save_pretrained(tmp_path)
     assert find_sensitive_text("model.safetensors", tmp_path / "model.safetensors", (str(tmp_path),)) is None
 
 
-def test_what_cannot_be_read_is_not_uploaded(tmp_path):
+def test_rejects_invalid_safetensors(tmp_path):
     for content in (b"", b"x", b"\xff" * 9, b"\x02" + b"\0" * 7 + b"[]", b"\x05" + b"\0" * 7 + b"[[[[["):
         (tmp_path / "w.safetensors").write_bytes(content)
-        with pytest.raises(ValueError, match=r"w\.safetensors is no safetensors file"):
+        with pytest.raises(ValueError, match=r"w\.safetensors is not a valid safetensors file"):
             find_sensitive_text("w.safetensors", tmp_path / "w.safetensors")

@@ -1,4 +1,4 @@
-"""Greedy decoding with the ONNX graphs of an export: a second loop to compare with the one in docs/exporting.md."""
+"""Greedy decoding with exported ONNX graphs: a reference for the loop in docs/exporting.md."""
 
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,8 @@ import onnxruntime
 NAMES = ("encoder_model", "decoder_model", "decoder_with_past_model")
 
 
-class Graphs:
-    """The graphs of a folder that `hub.export --to onnx` made, in float32."""
+class OnnxGreedyDecoder:
+    """Greedy decoder for a float32 export of `hub.export --to onnx`."""
 
     def __init__(self, folder: Path, threads: int):
         options = onnxruntime.SessionOptions()
@@ -19,20 +19,20 @@ class Graphs:
         self.encoder, self.first_step, self.next_step = sessions
 
     def generate(
-        self, ids: np.ndarray, mask: np.ndarray, start: int, ends: int | list[int] | None, max_new_tokens: int
+        self, ids: np.ndarray, mask: np.ndarray, start: int, eos_ids: int | list[int] | None, max_new_tokens: int
     ) -> np.ndarray:
-        """Sources and their mask (B, S) -> ids (B, T) from `start` on; behind a row's end anything may stand."""
+        """Return ids (B, T) for sources and their mask (B, S). Ids after EOS are arbitrary."""
         (states,) = self.encoder.run(None, {"input_ids": ids, "attention_mask": mask})
         tokens = np.full((len(ids), 1), start)
         rows, done, decoder = [tokens], np.zeros(len(ids), bool), self.first_step
         inputs: dict[str, Any] = {"encoder_attention_mask": mask, "encoder_hidden_states": states}
         for _ in range(max_new_tokens):
-            wanted = [each.name for each in decoder.get_outputs() if not each.name.startswith("cross_attentions")]
-            found = decoder.run(wanted, inputs | {"input_ids": tokens})
-            outputs = dict(zip(wanted, found, strict=True))
+            names = [each.name for each in decoder.get_outputs() if not each.name.startswith("cross_attentions")]
+            values = decoder.run(names, inputs | {"input_ids": tokens})
+            outputs = dict(zip(names, values, strict=True))
             tokens = outputs.pop("logits")[:, -1].argmax(-1)[:, None]
             rows.append(tokens)
-            done |= np.isin(tokens[:, 0], [] if ends is None else ends)
+            done |= np.isin(tokens[:, 0], [] if eos_ids is None else eos_ids)
             if done.all():
                 break
             inputs.pop("encoder_hidden_states", None)

@@ -1,4 +1,4 @@
-"""What `--to onnx` writes, for optimum's class of such models, which wants a transformers from before 4.58."""
+"""`--to onnx` with ORTModelForSeq2SeqLM of optimum, which requires transformers before 4.58."""
 
 import json
 import subprocess
@@ -10,8 +10,8 @@ import torch
 
 from hub.export import main
 
-WANTED = ("optimum==2.3.0", "optimum-onnx==0.1.0", "transformers==4.57.6", "huggingface_hub<1", "tokenizers<=0.23.0")
-STRANGER = """
+PACKAGES = ("optimum==2.3.0", "optimum-onnx==0.1.0", "transformers==4.57.6", "huggingface_hub<1", "tokenizers<=0.23.0")
+EXTERNAL_SCRIPT = """
 import json, sys
 site, folder, source, target = sys.argv[1:]
 sys.path.insert(0, site)
@@ -32,23 +32,23 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def optimum(tmp_path_factory):
-    """It and its transformers in a folder of their own; what else they need is the environment's."""
+    """Directory with optimum and its version of transformers. Other dependencies are those of the environment."""
     site = tmp_path_factory.mktemp("optimum")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, *WANTED]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, *PACKAGES]
     if subprocess.run(pip, capture_output=True, check=False).returncode:
-        pytest.skip("optimum cannot be installed here")
+        pytest.skip("optimum cannot be installed.")
     return site
 
 
 @pytest.mark.slow
-def test_optimum_translates_the_same(save_checkpoint, run_main, optimum, sentences, tmp_path):
-    """By the merged graph and by two, greedily and with beams; two vocabularies, pre-norm."""
+def test_optimum_gives_same_translations(save_checkpoint, run_main, optimum, sentences, tmp_path):
+    """Check the merged graph and two graphs, greedy and beam search, with two vocabularies and pre-norm."""
     model, tokenizer, folder = save_checkpoint(shared=False, norm_position="pre", encoder_layers=1, decoder_layers=1)
     out = tmp_path / "out"
     partial(run_main, main)(folder, out, "--to", "onnx")
     lines = [" ".join(line.split()[i:]) for line in sentences["en"] for i in range(3)]
     process = subprocess.run(
-        [sys.executable, "-c", STRANGER, optimum, out, out / "source_tokenizer", out / "target_tokenizer"],
+        [sys.executable, "-c", EXTERNAL_SCRIPT, optimum, out, out / "source_tokenizer", out / "target_tokenizer"],
         input=json.dumps(lines), cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""Packages for Argos Translate: its tokens are ours, its model translates as ours does."""
+"""Packages for Argos Translate have the same tokens and translations as the checkpoint."""
 
 import io
 import json
@@ -34,8 +34,8 @@ def processor(tokenizer) -> sentencepiece.SentencePieceProcessor:
     return sentencepiece.SentencePieceProcessor(model_proto=to_sentencepiece(tokenizer).SerializeToString())
 
 
-def test_sentencepiece_makes_the_same_ids():
-    """Also of spaces, digits and mixtures that were never seen; but a run of unknown characters is one there."""
+def test_sentencepiece_gives_same_ids():
+    """Spaces, digits and new combinations have the same ids. A run of unknown characters is one token."""
     tokenizer = make_tokenizer()
     pieces, rng = processor(tokenizer), random.Random(0)
     alphabet = sorted(set("".join(TEXTS)))
@@ -48,7 +48,7 @@ def test_sentencepiece_makes_the_same_ids():
 
 
 @pytest.mark.skipif("VT_DATA" not in os.environ, reason="needs Multi30k")
-def test_sentencepiece_makes_the_same_ids_of_multi30k():
+def test_sentencepiece_gives_same_ids_on_multi30k():
     folder = Path(os.environ["VT_DATA"], "multi30k")
     english, german = (folder.joinpath(f"train.{each}").read_text().splitlines()[::15] for each in ("en", "de"))
     tokenizer = train_tokenizer(english, german, TokenizerArguments(tokenizer_vocab_size=4000))
@@ -60,20 +60,20 @@ def test_sentencepiece_makes_the_same_ids_of_multi30k():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"lowercase": True}, "changes text"),
-        ({"moses": True}, "changes text"),
-        ({"tokenizer_type": "unigram"}, "of the type Unigram, not BPE"),
-        ({"tokenizer_type": "char"}, "of the type WordLevel, not BPE"),
+        ({"lowercase": True}, "normalizes text"),
+        ({"moses": True}, "normalizes text"),
+        ({"tokenizer_type": "unigram"}, "type is Unigram, expected BPE"),
+        ({"tokenizer_type": "char"}, "type is WordLevel, expected BPE"),
         ({"shared_vocabulary": False}, "one vocabulary for both languages"),
     ],
 )
-def test_what_sentencepiece_cannot_do_is_refused(keys, message):
+def test_rejects_unsupported_tokenizers(keys, message):
     with pytest.raises(ValueError, match=message):
         to_sentencepiece(make_tokenizer(**keys))
 
 
 @pytest.mark.parametrize("options", [{"prepend_scheme": "never"}, {"replacement": "_"}])
-def test_words_that_begin_otherwise_are_an_error(options):
+def test_rejects_other_word_markers(options):
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**options)
     with pytest.raises(ValueError, match="does not write ▁ before each word"):
@@ -90,8 +90,8 @@ def checkpoint(make_model, tmp_path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_package_translates_as_the_model(checkpoint, run_main, make_model, tmp_path):
-    """By what Argos Translate does with it: SentencePiece, CTranslate2, SentencePiece."""
+def test_package_gives_same_translations(checkpoint, run_main, make_model, tmp_path):
+    """Translate as Argos Translate does: SentencePiece, CTranslate2, SentencePiece."""
     (checkpoint / "recipe.yaml").write_text("source_lang: en\ntarget_lang: de\n")
     run_main(main, checkpoint, tmp_path / "out", "--to", "argos")
     (path,) = (tmp_path / "out").iterdir()
@@ -112,11 +112,11 @@ def test_a_package_translates_as_the_model(checkpoint, run_main, make_model, tmp
         assert pieces.decode_pieces(result.hypotheses[0]) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def test_languages_have_to_be_told(checkpoint, run_main, tmp_path, capsys):
+def test_requires_languages(checkpoint, run_main, tmp_path, capsys):
     command = partial(run_main, main, checkpoint, tmp_path / "out", "--to", "argos")
     command(status=2)
-    assert "--to argos needs --source_lang and --target_lang" in capsys.readouterr().err
+    assert "Set --source_lang and --target_lang" in capsys.readouterr().err
     command("--source_lang", "../x", "--target_lang", "de", status=2)
-    assert "'../x' is no code of a language" in capsys.readouterr().err
+    assert "'../x' is not a language code" in capsys.readouterr().err
     command("--source_lang", "sv", "--target_lang", "pt-BR", "--quantization", "int8")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["translate-sv_pt-BR.argosmodel"]

@@ -17,10 +17,10 @@ def command(run_main):
 ARCHITECTURES = {
     "post-norm": {},
     "pre-norm": {"norm_position": "pre"},
-    "pre-norm without a last norm": {"norm_position": "pre", "final_norm": False},
-    "post-norm with a last norm": {"final_norm": True},
+    "pre-norm without a final LayerNorm": {"norm_position": "pre", "final_norm": False},
+    "post-norm with a final LayerNorm": {"final_norm": True},
     "learned positions": {"position_embedding_type": "learned"},
-    "a norm on the embeddings, no scale": {"embedding_norm": True, "scale_embedding": False},
+    "embedding LayerNorm, no scale": {"embedding_norm": True, "scale_embedding": False},
     "heads by side": {"encoder_attention_heads": 2, "decoder_attention_heads": 8, "decoder_layers": 1},
     "bias, gelu, eps": {"lm_head_bias": True, "activation_function": "gelu", "layer_norm_eps": 1e-3},
     "untied": {"tie_word_embeddings": False},
@@ -29,8 +29,8 @@ ARCHITECTURES = {
 
 @pytest.mark.parametrize("shared", [True, False], ids=["one vocabulary", "two"])
 @pytest.mark.parametrize("overrides", ARCHITECTURES.values(), ids=ARCHITECTURES)
-def test_ctranslate2_computes_the_same(save_checkpoint, command, tmp_path, sentences, shared, overrides):
-    """Log-probabilities of given targets within 1e-4, and the same ids, greedy and by 5 beams."""
+def test_ctranslate2_gives_same_results(save_checkpoint, command, tmp_path, sentences, shared, overrides):
+    """Log-probabilities of targets differ by at most 1e-4. Greedy and 5-beam search give the same ids."""
     model, tokenizer, folder = save_checkpoint(shared=shared, **overrides)
     command(folder, tmp_path / "ct2", "--to", "ctranslate2")
     translator = ctranslate2.Translator(str(tmp_path / "ct2"), intra_threads=1)
@@ -43,10 +43,10 @@ def test_ctranslate2_computes_the_same(save_checkpoint, command, tmp_path, sente
     labels[labels == tokenizer.pad_token_id] = -100
     with torch.no_grad():
         logits = model(**batch, labels=labels).logits.log_softmax(-1)
-    ours = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    log_probs = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     goal = [target.convert_ids_to_tokens([id_ for id_ in row.tolist() if id_ >= 0])[:-1] for row in labels]
     for row, scored in enumerate(translator.score_batch(tokens, goal)):
-        expected = ours[row][labels[row] >= 0]
+        expected = log_probs[row][labels[row] >= 0]
         torch.testing.assert_close(torch.tensor(scored.log_probs), expected, atol=1e-4, rtol=0)
 
     for beams in (1, 5):
@@ -57,7 +57,7 @@ def test_ctranslate2_computes_the_same(save_checkpoint, command, tmp_path, sente
             assert target.convert_tokens_to_ids(result.hypotheses[0]) == kept
 
 
-def test_ctranslate2_weights_are_quantized_where_asked(save_checkpoint, command, tmp_path):
+def test_quantizes_weights(save_checkpoint, command, tmp_path):
     _, _, folder = save_checkpoint()
     command(folder, tmp_path / "float", "--to", "ctranslate2")
     command(folder, tmp_path / "int8", "--to", "ctranslate2", "--quantization", "int8")
@@ -69,14 +69,14 @@ def test_ctranslate2_weights_are_quantized_where_asked(save_checkpoint, command,
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        ({"key_head_dim": 5}, "a width of their own"),
-        ({"activation_function": "mish"}, "activation_function is mish"),
-        ({"decoder_start_token_id": None}, "special ids are not all set"),
-        ({"eos_token_id": [2, 5]}, "several eos_token_id"),
-        ({"vocab_size": 20, "pad_token_id": 0}, "the model has 20 rows"),
+        ({"key_head_dim": 5}, "key_head_dim and value_head_dim must be None"),
+        ({"activation_function": "mish"}, "activation_function=mish"),
+        ({"decoder_start_token_id": None}, "a special token id is not set"),
+        ({"eos_token_id": [2, 5]}, "multiple eos_token_id"),
+        ({"vocab_size": 20, "pad_token_id": 0}, "the model has only 20 embedding rows"),
     ],
 )
-def test_what_ctranslate2_cannot_express_is_refused(save_checkpoint, command, tmp_path, capsys, overrides, reason):
+def test_rejects_unsupported_models(save_checkpoint, command, tmp_path, capsys, overrides, reason):
     _, _, folder = save_checkpoint(**overrides)
     command(folder, tmp_path / "out", "--to", "ctranslate2", status=2)
     assert reason in capsys.readouterr().err
@@ -94,8 +94,8 @@ def test_what_ctranslate2_cannot_express_is_refused(save_checkpoint, command, tm
         {"bad_words_ids": [[4], [5, 6]]},
     ],
 )
-def test_generation_settings_that_change_the_result_are_rejected(make_model, make_tokenizer, settings):
-    """CTranslate2 stores none of them. Those without effect, and tokens that are forbidden singly, are accepted."""
+def test_rejects_unsupported_generation_settings(make_model, make_tokenizer, settings):
+    """Settings without effect, and bans of single tokens, are accepted."""
     tokenizer, sizes = make_tokenizer(True)
     model = make_model(**sizes)
     without_effect = {"no_repeat_ngram_size": 0, "repetition_penalty": 1.0, "bad_words_ids": [[4]], "num_beams": 5}
@@ -103,16 +103,16 @@ def test_generation_settings_that_change_the_result_are_rejected(make_model, mak
     to_spec(model, tokenizer)
     model.generation_config = GenerationConfig(**(without_effect | settings))
     (name,) = settings
-    with pytest.raises(ValueError, match=f"cannot express this model: remove {name}"):
+    with pytest.raises(ValueError, match=f"does not support this model: remove {name}"):
         to_spec(model, tokenizer)
 
 
-def test_special_ids_are_those_of_the_generation_config(make_model, make_tokenizer):
+def test_uses_special_ids_of_generation_config(make_model, make_tokenizer):
     tokenizer, sizes = make_tokenizer(True)
     model = make_model(**sizes)
     model.generation_config.update(decoder_start_token_id=5, eos_token_id=6)
     settings = to_spec(model, tokenizer).config
     assert [settings.decoder_start_token, settings.eos_token] == tokenizer.convert_ids_to_tokens([5, 6])
     model.generation_config.eos_token_id = [2, 6]
-    with pytest.raises(ValueError, match="several eos_token_id"):
+    with pytest.raises(ValueError, match="multiple eos_token_id"):
         to_spec(model, tokenizer)

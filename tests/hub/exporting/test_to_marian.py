@@ -17,8 +17,8 @@ def command(run_main):
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
-def test_marian_computes_the_same(save_checkpoint, shared, tied, bias):
-    """Logits of right-padded batches within 1e-5, and the same translations by 5 beams."""
+def test_marian_gives_same_results(save_checkpoint, shared, tied, bias):
+    """Logits of right-padded batches differ by at most 1e-5. 5-beam search gives the same translations."""
     model, _, _ = save_checkpoint(shared=shared, tie_word_embeddings=tied, lm_head_bias=bias)
     marian = to_marian(model)
     generator = torch.Generator().manual_seed(0)
@@ -30,8 +30,8 @@ def test_marian_computes_the_same(save_checkpoint, shared, tied, bias):
     source *= mask
     batch = {"input_ids": source, "attention_mask": mask}
     with torch.no_grad():
-        ours, theirs = (each(**batch, decoder_input_ids=target).logits for each in (model, marian))
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+        expected, logits = (each(**batch, decoder_input_ids=target).logits for each in (model, marian))
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
     first, second = (each.generate(**batch, num_beams=5, max_new_tokens=10) for each in (model, marian))
     assert torch.equal(first, second)
 
@@ -40,14 +40,14 @@ def test_marian_computes_the_same(save_checkpoint, shared, tied, bias):
     ("overrides", "reason"),
     [
         ({"norm_position": "pre"}, "it is pre-norm"),
-        ({"final_norm": True}, "a final norm"),
+        ({"final_norm": True}, "a final LayerNorm"),
         ({"position_embedding_type": "learned"}, "positions are learned"),
         ({"embedding_norm": True}, "a norm on its embeddings"),
         ({"key_head_dim": 5}, "a width of their own"),
         ({"layer_norm_eps": 1e-6}, "layer_norm_eps is 1e-06"),
     ],
 )
-def test_what_marian_cannot_express_is_refused(save_checkpoint, command, tmp_path, capsys, overrides, reason):
+def test_rejects_unsupported_models(save_checkpoint, command, tmp_path, capsys, overrides, reason):
     _, _, folder = save_checkpoint(**overrides)
     command(folder, tmp_path / "marian", "--to", "marian", status=2)
     assert reason in capsys.readouterr().err
@@ -56,8 +56,8 @@ def test_what_marian_cannot_express_is_refused(save_checkpoint, command, tmp_pat
 
 @pytest.mark.parametrize("sizes", [(31, 37), (41, 37)])
 @pytest.mark.parametrize("tied", [True, False])
-def test_two_vocabularies_have_tables_of_one_length(make_model, make_tokenizer, sizes, tied, tmp_path):
-    """transformers 4.57 loads no others; logits and translations are as before, and what was added never comes."""
+def test_pads_tables_to_equal_length(make_model, make_tokenizer, sizes, tied, tmp_path):
+    """transformers 4.57 requires equal lengths. Results do not change, and added tokens are never generated."""
     model = make_model(
         **dict(zip(("vocab_size", "decoder_vocab_size"), sizes, strict=True)),
         share_encoder_decoder_embeddings=False,
@@ -70,8 +70,8 @@ def test_two_vocabularies_have_tables_of_one_length(make_model, make_tokenizer, 
     generator = torch.Generator().manual_seed(0)
     source, target = (torch.randint(3, size, (4, 6), generator=generator) for size in sizes)
     with torch.no_grad():
-        ours, theirs = (each(input_ids=source, decoder_input_ids=target).logits for each in (model, marian))
-    torch.testing.assert_close(theirs[..., : sizes[1]].log_softmax(-1), ours.log_softmax(-1), atol=1e-5, rtol=0)
-    assert (theirs[..., sizes[1] :] < -1e8).all()
+        expected, logits = (each(input_ids=source, decoder_input_ids=target).logits for each in (model, marian))
+    torch.testing.assert_close(logits[..., : sizes[1]].log_softmax(-1), expected.log_softmax(-1), atol=1e-5, rtol=0)
+    assert (logits[..., sizes[1] :] < -1e8).all()
     first, second = (each.generate(source, num_beams=5, max_new_tokens=10) for each in (model, marian))
     assert torch.equal(first, second)

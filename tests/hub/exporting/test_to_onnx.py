@@ -1,4 +1,4 @@
-"""ONNX graphs: what they compute, beside our model; and what onnxruntime makes of them by the loop in the docs."""
+"""ONNX graphs give the results of the model, with the modules and with onnxruntime."""
 
 import json
 from functools import partial
@@ -17,16 +17,16 @@ from vanilla_transformer.shared.loading import load_model, load_tokenizer
 ARCHITECTURES = {
     "post-norm": {},
     "pre-norm": {"norm_position": "pre"},
-    "pre-norm without a last norm": {"norm_position": "pre", "final_norm": False},
-    "post-norm with a last norm": {"final_norm": True},
+    "pre-norm without a final LayerNorm": {"norm_position": "pre", "final_norm": False},
+    "post-norm with a final LayerNorm": {"final_norm": True},
     "learned positions": {"position_embedding_type": "learned"},
-    "a norm on the embeddings, no scale": {"embedding_norm": True, "scale_embedding": False},
+    "embedding LayerNorm, no scale": {"embedding_norm": True, "scale_embedding": False},
     "heads by side": {"encoder_attention_heads": 2, "decoder_attention_heads": 8, "decoder_layers": 1},
-    "heads of their own width": {"key_head_dim": 5, "value_head_dim": 7},
+    "separate head dimensions": {"key_head_dim": 5, "value_head_dim": 7},
     "bias, gelu, eps": {"lm_head_bias": True, "activation_function": "gelu", "layer_norm_eps": 1e-3},
     "untied": {"tie_word_embeddings": False},
     "two vocabularies": {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 70},
-    "several ends": {"eos_token_id": [2, 5]},
+    "multiple EOS tokens": {"eos_token_id": [2, 5]},
 }
 SMALL = {"encoder_layers": 1, "decoder_layers": 1}
 ODD = SMALL | ARCHITECTURES["heads by side"] | ARCHITECTURES["bias, gelu, eps"] | {"norm_position": "pre"}
@@ -43,13 +43,13 @@ def translator(onnx_translator):
 
 
 @pytest.fixture
-def load_graphs(load_tests_module):
-    return load_tests_module("exporting/onnx_references.py").Graphs
+def onnx_decoder(load_tests_module):
+    return load_tests_module("exporting/onnx_references.py").OnnxGreedyDecoder
 
 
 @pytest.mark.parametrize("overrides", ARCHITECTURES.values(), ids=ARCHITECTURES)
-def test_what_is_traced_computes_the_same(make_model, batch, overrides):
-    """Logits and weights of cross-attention within 1e-5 of the model's, in one step, or in two with a past."""
+def test_modules_give_same_results(make_model, batch, overrides):
+    """Logits and cross-attention weights differ by at most 1e-5, in one step or in two with past keys and values."""
     model = make_model(**overrides)
     model.set_attn_implementation("eager")
     ids, mask, target = batch.values()
@@ -72,7 +72,7 @@ def feed(path, **inputs) -> dict[str, np.ndarray]:
 
 
 def check_merged(folder, model, batch) -> None:
-    """The merged graph's first step, whatever is given as past, and the next one: logits within 1e-4."""
+    """Check logits of the first step, which ignores its past, and of the next step within 1e-4."""
     ids, mask, target = (each.numpy() for each in batch.values())
     with torch.no_grad():
         expected = model(**batch).logits.numpy()
@@ -80,7 +80,7 @@ def check_merged(folder, model, batch) -> None:
     states = feed(folder / "onnx" / "encoder_model.onnx", input_ids=ids, attention_mask=mask)["last_hidden_state"]
     inputs = {"encoder_attention_mask": mask, "encoder_hidden_states": states}
     shapes = {each.name: each.shape for each in onnxruntime.InferenceSession(path).get_inputs()}
-    for length in (0, 1):  # transformers.js gives no tokens, optimum one
+    for length in (0, 1):  # transformers.js passes a past of length 0, optimum of length 1
         past = {
             name: np.ones([len(ids), shape[1], length, shape[3]], np.float32)
             for name, shape in shapes.items()
@@ -94,8 +94,8 @@ def check_merged(folder, model, batch) -> None:
     assert after["cross_attentions.0"].shape == (3, model.config.decoder_attention_heads, 4, 7)
 
 
-def check_greedy(translator, load_graphs, folder, model, tokenizer, texts) -> None:
-    """The loop of the docs, a padded batch: the ids of `generate()`, and its texts."""
+def check_greedy(translator, onnx_decoder, folder, model, tokenizer, texts) -> None:
+    """Check that the loop of the docs gives the ids and texts of `generate()` for a padded batch."""
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     inputs = (batch["input_ids"].numpy(), batch["attention_mask"].numpy())
     expected = model.generate(**batch, num_beams=1, max_new_tokens=12).numpy()
@@ -103,14 +103,14 @@ def check_greedy(translator, load_graphs, folder, model, tokenizer, texts) -> No
     ids = translate.generate(*inputs, 12)
     np.testing.assert_array_equal(ids, expected)
     special = [getattr(model.config, f"{name}_token_id") for name in ("decoder_start", "eos")]
-    measured = load_graphs(folder, 1).generate(*inputs, *special, 12)
+    measured = onnx_decoder(folder, 1).generate(*inputs, *special, 12)
     real = expected != model.config.pad_token_id
     np.testing.assert_array_equal(measured[real], expected[real])
     assert translate(texts, 12) == tokenizer.batch_decode(expected, skip_special_tokens=True)
 
 
-def test_a_graph_beyond_the_limit_of_a_file_is_one_line(save_checkpoint, command, tmp_path, capsys, monkeypatch):
-    """The matrix of a tied model counts once; the check runs before tracing."""
+def test_rejects_too_large_graphs(save_checkpoint, command, tmp_path, capsys, monkeypatch):
+    """Tied weights count once. The check runs before tracing."""
     model, _, folder = save_checkpoint()
     decoder = [model.get_decoder(), model.lm_head]
     size = 4 * sum(each.numel() for each in {each for part in decoder for each in part.parameters()})
@@ -119,19 +119,19 @@ def test_a_graph_beyond_the_limit_of_a_file_is_one_line(save_checkpoint, command
     monkeypatch.setattr(onnx_export, "MAX_BYTES", size - 1)
     command(folder, tmp_path / "out", "--to", "onnx", status=2)
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"a graph has {size:,} bytes of weights" in line
+    assert f"A graph has {size:,} bytes of weights" in line
     assert not (tmp_path / "out").exists()
 
 
-def test_onnxruntime_computes_the_same(
-    save_checkpoint, command, translator, load_graphs, tmp_path, sentences, batch, capsys
+def test_onnxruntime_gives_same_results(
+    save_checkpoint, command, translator, onnx_decoder, tmp_path, sentences, batch, capsys
 ):
-    """Two vocabularies, and much else that is not the default; the names and the folder are those that readers know."""
+    """Two vocabularies and other non-default settings. File and tensor names are those of the client libraries."""
     model, tokenizer, folder = save_checkpoint(shared=False, **ODD)
     out = tmp_path / "out"
     command(folder, out, "--to", "onnx")
     assert f'from_pretrained("{out / "source_tokenizer"}")' in capsys.readouterr().out
-    check_greedy(translator, load_graphs, out, model, tokenizer, sentences["en"])
+    check_greedy(translator, onnx_decoder, out, model, tokenizer, sentences["en"])
     batch["decoder_input_ids"] = batch["decoder_input_ids"].clamp(max=model.config.decoder_vocab_size - 1)
     batch["input_ids"] = batch["input_ids"].clamp(max=model.config.vocab_size - 1)
     check_merged(out, model, batch)
@@ -157,32 +157,32 @@ def test_onnxruntime_computes_the_same(
     assert all(str(tmp_path).encode() not in path.read_bytes() for path in out.rglob("*") if path.is_file())
 
 
-def test_onnx_refuses_other_formats(save_checkpoint, command, tmp_path, capsys):
+def test_rejects_other_quantizations(save_checkpoint, command, tmp_path, capsys):
     _, _, folder = save_checkpoint()
     command(folder, tmp_path / "out", "--to", "onnx", "--quantization", "int16", status=2)
-    assert "--to onnx has no --quantization int16: choose one of int8, fp16" in capsys.readouterr().err
+    assert "--to onnx does not support --quantization int16. Use one of int8, fp16" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [("pre-norm", "learned positions", "untied", "heads of their own width"),
-                                   ("post-norm with a last norm", "a norm on the embeddings, no scale",
-                                    "several ends")])  # fmt: skip
-def test_onnxruntime_computes_the_same_for_other_architectures(
-    save_checkpoint, command, translator, load_graphs, tmp_path, sentences, batch, names
+@pytest.mark.parametrize("names", [("pre-norm", "learned positions", "untied", "separate head dimensions"),
+                                   ("post-norm with a final LayerNorm", "embedding LayerNorm, no scale",
+                                    "multiple EOS tokens")])  # fmt: skip
+def test_onnxruntime_supports_other_architectures(
+    save_checkpoint, command, translator, onnx_decoder, tmp_path, sentences, batch, names
 ):
     overrides = {key: value for name in names for key, value in ARCHITECTURES[name].items()}
     model, tokenizer, folder = save_checkpoint(**(overrides | SMALL))
     command(folder, tmp_path / "out", "--to", "onnx")
-    check_greedy(translator, load_graphs, tmp_path / "out", model, tokenizer, sentences["en"])
+    check_greedy(translator, onnx_decoder, tmp_path / "out", model, tokenizer, sentences["en"])
     batch["decoder_input_ids"] = batch["decoder_input_ids"].clamp(max=model.config.vocab_size - 1)
     batch["input_ids"] = batch["input_ids"].clamp(max=model.config.vocab_size - 1)
     check_merged(tmp_path / "out", model, batch)
 
 
 @pytest.mark.slow
-def test_a_trained_model_translates_the_same(demo_checkpoint, demo_sentences, command, translator, tmp_path):
-    """500 sentences in float32; in 8 and in 16 bits files of a quarter and of half the size, and nearly the same."""
+def test_trained_model_translates_the_same(demo_checkpoint, demo_sentences, command, translator, tmp_path):
+    """500 sentences: float32 gives equal translations, int8 and fp16 nearly equal ones with smaller files."""
     model, tokenizer = load_model(str(demo_checkpoint)), load_tokenizer(str(demo_checkpoint))
     lines = [english for english, _ in demo_sentences[:500]]
     batch = tokenizer(lines, return_tensors="pt", padding=True)

@@ -1,4 +1,4 @@
-"""The tokenizers of exports: every id has a row in the model, for all kinds of imported checkpoints."""
+"""Tokenizers of exports: every id has an embedding row, for all kinds of imported checkpoints."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ from hub.importing.checkpoint_file import read
 from vanilla_transformer import VanillaTransformerTokenizer, beam_search
 
 LETTERS, SPECIAL = "abcde", ["<s>", "<pad>", "</s>", "<unk>"]
-ISSUE = ["<s>", "<pad>", "</s>", "<unk>", "a@@", "b@@", "c", "a", "b"]
+DICTIONARY = ["<s>", "<pad>", "</s>", "<unk>", "a@@", "b@@", "c", "a", "b"]
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def toolkits(load_tests_module):
 
 @pytest.fixture
 def save_tokenizers(monkeypatch, tmp_path):
-    """(checkpoint) -> the tokenizers of source and target as `--to onnx` writes them, without the graphs."""
+    """Function that exports a checkpoint to ONNX without graphs and returns its source and target tokenizers."""
     monkeypatch.setattr(to_onnx, "convert", lambda *arguments: lambda folder: None)
 
     def save(checkpoint: Path) -> list[Tokenizer]:
@@ -45,17 +45,10 @@ def save_tokenizers(monkeypatch, tmp_path):
     return save
 
 
-def import_to(out: Path, file: Path, **given) -> None:
-    options = {
-        "layout": None,
-        "num_heads": None,
-        "source_tokenizer": None,
-        "target_tokenizer": None,
-        "fairseq_data": None,
-    }
-    options |= {"bpe_codes": [], "set": [], "compare_with": None}
-    options |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-    import_checkpoint.run(argparse.Namespace(file=file, out=out, **(options | given)))
+def import_to(out: Path, file: Path, **options) -> None:
+    names = ("layout", "num_heads", "source_tokenizer", "target_tokenizer", "fairseq_data", "compare_with")
+    defaults = dict.fromkeys((*names, "pad_token_id", "bos_token_id", "eos_token_id")) | {"bpe_codes": [], "set": []}
+    import_checkpoint.run(argparse.Namespace(file=file, out=out, **(defaults | options)))
 
 
 def random_text(rng: random.Random, letters: str = LETTERS) -> str:
@@ -63,7 +56,7 @@ def random_text(rng: random.Random, letters: str = LETTERS) -> str:
 
 
 def check_ids(checkpoint: Path, exported: list[Tokenizer], texts: list[str]) -> dict[str, list[list[int]]]:
-    """Exported ids are those of the imported tokenizer, and below the number of rows; returns them by side."""
+    """Check that exported ids equal those of the tokenizer and have rows in the model. Return them by side."""
     model, tokenizer = (auto.from_pretrained(checkpoint) for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
     sizes = (model.get_encoder().embed_tokens.num_embeddings, model.lm_head.out_features)
     found = {}
@@ -76,21 +69,21 @@ def check_ids(checkpoint: Path, exported: list[Tokenizer], texts: list[str]) -> 
 
 
 @pytest.mark.parametrize("two", [False, True], ids=["one vocabulary", "two"])
-def test_merges_beyond_the_dictionary_get_rows(toolkits, save_tokenizers, tmp_path, two):
-    """ "abc" is one token of the codes that the dictionary lacks: the model reads it as <unk>, and never writes it."""
+def test_tokens_outside_dictionary_get_rows(toolkits, save_tokenizers, tmp_path, two):
+    """The BPE codes form "abc", which the dictionary lacks: it is read as <unk> and never generated."""
     (tmp_path / "code").write_text("#version: 0.2\na b\nab c</w>\n")
-    dictionaries = [ISSUE[4:], [*ISSUE[4:], "d"]] if two else [ISSUE[4:]] * 2
+    dictionaries = [DICTIONARY[4:], [*DICTIONARY[4:], "d"]] if two else [DICTIONARY[4:]] * 2
     for language, tokens in zip(("de", "en"), dictionaries, strict=True):
         (tmp_path / f"dict.{language}.txt").write_text("".join(f"{token} 1\n" for token in tokens))
-    theirs = toolkits.make("fairseq base", sizes=tuple(len(tokens) + 4 for tokens in dictionaries))
-    theirs.decoder.output_projection.weight.data[3] *= 5  # <unk> is likely
-    import_to(tmp_path / "ours", toolkits.save(theirs.content(), tmp_path / "model.pt"))
-    ids = check_ids(tmp_path / "ours", save_tokenizers(tmp_path / "ours"), ["abc", "ab c", "b"])
-    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours")
+    reference = toolkits.make("fairseq base", sizes=tuple(len(tokens) + 4 for tokens in dictionaries))
+    reference.decoder.output_projection.weight.data[3] *= 5  # <unk> is likely
+    import_to(tmp_path / "checkpoint", toolkits.save(reference.content(), tmp_path / "model.pt"))
+    ids = check_ids(tmp_path / "checkpoint", save_tokenizers(tmp_path / "checkpoint"), ["abc", "ab c", "b"])
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "checkpoint")
     assert ids["source"][0][0] > 8
     source = torch.tensor([ids["source"][0]])
     with torch.no_grad():
-        expected = theirs(torch.tensor([[3, 2]]), None, torch.tensor([[2, 4, 3]]))[0].log_softmax(-1)
+        expected = reference(torch.tensor([[3, 2]]), None, torch.tensor([[2, 4, 3]]))[0].log_softmax(-1)
         target = torch.tensor([[2, 4, ids["target"][0][0]]])
         found = model(input_ids=source, decoder_input_ids=target).logits.log_softmax(-1)
     torch.testing.assert_close(found[..., : expected.shape[-1]], expected, atol=1e-5, rtol=0)
@@ -98,38 +91,40 @@ def test_merges_beyond_the_dictionary_get_rows(toolkits, save_tokenizers, tmp_pa
         for search in (None, beam_search):
             generated = model.generate(source, num_beams=beams, max_new_tokens=12, custom_generate=search)
             assert generated.max() < expected.shape[-1]
-    report = json.loads((tmp_path / "ours" / "import_report.json").read_text())
+    report = json.loads((tmp_path / "checkpoint" / "import_report.json").read_text())
     assert report["shapes"]["decoder_vocab_size"] == model.config.decoder_vocab_size
     assert any("rows of <unk> for" in fold for fold in report["folds"])
 
 
 @pytest.mark.parametrize("to", ["ctranslate2", "transformers", pytest.param("onnx", marks=pytest.mark.slow)])
-def test_every_target_translates_with_tokens_beyond_the_dictionary(toolkits, tmp_path, onnx_translator, to):
-    """Greedily, with a model for which <unk> is likely: the ids of `generate()`."""
+def test_all_targets_support_tokens_outside_dictionary(toolkits, tmp_path, onnx_translator, to):
+    """Greedy decoding gives the ids of `generate()` with a model for which <unk> is likely."""
     (tmp_path / "code").write_text("#version: 0.2\na b\nab c</w>\n")
-    (tmp_path / "dict.txt").write_text("".join(f"{token} 1\n" for token in ISSUE[4:]))
+    (tmp_path / "dict.txt").write_text("".join(f"{token} 1\n" for token in DICTIONARY[4:]))
     shape = {"layernorm_embedding": True, "share_all_embeddings": True, "sizes": (9, 9)}
-    theirs = toolkits.make("fairseq base", **shape)
-    theirs.decoder.embed_tokens.weight.data[3] *= 2
-    import_to(tmp_path / "ours", toolkits.save(theirs.content(), tmp_path / "model.pt"))
-    model, tokenizer = (auto.from_pretrained(tmp_path / "ours") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
-    export.run(str(tmp_path / "ours"), tmp_path / "out", to, None)
+    reference = toolkits.make("fairseq base", **shape)
+    reference.decoder.embed_tokens.weight.data[3] *= 2
+    import_to(tmp_path / "checkpoint", toolkits.save(reference.content(), tmp_path / "model.pt"))
+    model, tokenizer = (
+        auto.from_pretrained(tmp_path / "checkpoint") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer)
+    )
+    export.run(str(tmp_path / "checkpoint"), tmp_path / "out", to, None)
     seen = set()
     for text in ("abc", "ab c abc", "b", "abc abc b a"):
         batch = tokenizer(text, return_tensors="pt")
         options = {"num_beams": 1, "max_new_tokens": 8, "suppress_tokens": None, "min_new_tokens": None}
         wanted = model.generate(**batch, **options)[0].tolist()
         if to == "ctranslate2":
-            wanted = model.generate(**batch, num_beams=1, max_new_tokens=8)[0].tolist()  # padding is forbidden there
+            wanted = model.generate(**batch, num_beams=1, max_new_tokens=8)[0].tolist()  # the pad token is banned
             tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
             (result,) = ctranslate2.Translator(str(tmp_path / "out")).translate_batch(
                 [tokens], beam_size=1, max_decoding_length=8
             )
             found, wanted = result.hypotheses[0], tokenizer.convert_ids_to_tokens([i for i in wanted[1:] if i != 2])
         elif to == "transformers":
-            theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
-            assert type(theirs).__name__ == "BartForConditionalGeneration"
-            found = theirs.generate(**batch, **options)[0].tolist()
+            reference = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+            assert type(reference).__name__ == "BartForConditionalGeneration"
+            found = reference.generate(**batch, **options)[0].tolist()
         else:
             translate = onnx_translator(str(tmp_path / "out"))
             found = translate.generate(batch["input_ids"].numpy(), batch["attention_mask"].numpy(), 8)[0].tolist()
@@ -139,8 +134,8 @@ def test_every_target_translates_with_tokens_beyond_the_dictionary(toolkits, tmp
 
 
 @pytest.fixture
-def earlier(make_model, save_checkpoint, special_tokens, tmp_path):
-    """() -> a checkpoint as earlier versions imported it: tokens from id 40 (source) and 30 (target) have no rows."""
+def earlier_checkpoint(make_model, save_checkpoint, special_tokens, tmp_path):
+    """Function that saves a checkpoint of an earlier version: source ids from 40 and target ids from 30 lack rows."""
 
     def make():
         _, tokenizer, folder = save_checkpoint(shared=False)
@@ -157,32 +152,32 @@ def earlier(make_model, save_checkpoint, special_tokens, tmp_path):
     return make
 
 
-def test_checkpoints_of_earlier_versions_export_with_rows_for_all_ids(earlier, save_tokenizers, sentences):
-    folder, plain = earlier()
+def test_exports_rows_for_all_ids_of_earlier_versions(earlier_checkpoint, save_tokenizers, sentences):
+    folder, raw_tokenizer = earlier_checkpoint()
     model, tokenizer = (auto.from_pretrained(folder) for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
     exported = save_tokenizers(folder)
-    again, _ = export.load(str(folder), "onnx")
+    prepared, _ = export.load(str(folder), "onnx")
     for side, own, argument, size in zip(
         ("source", "target"), exported, ("text", "text_target"), (40, 30), strict=True
     ):
-        raw = plain(**{argument: sentences["en" if side == "source" else "de"]})["input_ids"]
+        raw = raw_tokenizer(**{argument: sentences["en" if side == "source" else "de"]})["input_ids"]
         read = tokenizer(**{argument: sentences["en" if side == "source" else "de"]})["input_ids"]
         assert read == [[each if each < size else 3 for each in ids] for ids in raw]
         assert read != raw
         assert [each.ids for each in own.encode_batch(sentences["en" if side == "source" else "de"])] == raw
-        rows = again.config.vocab_size if side == "source" else again.lm_head.out_features
+        rows = prepared.config.vocab_size if side == "source" else prepared.lm_head.out_features
         assert max(own.get_vocab().values()) < rows
-    source = [torch.tensor([each(sentences["en"][0])["input_ids"]]) for each in (tokenizer, plain)]
-    target = [torch.tensor([each(text_target=sentences["de"][0])["input_ids"]]) for each in (tokenizer, plain)]
+    source = [torch.tensor([each(sentences["en"][0])["input_ids"]]) for each in (tokenizer, raw_tokenizer)]
+    target = [torch.tensor([each(text_target=sentences["de"][0])["input_ids"]]) for each in (tokenizer, raw_tokenizer)]
     with torch.no_grad():
         expected = model(input_ids=source[0], decoder_input_ids=target[0]).logits.log_softmax(-1)
-        found = again(input_ids=source[1], decoder_input_ids=target[1]).logits.log_softmax(-1)
+        found = prepared(input_ids=source[1], decoder_input_ids=target[1]).logits.log_softmax(-1)
     torch.testing.assert_close(found[..., :30], expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("to", ["transformers", "marian", "ctranslate2", "onnx", "argos"])
-def test_ids_without_rows_are_an_error_of_every_target(save_checkpoint, run_main, tmp_path, capsys, to):
-    """Also with fewer tokens than rows, where the ids have gaps."""
+def test_all_targets_reject_ids_without_rows(save_checkpoint, run_main, tmp_path, capsys, to):
+    """The tokenizer has fewer tokens than the model has rows, but gaps in its ids."""
     _, _, folder = save_checkpoint()
     content = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = content["model"]["vocab"]
@@ -194,25 +189,25 @@ def test_ids_without_rows_are_an_error_of_every_target(save_checkpoint, run_main
     last = max(kept, key=kept.__getitem__)
     content["model"]["vocab"] = kept | {last: 64}
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    given = ("--source_lang", "en", "--target_lang", "de") if to == "argos" else ()
-    run_main(export.main, folder, tmp_path / "out", "--to", to, *given, status=2)
+    options = ("--source_lang", "en", "--target_lang", "de") if to == "argos" else ()
+    run_main(export.main, folder, tmp_path / "out", "--to", to, *options, status=2)
     (line,) = capsys.readouterr().err.splitlines()
-    assert "the source's tokenizer has the id 64, but the model has 60 rows" in line
+    assert "The source tokenizer has the id 64, but the model has only 60 embedding rows" in line
     assert not (tmp_path / "out").exists()
 
 
-def test_a_gap_in_the_ids_is_no_error(save_checkpoint, run_main, tmp_path):
+def test_accepts_gaps_in_ids(save_checkpoint, run_main, tmp_path):
     _, _, folder = save_checkpoint(vocab_size=70)
     run_main(export.main, folder, tmp_path / "out", "--to", "ctranslate2")
     names = json.loads((tmp_path / "out" / "shared_vocabulary.json").read_text())
     assert names[-1] == "<unused_69>"
 
 
-# --- Every importable kind, at random ---
+# --- Random checkpoints of all layouts ---
 
 
 def random_dictionary(rng: random.Random, lacking: float) -> tuple[list[str], list[tuple[str, str]]]:
-    """Tokens and merges of subword-nmt's BPE; the tokens lack some results of merges."""
+    """Return tokens and merges of subword-nmt's BPE, where the tokens lack some results of merges."""
     parts = [letter + end for letter in LETTERS for end in ("", "</w>")]
     merges: list[tuple[str, str]] = []
     while len(merges) < 25:
@@ -232,8 +227,8 @@ def write_codes(path: Path, merges: list[tuple[str, str]]) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_toolkits_at_random(toolkits, save_tokenizers, tmp_path, seed):
-    """Every case of fairseq and OpenNMT-py, one and two vocabularies and codes: ids, and log-probabilities."""
+def test_random_toolkit_checkpoints(toolkits, save_tokenizers, tmp_path, seed):
+    """Check ids and log-probabilities of fairseq and OpenNMT-py models with one or two vocabularies and codes."""
     surplus = 0
     for number, name in enumerate(toolkits.CASES):
         rng = random.Random(f"{seed}{name}")
@@ -249,16 +244,16 @@ def test_toolkits_at_random(toolkits, save_tokenizers, tmp_path, seed):
         if name == "opennmt 2" and tokens[0] is tokens[1]:
             tokens[0] = [*tokens[0], "other"]
         vocabularies = [[*first, *tokens[0]], [*special, *tokens[1]]]
-        theirs = toolkits.make(name, sizes=tuple(map(len, vocabularies)))
+        reference = toolkits.make(name, sizes=tuple(map(len, vocabularies)))
         if name.startswith("fairseq"):
             for language, own in zip(("de", "en"), tokens, strict=True):
                 (folder / f"dict.{language}.txt").write_text("".join(f"{token} 1\n" for token in own))
         else:
-            theirs.tokens = lambda found=vocabularies: found
-        file = toolkits.save(theirs.content(), folder / "model.pt")
-        import_to(folder / f"ours{number}", file, bpe_codes=codes)
+            reference.tokens = lambda found=vocabularies: found
+        file = toolkits.save(reference.content(), folder / "model.pt")
+        import_to(folder / f"checkpoint{number}", file, bpe_codes=codes)
         texts = [random_text(rng, f"{LETTERS}x") for _ in range(100)]
-        ids = check_ids(folder / f"ours{number}", save_tokenizers(folder / f"ours{number}"), texts)
+        ids = check_ids(folder / f"checkpoint{number}", save_tokenizers(folder / f"checkpoint{number}"), texts)
 
         if not name.startswith("fairseq"):
             _, metadata = read(file)
@@ -271,12 +266,12 @@ def test_toolkits_at_random(toolkits, save_tokenizers, tmp_path, seed):
         target = torch.cat([torch.full((30, 1), start), target[:, :6]], 1)
         surplus += int((source >= len(vocabularies[0])).sum() + (target >= len(vocabularies[1])).sum())
         own = [torch.where(each < len(v), each, unk) for each, v in zip((source, target), vocabularies, strict=True)]
-        shift = len(vocabularies[0]) - theirs.sizes[0] if hasattr(theirs, "sizes") else 0
+        shift = len(vocabularies[0]) - reference.sizes[0] if hasattr(reference, "sizes") else 0
         own[0] = torch.where(own[0] > 3, own[0] - shift, own[0]) if shift else own[0]
         mask = (source != pad).long()
-        model = AutoModelForSeq2SeqLM.from_pretrained(folder / f"ours{number}")
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder / f"checkpoint{number}")
         with torch.no_grad():
-            expected = theirs(own[0], mask, own[1])
+            expected = reference(own[0], mask, own[1])
             expected = (expected[0] if isinstance(expected, tuple) else expected).log_softmax(-1)
             logits = model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
         difference = (logits.log_softmax(-1)[..., : expected.shape[-1]] - expected)[target != pad].abs().max()
@@ -286,8 +281,8 @@ def test_toolkits_at_random(toolkits, save_tokenizers, tmp_path, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("two", [False, True], ids=["one tokenizer", "two"])
-def test_tutorials_at_random(make_reference, tutorials, save_tokenizers, tmp_path, monkeypatch, capsys, two):
-    """Lists of tokens in random orders; models are compared after their rows have moved."""
+def test_random_tutorial_checkpoints(make_reference, tutorials, save_tokenizers, tmp_path, monkeypatch, capsys, two):
+    """Import token lists in random order. The models are compared after their rows are permuted."""
     for number, name in enumerate(tutorials.CASES):
         rng = random.Random(number)
         model, state, layout, metadata, heads = make_reference(name)
@@ -302,18 +297,19 @@ def test_tutorials_at_random(make_reference, tutorials, save_tokenizers, tmp_pat
             order = [token for token in order if token in tokens]
             files.append(tmp_path / f"{number}{side}.txt")
             files[-1].write_text("\n".join([*order[:pad], "<pad>", *order[pad:]]))
-        monkeypatch.setitem(sys.modules, "theirs", type("theirs", (), {"build": staticmethod(lambda m=model: m)}))
+        module = type("module", (), {"build": staticmethod(lambda m=model: m)})
+        monkeypatch.setitem(sys.modules, "reference_model", module)
         torch.save(state, tmp_path / f"{number}.pt")
-        given = {"source_tokenizer": files[0], "target_tokenizer": files[-1] if two else None}
-        given["set"] = [f"{key}={str(value).lower()}" for key, value in metadata.items()]
-        given |= {"num_heads": heads, "layout": layout.name, "compare_with": "theirs:build"}
-        import_to(tmp_path / f"ours{number}", tmp_path / f"{number}.pt", **given)
+        options = {"source_tokenizer": files[0], "target_tokenizer": files[-1] if two else None}
+        options["set"] = [f"{key}={str(value).lower()}" for key, value in metadata.items()]
+        options |= {"num_heads": heads, "layout": layout.name, "compare_with": "reference_model:build"}
+        import_to(tmp_path / f"checkpoint{number}", tmp_path / f"{number}.pt", **options)
         texts = [" ".join(f"{rng.choice(LETTERS)}{rng.randrange(12)}" for _ in range(4)) for _ in range(50)]
-        check_ids(tmp_path / f"ours{number}", save_tokenizers(tmp_path / f"ours{number}"), texts)
+        check_ids(tmp_path / f"checkpoint{number}", save_tokenizers(tmp_path / f"checkpoint{number}"), texts)
 
 
 def embeddings(layout) -> list[str]:
-    """Keys of the source's and the target's embeddings."""
+    """Return the keys of the source and target embeddings."""
     uses = layout.uses().items()
     names = [f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
     return [next(key for key, use in uses if name in use.targets) for name in names]

@@ -1,4 +1,4 @@
-"""What `--to transformers` writes, for transformers 4: 4.40 is of before tokenizers 0.20, 4.57 the last one."""
+"""`--to transformers` with transformers 4.40, which predates tokenizers 0.20, and 4.57, the last version 4."""
 
 import json
 import shutil
@@ -16,18 +16,18 @@ SIDES = {True: ["."], False: ["source_tokenizer", "target_tokenizer"]}
 
 @pytest.fixture
 def exported(save_checkpoint, run_main, tmp_path):
-    """(whether one vocabulary serves both sides) -> our model, its tokenizer, the folder of its export."""
+    """Function that exports a model with one or two vocabularies: (model, tokenizer, directory of the export)."""
 
     def make(shared: bool, **architecture):
         model, tokenizer, folder = save_checkpoint(shared=shared, **architecture)
-        partial(run_main, main)(folder, tmp_path / "stock", "--to", "transformers")
-        return model, tokenizer, tmp_path / "stock"
+        partial(run_main, main)(folder, tmp_path / "native", "--to", "transformers")
+        return model, tokenizer, tmp_path / "native"
 
     return make
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_the_tokenizers_have_the_names_of_before(exported, shared):
+def test_tokenizer_config_of_earlier_versions(exported, shared):
     _, _, folder = exported(shared)
     for side in SIDES[shared]:
         config = json.loads((folder / side / "tokenizer_config.json").read_text())
@@ -36,7 +36,7 @@ def test_the_tokenizers_have_the_names_of_before(exported, shared):
         assert config["clean_up_tokenization_spaces"] is False
 
 
-VERSIONS = {  # of transformers, and what it does not take from the environment
+VERSIONS = {  # transformers, and dependencies that differ from the environment
     "4.40.0": ("huggingface_hub<0.26", "tokenizers==0.19.1"),
     "4.57.6": ("huggingface_hub<1", "tokenizers>=0.22,<=0.23.0"),
 }
@@ -52,16 +52,16 @@ ARCHITECTURES = {
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def transformers_4(request, tmp_path_factory) -> tuple[str, Path]:
-    """A version of transformers in a folder of its own; what else it needs is the environment's."""
+    """Directory with a version of transformers. Other dependencies are those of the environment."""
     site = tmp_path_factory.mktemp("transformers_4")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site]
     wanted = [f"transformers=={request.param}", *VERSIONS[request.param]]
     if subprocess.run([*pip, *wanted], capture_output=True, check=False).returncode:
-        pytest.skip(f"transformers {request.param} cannot be installed here")
+        pytest.skip(f"transformers {request.param} cannot be installed.")
     return request.param, site
 
 
-STRANGER = """
+EXTERNAL_SCRIPT = """
 import json, sys
 version, site, folders = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 sys.path.insert(0, site)
@@ -69,33 +69,33 @@ sys.modules["vanilla_transformer"] = None
 import transformers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 assert transformers.__version__ == version
-lines, told = json.load(sys.stdin), []
+lines, output = json.load(sys.stdin), []
 for folder, sides in folders:
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     source, target = AutoTokenizer.from_pretrained(sides[0]), AutoTokenizer.from_pretrained(sides[-1])
     batch = source(lines, return_tensors="pt", padding=True)
     ids = [model.generate(**batch, **options).tolist() for options in ({}, {"num_beams": 1})]
-    told.append([ids, target.batch_decode(ids[0], skip_special_tokens=True)])
-print(json.dumps(told))
+    output.append([ids, target.batch_decode(ids[0], skip_special_tokens=True)])
+print(json.dumps(output))
 """
 
 
 @pytest.mark.slow
-def test_transformers_4_translates_the_same(exported, transformers_4, sentences, tmp_path):
-    """By the folder's own settings, and greedily."""
+def test_transformers_4_gives_same_translations(exported, transformers_4, sentences, tmp_path):
+    """Check the saved generation settings and greedy decoding."""
     version, site = transformers_4
     lines = [" ".join(line.split()[i:]) for line in sentences["en"] for i in range(3)]
     folders, expected = [], []
     for name, options in ARCHITECTURES.items():
         model, tokenizer, folder = exported(**({"shared": True} | options))
-        place = folder.rename(tmp_path / name)
-        folders.append([str(place), [str(place / side) for side in SIDES[options.get("shared", True)]]])
+        path = folder.rename(tmp_path / name)
+        folders.append([str(path), [str(path / side) for side in SIDES[options.get("shared", True)]]])
         batch = tokenizer(lines, return_tensors="pt", padding=True)
         ids = [model.generate(**batch, **options).tolist() for options in ({}, {"num_beams": 1})]
         expected.append([ids, tokenizer.batch_decode(ids[0], skip_special_tokens=True)])
-        shutil.rmtree(tmp_path / "ours")
+        shutil.rmtree(tmp_path / "checkpoint")
     process = subprocess.run(
-        [sys.executable, "-c", STRANGER, version, site, json.dumps(folders)],
+        [sys.executable, "-c", EXTERNAL_SCRIPT, version, site, json.dumps(folders)],
         input=json.dumps(lines), cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr[-2000:]

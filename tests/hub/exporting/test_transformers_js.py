@@ -1,4 +1,4 @@
-"""What `--to onnx` writes, for transformers.js under Node and in a browser."""
+"""`--to onnx` with transformers.js under Node and in a browser."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from hub.export import main
-from hub.exporting.tokenizer import as_fast, save_tokenizer
+from hub.exporting.tokenizer import convert_to_fast, save_tokenizer
 from training.arguments import TokenizerArguments
 from training.data.tokenizer import train_tokenizer
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
@@ -43,19 +43,19 @@ window.answers = answers;
 
 @pytest.fixture
 def exported(demo_checkpoint, demo_sentences, run_main, tmp_path):
-    """The folder of a trained model, 100 sentences, and the ids and the first text of our greedy translations."""
+    """Exported model, 100 sentences, the ids of their greedy translations, and the first translation."""
     partial(run_main, main)(demo_checkpoint, tmp_path / "page" / "model", "--to", "onnx")
     model, tokenizer = load_model(str(demo_checkpoint)), load_tokenizer(str(demo_checkpoint))
     lines = [english for english, _ in demo_sentences[:100]]
     batch = tokenizer(lines, return_tensors="pt", padding=True)
     found = model.generate(**batch, num_beams=1, max_new_tokens=40)
     rows = [row[: row.index(2) + 1] if 2 in row else row for row in found.tolist()]
-    assert len({tuple(row) for row in rows}) > 50  # it did learn to tell sentences apart
+    assert len({tuple(row) for row in rows}) > 50  # the model distinguishes sentences
     return tmp_path / "page" / "model", lines, rows, tokenizer.decode(found[0], skip_special_tokens=True)
 
 
 @pytest.mark.slow
-def test_node_and_a_browser_generate_the_same_ids(exported, transformers_js, open_page):
+def test_node_and_browser_generate_same_ids(exported, transformers_js, open_page):
     folder, lines, rows, text = exported
     program = transformers_js.parent / "translate.mjs"
     program.write_text(TRANSLATE + NODE)
@@ -93,8 +93,8 @@ MARKS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [{}, {"moses": True}, {"lowercase": True, "moses": True}], ids=str)
-def test_node_makes_the_same_tokens(keys, demo_sentences, transformers_js, tmp_path):
-    """Of every kind of tokenizer; and the same text of them. (Unknown neighbours become one in its unigrams.)"""
+def test_node_gives_same_tokens(keys, demo_sentences, transformers_js, tmp_path):
+    """Check ids and decoded text for all tokenizer types. Its unigram model merges unknown neighbors."""
     program = transformers_js.parent / "tokenize.mjs"
     program.write_text(TOKENIZE)
     (tmp_path / "config.json").write_text('{"model_type": "marian"}')
@@ -113,12 +113,12 @@ def test_node_makes_the_same_tokens(keys, demo_sentences, transformers_js, tmp_p
 
 
 @pytest.mark.slow
-def test_node_reads_the_tokenizer_of_an_opus_mt_model(opus_folder, transformers_js, demo_sentences, tmp_path):
-    """Converted from SentencePiece: both sides have the ids of the tokenizer in Python."""
+def test_node_supports_opus_mt_tokenizer(opus_folder, transformers_js, demo_sentences, tmp_path):
+    """The converted tokenizers have the ids of the SentencePiece models."""
     program = transformers_js.parent / "tokenize.mjs"
     program.write_text(TOKENIZE)
     tokenizer = load_tokenizer(str(opus_folder()))
-    save_tokenizer(as_fast(tokenizer), tmp_path)
+    save_tokenizer(convert_to_fast(tokenizer), tmp_path)
     lines = [text for pair in demo_sentences[:100] for text in pair] + MARKS[1:4]
     for side, argument in (("source", "text"), ("target", "text_target")):
         folder = tmp_path / f"{side}_tokenizer"

@@ -1,4 +1,4 @@
-"""Both pages, with every importable kind of checkpoint and its tokenizer."""
+"""Both pages with all kinds of imported checkpoints and tokenizers."""
 
 import json
 import random
@@ -32,7 +32,7 @@ SIZE = {"vocab_size": 60, "d_model": 16, "encoder_layers": 1, "decoder_layers": 
 SIZE |= {"decoder_ffn_dim": 24, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
 SIZE |= {"max_position_embeddings": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SIZE |= {"decoder_start_token_id": 2}
-STOCK = {
+NATIVE_CLASSES = {
     "bart": (BartForConditionalGeneration, BartConfig),
     "mbart": (MBartForConditionalGeneration, MBartConfig),
     "pegasus": (PegasusForConditionalGeneration, PegasusConfig),
@@ -40,7 +40,7 @@ STOCK = {
     "m2m_100": (M2M100ForConditionalGeneration, M2M100Config),
 }
 KINDS = ["tutorial", "tutorial, two", "fairseq", "fairseq, two", "fairseq, sentencepiece", "opennmt"]
-KINDS += [*STOCK, "marian", "marian, two", "m2m_100, python"]
+KINDS += [*NATIVE_CLASSES, "marian", "marian, two", "m2m_100, python"]
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def make_checkpoint(
     run_main, tmp_path, make_reference, save_as, load_tests_module, opus_folder, sentencepiece_models, train_bpe,
     sentences, special_tokens,
 ):  # fmt: skip
-    """(kind) -> the folder that the import makes."""
+    """Function that imports a checkpoint of a kind and returns its directory."""
 
     def tutorial(files: list[str]) -> list:
         _, state, _, _, _ = make_reference("notebook", sizes=(31, 31))
@@ -66,12 +66,12 @@ def make_checkpoint(
         sides = [marks, marks[:-1] if two else marks]
         for language, tokens in zip(("de", "en"), sides, strict=True):
             (tmp_path / f"dict.{language}.txt").write_text("".join(f"{token} 1\n" for token in tokens))
-        theirs = toolkits.make(name, sizes=tuple(len(tokens) + 4 for tokens in sides))
-        theirs.tokens = lambda: [["<unk>", "<blank>", "<s>", "</s>", *tokens] for tokens in sides]
-        return [toolkits.save(theirs.content(), tmp_path / "model.pt"), "--bpe_codes", tmp_path / "code"]
+        reference = toolkits.make(name, sizes=tuple(len(tokens) + 4 for tokens in sides))
+        reference.tokens = lambda: [["<unk>", "<blank>", "<s>", "</s>", *tokens] for tokens in sides]
+        return [toolkits.save(reference.content(), tmp_path / "model.pt"), "--bpe_codes", tmp_path / "code"]
 
-    def stock(name: str) -> Path:
-        model_class, config_class = STOCK[name]
+    def save_native(name: str) -> Path:
+        model_class, config_class = NATIVE_CLASSES[name]
         model_class(config_class(**SIZE)).eval().save_pretrained(tmp_path / name)
         bpe = train_bpe(sentences["en"] + sentences["de"], 60)
         PreTrainedTokenizerFast(tokenizer_object=bpe, **special_tokens).save_pretrained(tmp_path / name)
@@ -97,7 +97,7 @@ def make_checkpoint(
     def m2m_in_python() -> Path:
         from sentencepiece import SentencePieceProcessor
 
-        folder = stock("m2m_100")
+        folder = save_native("m2m_100")
         for path in folder.glob("token*"):
             path.unlink()
         pieces = SentencePieceProcessor(model_proto=sentencepiece_models["en"])
@@ -106,26 +106,26 @@ def make_checkpoint(
         (folder / "sentencepiece.bpe.model").write_bytes(sentencepiece_models["en"])
         settings = {"tokenizer_class": "M2M100Tokenizer", "src_lang": "en", "tgt_lang": "de"}
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-        model_class, config_class = STOCK["m2m_100"]
+        model_class, config_class = NATIVE_CLASSES["m2m_100"]
         ids = {"vocab_size": 250, "bos_token_id": 0, "pad_token_id": 1}
         model_class(config_class(**(SIZE | ids))).eval().save_pretrained(folder)
         return folder
 
     def make(kind: str) -> Path:
-        given = {
+        arguments = {
             "tutorial": lambda: tutorial(["source_tokenizer"]),
             "tutorial, two": lambda: tutorial(["source_tokenizer", "target_tokenizer"]),
             "fairseq": lambda: toolkit("fairseq base", two=False),
             "fairseq, two": lambda: toolkit("fairseq base", two=True),
             "fairseq, sentencepiece": lambda: toolkit("fairseq base", True, sentencepiece_models["en"]),
             "opennmt": lambda: toolkit("opennmt 3", two=True),
-            **{name: lambda name=name: [stock(name)] for name in STOCK},
+            **{name: lambda name=name: [save_native(name)] for name in NATIVE_CLASSES},
             "marian": lambda: [opus_folder()],
             "marian, two": lambda: [marian_with_two()],
             "m2m_100, python": lambda: [m2m_in_python()],
         }[kind]()
-        run_main(import_checkpoint.main, given[0], tmp_path / "ours", *given[1:])
-        return tmp_path / "ours"
+        run_main(import_checkpoint.main, arguments[0], tmp_path / "checkpoint", *arguments[1:])
+        return tmp_path / "checkpoint"
 
     return make
 
@@ -134,12 +134,12 @@ TEXTS = ["the dog runs", "d o g", "a cat sleeps in the house", "Zebra dog", "two
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_pages_start(make_checkpoint, no_graphs, tmp_path, kind):
+def test_both_pages_support_checkpoint(make_checkpoint, no_graphs, tmp_path, kind):
     folder = make_checkpoint(kind)
     translator = app.Translator(str(folder))
     load = next(each.fn for each in app.make_page(str(folder)).fns.values() if each.name == "load")
-    *_, (told, *_) = load()
-    assert "Ready" in told
+    *_, (status, *_) = load()
+    assert "Ready" in status
     batch = translator.encode("d o g")
     *_, last = translator.stream(batch)
     assert isinstance(last, str)
@@ -152,10 +152,10 @@ def test_both_pages_start(make_checkpoint, no_graphs, tmp_path, kind):
     assert [vocabulary.get(column, i) for i, column in zip(found, columns, strict=True)] == found
 
     if kind == "m2m_100, python":
-        with pytest.raises(ValueError, match="a M2M100Tokenizer cannot be written as tokenizer.json"):
-            static_page.make(str(folder), tmp_path / "page")
+        with pytest.raises(ValueError, match="M2M100Tokenizer cannot be converted to tokenizer.json"):
+            static_page.create_page(str(folder), tmp_path / "page")
         return
-    static_page.make(str(folder), tmp_path / "page")
+    static_page.create_page(str(folder), tmp_path / "page")
     page = json.loads((tmp_path / "page" / "page.json").read_text())
     for side, argument in (("source", "text"), ("target", "text_target")):
         own = AutoTokenizer.from_pretrained(tmp_path / "page" / page[side])
@@ -166,14 +166,14 @@ def test_both_pages_start(make_checkpoint, no_graphs, tmp_path, kind):
             assert words == tokenizer.decode(found, skip_special_tokens=True).split()
 
 
-def test_the_space_installs_what_every_tokenizer_needs(repository):
+def test_space_requirements_cover_all_tokenizers(repository):
     lines = (repository / "hub" / "space" / "requirements.txt").read_text().splitlines()
     assert {re.split("[<>=]", line)[0] for line in lines} == {"sentencepiece", "torch", "transformers"}
 
 
 @pytest.mark.slow
-def test_opus_mt_in_onnx_translates_the_same(make_checkpoint, run_main, tmp_path, onnx_translator):
-    """Graphs and both tokenizer.json files, by the loop of the docs."""
+def test_opus_mt_onnx_gives_same_translations(make_checkpoint, run_main, tmp_path, onnx_translator):
+    """Check the graphs and both tokenizer.json files with the loop of the docs."""
     from hub import export
 
     folder = make_checkpoint("marian")

@@ -1,4 +1,4 @@
-"""The demo page: what it answers, and the whole in a real browser."""
+"""Gradio page: functions of the translator, and the page in a browser."""
 
 import re
 import socket
@@ -30,8 +30,8 @@ def make_translator(app, tmp_path, make_model, make_tokenizer):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_attention_belongs_to_the_tokens_on_its_axes(app, make_translator, shared):
-    """Weights of every layer and head; decoder rows are named by the token that they predict."""
+def test_attention_matches_axis_tokens(app, make_translator, shared):
+    """Check the weights of all layers and heads. The label of a decoder row is the token that it predicts."""
     translator = make_translator(shared, encoder_layers=3)
     batch = translator.encode("the dog runs")
     (ids, score), *_ = translator.candidates(batch, 5)
@@ -50,14 +50,16 @@ def test_attention_belongs_to_the_tokens_on_its_axes(app, make_translator, share
     assert first.count("<td style") == len(rows) * len(source)
     assert f"{weights[0, 1, 0, 0]:.3f})" in first
     assert first != app.heat_map(attention, "cross", "2", "2")
-    assert app.heat_map(attention, "cross", "3", "1") == app.heat_map(attention, "cross", "2", "1")  # has no third
+    assert app.heat_map(attention, "cross", "3", "1") == app.heat_map(
+        attention, "cross", "2", "1"
+    )  # the decoder has only 2 layers
     with torch.no_grad():
         labels = torch.where(ids[1:] == 0, -100, ids[1:])[None]
         loss = translator.model(**batch, labels=labels).loss
     assert score == pytest.approx(-loss.item(), abs=1e-4)
 
 
-def test_a_row_without_a_token_is_shown_by_its_id(app, make_translator):
+def test_shows_id_of_row_without_token(app, make_translator):
     """A model may have more rows than its tokenizer has tokens."""
     translator = make_translator(vocab_size=600)
     attention = translator.attention(translator.encode("the dog runs"), torch.tensor([1, 5, 599, 2]))
@@ -66,15 +68,15 @@ def test_a_row_without_a_token_is_shown_by_its_id(app, make_translator):
 
 
 @pytest.mark.parametrize("content", [b"x", b"\xff" * 100, b""])
-def test_a_broken_checkpoint_is_told_on_the_page(app, make_translator, tmp_path, content):
+def test_page_reports_corrupt_checkpoint(app, make_translator, tmp_path, content):
     make_translator()
     (tmp_path / "model" / "model.safetensors").write_bytes(content)
     load = next(each.fn for each in app.make_page(str(tmp_path / "model")).fns.values() if each.name == "load")
-    *_, (told, *_) = load()
-    assert "cannot be loaded: " in told
+    *_, (status, *_) = load()
+    assert "cannot be loaded: " in status
 
 
-def test_the_stream_ends_with_the_greedy_translation(make_translator):
+def test_stream_ends_with_greedy_translation(make_translator):
     translator = make_translator()
     batch = translator.encode("the dog runs")
     seen = list(translator.stream(batch))
@@ -84,7 +86,7 @@ def test_the_stream_ends_with_the_greedy_translation(make_translator):
     assert all(later.startswith(earlier) for earlier, later in zip(seen, seen[1:], strict=False))
 
 
-def test_the_stream_raises_what_generate_raises(make_translator):
+def test_stream_raises_errors_of_generate(make_translator):
     translator = make_translator()
     batch = translator.encode("the dog runs") | {"input_ids": torch.tensor([[999]])}
     with pytest.raises(ValueError, match="outside the vocabulary"):
@@ -96,25 +98,25 @@ def test_the_stream_raises_what_generate_raises(make_translator):
     [
         ("", "Type a sentence"),
         ("  \n", "Type a sentence"),
-        ("the dog " * 200, "and this page takes 200"),
-        ("собака бежит", "never seen any of these words"),
+        ("the dog " * 200, "the maximum is 200"),
+        ("собака бежит", "does not contain any of these words"),
     ],
 )
-def test_bad_input_is_answered_in_words(make_translator, text, answer):
+def test_reports_invalid_input(make_translator, text, answer):
     with pytest.raises(ValueError, match=answer):
         make_translator().encode(text)
 
 
-def test_learned_positions_limit_the_page(make_translator):
+def test_learned_positions_limit_length(make_translator):
     translator = make_translator(position_embedding_type="learned", max_position_embeddings=12)
-    with pytest.raises(ValueError, match="this page takes 12"):
+    with pytest.raises(ValueError, match="the maximum is 12"):
         translator.encode("the dog runs in the house and sings")
     batch = translator.encode("the dog")
     assert len(list(translator.stream(batch))) <= 12
 
 
 @pytest.mark.parametrize("own", [{"max_new_tokens": 4}, {"max_length": 4}, {}])
-def test_the_limits_are_those_of_the_pipeline(make_translator, own):
+def test_limits_equal_those_of_pipeline(make_translator, own):
     translator = make_translator()
     config = translator.model.generation_config
     config.update(**({"max_new_tokens": None, "max_length": None, "num_beams": 1} | own))
@@ -125,25 +127,25 @@ def test_the_limits_are_those_of_the_pipeline(make_translator, own):
     assert translator.decode(best) == pipeline("the dog runs in the house", num_beams=2)[0]["translation_text"]
 
 
-def test_unknown_words_are_named(make_translator):
-    assert make_translator().unknown("the собака runs") == ["собака"]
+def test_finds_unknown_words(make_translator):
+    assert make_translator().unknown_words("the собака runs") == ["собака"]
 
 
-def test_tokens_with_the_embedding_of_the_unknown_token_are_unknown(make_translator, app, tmp_path):
-    """An import gives the tokens outside a toolkit's dictionary copies of that row."""
+def test_tokens_with_embedding_of_unk_are_unknown(make_translator, app, tmp_path):
+    """Imports copy the row of <unk> for tokens outside a toolkit's dictionary."""
     translator = make_translator()
     ids, unknown = translator.tokenizer("dog")["input_ids"], translator.tokenizer.unk_token_id
     table = translator.model.get_input_embeddings().weight
     table.data[ids[0]] = table[unknown]
     translator.model.save_pretrained(tmp_path / "model")
     translator = app.Translator(str(tmp_path / "model"))
-    assert translator.unknown("dog") == ["dog"]
-    with pytest.raises(ValueError, match="never seen any of these words"):
+    assert translator.unknown_words("dog") == ["dog"]
+    with pytest.raises(ValueError, match="does not contain any of these words"):
         translator.encode("dog")
 
 
-def test_one_beam_keeps_the_greedy_translation(make_translator):
-    """With the mean log-probability of its tokens."""
+def test_one_beam_gives_greedy_translation(make_translator):
+    """The score is the mean log-probability of its tokens."""
     for seed in range(6):
         torch.manual_seed(seed)
         translator = make_translator()
@@ -157,7 +159,7 @@ def test_one_beam_keeps_the_greedy_translation(make_translator):
         assert score == pytest.approx(-loss.item(), abs=1e-4)
 
 
-# --- The whole ---
+# --- The page in a browser ---
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +170,7 @@ def programs(start_programs, hub):
 
 @pytest.fixture(scope="module")
 def address(programs, demo_checkpoint, app) -> str:
-    """Where the page of the demo checkpoint is served."""
+    """URL of the page with the demo checkpoint."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -182,18 +184,18 @@ FIRST_TOKEN = """() => new Promise(done => {
     const box = document.querySelector("#translation textarea");
     let start = 0;
     document.addEventListener("keydown", event => { if (event.key === "Enter") start = performance.now(); }, true);
-    const look = () => box.value ? done(performance.now() - start) : requestAnimationFrame(look);
-    requestAnimationFrame(look);
+    const check = () => box.value ? done(performance.now() - start) : requestAnimationFrame(check);
+    requestAnimationFrame(check);
 })"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_in_a_browser(browser, address, demo_checkpoint, demo_sentences, tmp_path, width):
-    """By keyboard alone: a translation, its rivals, the heat map, another layer and head; nothing is cut off."""
+def test_page_in_browser(browser, address, demo_checkpoint, demo_sentences, tmp_path, width):
+    """Use the page by keyboard: translation, n-best list, heat map, other layers. Nothing overflows the window."""
     from playwright.sync_api import expect
 
-    expect.set_options(timeout=60_000)  # the machine may be busy
+    expect.set_options(timeout=60_000)  # slow machines
     page = browser.new_page(viewport={"width": width, "height": 900})
     page.set_default_timeout(120_000)
     page.goto(address)
@@ -213,21 +215,21 @@ def test_the_page_in_a_browser(browser, address, demo_checkpoint, demo_sentences
     found = model.generate(**batch, num_beams=5, num_return_sequences=5, max_new_tokens=60)
     expected = tokenizer.batch_decode(found, skip_special_tokens=True)
     expect(page.locator("#translation textarea")).to_have_value(expected[0])
-    scored = [re.compile(rf"^{re.escape(rival)} -\d+\.\d+$") for rival in expected]
+    scored = [re.compile(rf"^{re.escape(text)} -\d+\.\d+$") for text in expected]
     expect(page.locator("ol li")).to_have_text(scored)
 
-    def colours() -> list[str]:
+    def colors() -> list[str]:
         return page.locator(".heat tbody td").evaluate_all("cells => cells.map(cell => cell.style.background)")
 
     tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
     expect(page.locator(".heat thead th")).to_have_text(tokens)
-    before = colours()
+    before = colors()
     assert len(set(before)) > 3
     page.screenshot(path=tmp_path / "page.png", full_page=True)
-    page.get_by_label("inside the source").focus()
+    page.get_by_label("within the source").focus()
     page.keyboard.press("Space")
     expect(page.locator(".heat tbody th")).to_have_text(tokens)
-    before = colours()  # before the keys: the answer may be there before the next line runs
+    before = colors()  # before the keys, because the page may update at once
     page.get_by_label("Layer").focus()
     page.keyboard.press("ArrowUp")
     page.keyboard.press("Enter")
@@ -235,14 +237,14 @@ def test_the_page_in_a_browser(browser, address, demo_checkpoint, demo_sentences
         "before => [...document.querySelectorAll('.heat tbody td')].map(c => c.style.background).join() !== before",
         arg=",".join(before),
     )
-    after = colours()
+    after = colors()
     assert after != before
     assert len(after) == len(before)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for bad, answer in (
         ("", "Type a sentence first"),
-        ("собака", "never seen any of these"),
-        ("a " * 300, "takes 200"),
+        ("собака", "does not contain any of these"),
+        ("a " * 300, "the maximum is 200"),
     ):
         page.get_by_label("Sentence").fill(bad)
         page.get_by_role("button", name="Translate").press("Enter")
@@ -252,12 +254,12 @@ def test_the_page_in_a_browser(browser, address, demo_checkpoint, demo_sentences
 
 
 @pytest.mark.slow
-def test_the_space_is_published(programs, hub, demo_checkpoint, repository):
-    """Page, requirements and a README that names the model; a checkpoint that is not on the Hub is refused."""
-    refused = programs.run("hub.space.__main__", demo_checkpoint, "--push", "user/page", status=2)
-    assert "push it first" in refused.stderr
-    refused = programs.run("hub.space.__main__", "user/nothing", "--push", "user/page", status=2)
-    assert "there is no user/nothing" in refused.stderr
+def test_publishes_space(programs, hub, demo_checkpoint, repository):
+    """Upload the page, requirements and README with the model. A checkpoint that is not on the Hub is rejected."""
+    process = programs.run("hub.space.__main__", demo_checkpoint, "--push", "user/page", status=2)
+    assert "Run python -m hub.push first" in process.stderr
+    process = programs.run("hub.space.__main__", "user/nothing", "--push", "user/page", status=2)
+    assert "user/nothing does not exist" in process.stderr
     assert "spaces/user/page" not in hub.repositories
     programs.run("hub.push", demo_checkpoint, "user/shown", "--license", "mit")
     programs.run("hub.space.__main__", "user/shown", "--push", "user/page")

@@ -1,4 +1,4 @@
-"""The page that needs no server: its folder, what is published of it, and the whole in a real browser."""
+"""Page without a server: its files, publication, and the page in a browser."""
 
 import json
 import re
@@ -21,35 +21,39 @@ def command(run_main):
     return partial(run_main, main)
 
 
-def test_the_limits_are_those_of_the_other_page():
+def test_limits_equal_those_of_gradio_page():
     assert static_page.MAX_SOURCE_TOKENS == app.MAX_SOURCE_TOKENS
     assert EXTRA_TOKENS == app.EXTRA_TOKENS
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_the_folder_holds_all_that_a_visitor_needs(save_checkpoint, command, no_graphs, tmp_path, capsys, shared):
+def test_writes_all_files(save_checkpoint, command, no_graphs, tmp_path, capsys, shared):
     _, tokenizer, folder = save_checkpoint(shared=shared, position_embedding_type="learned", max_position_embeddings=30)
     command(folder, "--static", tmp_path / "page")
     out = tmp_path / "page"
     assert f"python -m http.server --directory {out}" in capsys.readouterr().out
     assert sorted(path.name for path in out.iterdir()) == sorted([*NAMES, "model"])
-    assert sorted(path.name for path in (out / "model" / "onnx").iterdir()) == sorted(static_page.NEEDED)
+    assert sorted(path.name for path in (out / "model" / "onnx").iterdir()) == sorted(static_page.GRAPHS)
     page = json.loads((out / "page.json").read_text())
     sides = ["model"] * 2 if shared else ["model/source_tokenizer", "model/target_tokenizer"]
     assert [page["source"], page["target"]] == sides
     assert all((out / side / "tokenizer.json").is_file() for side in sides)
-    assert (page["longest"], page["most"], page["unknown"]) == (30, 12, [tokenizer.unk_token_id])  # of its own config
-    assert page["name"] == "ours"  # and not the folder's place on this machine
+    assert (page["max_source_tokens"], page["max_new_tokens"], page["unknown_ids"]) == (
+        30,
+        12,
+        [tokenizer.unk_token_id],
+    )  # of the generation config
+    assert page["name"] == "checkpoint"  # not the local path
     data = RepoCard.load(out / "README.md").data
-    assert (data.sdk, data.app_file, data.title, data.get("models")) == ("static", "index.html", "ours", None)
+    assert (data.sdk, data.app_file, data.title, data.get("models")) == ("static", "index.html", "checkpoint", None)
     assert all(str(tmp_path).encode() not in path.read_bytes() for path in out.rglob("*") if path.is_file())
 
     command(folder, "--static", out, status=2)
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
-def test_a_page_has_the_name_of_the_folder(save_checkpoint, command, no_graphs, tmp_path):
-    """Also if the path of the checkpoint ends in dots; tokens with the embedding of the unknown one are listed."""
+def test_page_name_is_directory_name(save_checkpoint, command, no_graphs, tmp_path):
+    """The path of the checkpoint may end with "..". Tokens with the embedding of <unk> are listed."""
     model, tokenizer, folder = save_checkpoint()
     table, unknown = model.get_input_embeddings().weight, tokenizer.unk_token_id
     table.data[7] = table[unknown]
@@ -57,21 +61,21 @@ def test_a_page_has_the_name_of_the_folder(save_checkpoint, command, no_graphs, 
     (folder / "inside").mkdir()
     command(folder / "inside" / "..", "--static", tmp_path / "page")
     page = json.loads((tmp_path / "page" / "page.json").read_text())
-    assert page["name"] == RepoCard.load(tmp_path / "page" / "README.md").data.title == "ours"
-    assert page["unknown"] == sorted([unknown, 7])
+    assert page["name"] == RepoCard.load(tmp_path / "page" / "README.md").data.title == "checkpoint"
+    assert page["unknown_ids"] == sorted([unknown, 7])
 
 
 @pytest.mark.parametrize(("own", "expected"), [({"max_new_tokens": 9}, (9, 9)), ({}, (EXTRA_TOKENS, 29))])
-def test_the_limit_of_the_generation_config_is_the_pages(save_checkpoint, command, no_graphs, tmp_path, own, expected):
+def test_uses_limit_of_generation_config(save_checkpoint, command, no_graphs, tmp_path, own, expected):
     model, _, folder = save_checkpoint(position_embedding_type="learned", max_position_embeddings=30)
     model.generation_config.update(**({"max_new_tokens": None, "max_length": None} | own))
     model.generation_config.save_pretrained(folder)
     command(folder, "--static", tmp_path / "page")
     page = json.loads((tmp_path / "page" / "page.json").read_text())
-    assert (page["extra"], page["most"]) == expected
+    assert (page["extra_tokens"], page["max_new_tokens"]) == expected
 
 
-def test_the_page_may_only_fetch_itself_and_the_library(repository):
+def test_policy_allows_only_page_and_library(repository):
     text = (repository / "hub" / "space" / "static" / "index.html").read_text()
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
     rules = {name: sources for name, *sources in map(str.split, policy.split(";"))}
@@ -83,7 +87,7 @@ def test_the_page_may_only_fetch_itself_and_the_library(repository):
 
 
 @pytest.mark.slow
-def test_the_static_space_is_published(start_programs, hub, demo_checkpoint, tmp_path):
+def test_publishes_static_space(start_programs, hub, demo_checkpoint, tmp_path):
     with start_programs("hub.space.__main__", **hub.environment) as programs:
         programs.run("hub.space.__main__", demo_checkpoint, "--static", tmp_path / "page", "--push", "user/static")
     files = hub.repositories["spaces/user/static"].files("main")
@@ -91,13 +95,13 @@ def test_the_static_space_is_published(start_programs, hub, demo_checkpoint, tmp
     wanted = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
     assert set(files) == wanted | {"pushed_files.json"}
     assert RepoCard(files["README.md"].decode()).data.sdk == "static"
-    for name in static_page.NEEDED:
+    for name in static_page.GRAPHS:
         assert f"model/onnx/{name}" in files
 
 
 @pytest.mark.slow
-def test_the_static_page_in_a_browser(open_page, demo_checkpoint, demo_sentences, command, tmp_path):
-    """By keyboard alone, on a wide and on a narrow screen: a translation, its attention, and refusals in words."""
+def test_static_page_in_browser(open_page, demo_checkpoint, demo_sentences, command, tmp_path):
+    """Use the page by keyboard on wide and narrow screens: translation, attention, and error messages."""
     command(demo_checkpoint, "--static", tmp_path / "page")
     sentences = [english for english, _ in demo_sentences[:5]]
     model, tokenizer = load_model(str(demo_checkpoint)), load_tokenizer(str(demo_checkpoint))
@@ -111,10 +115,10 @@ def test_the_static_page_in_a_browser(open_page, demo_checkpoint, demo_sentences
         for sentence in sentences:
             page.keyboard.type(sentence)  # the box has the focus
             page.keyboard.press("Enter")
-            page.get_by_text(re.compile("^Done in .* greedily")).wait_for(timeout=120_000)
+            page.get_by_text(re.compile("^Done in .* greedy decoding")).wait_for(timeout=120_000)
             seen.append(page.locator("#translation").inner_text())
             page.keyboard.press("Control+A")
-        assert sacrebleu.corpus_chrf(seen, [expected]).score > 60  # its weights have 8 bits
+        assert sacrebleu.corpus_chrf(seen, [expected]).score > 60  # the weights have 8 bits
         assert page.locator(".heat thead th").count() == batch["attention_mask"][-1].sum()
 
         def weights(page=page) -> list[float]:
@@ -127,10 +131,14 @@ def test_the_static_page_in_a_browser(open_page, demo_checkpoint, demo_sentences
         assert weights() != before
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.screenshot(path=tmp_path / f"page{width}.png", full_page=True)
-        for bad, answer in (("", "Type a sentence"), ("собака", "never seen any of these"), ("a " * 300, "takes 200")):
+        for bad, answer in (
+            ("", "Type a sentence"),
+            ("собака", "does not contain any of these"),
+            ("a " * 300, "the maximum is 200"),
+        ):
             page.get_by_label("Sentence").fill(bad)
             page.get_by_role("button", name="Translate").press("Enter")
             page.get_by_text(answer).wait_for()
             assert page.locator("#translation").inner_text() == ""
-    refused = page.evaluate("fetch('https://example.org/?text=secret').then(() => 'sent', () => 'refused')")
-    assert refused == "refused"
+    result = page.evaluate("fetch('https://example.org/?text=secret').then(() => 'sent', () => 'blocked')")
+    assert result == "blocked"
