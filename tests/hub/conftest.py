@@ -194,15 +194,15 @@ def sentencepiece_models(sentences) -> dict[str, bytes]:
     """One unigram SentencePiece model per language, as in OPUS-MT models."""
     import sentencepiece
 
-    found = {}
+    models = {}
     for side, lines in sentences.items():
         content = io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines * 20), model_writer=content, vocab_size=90, hard_vocab_limit=False,
             bos_id=-1, pad_id=-1, eos_id=0, unk_id=1, minloglevel=2,
         )  # fmt: skip
-        found[side] = content.getvalue()
-    return found
+        models[side] = content.getvalue()
+    return models
 
 
 @pytest.fixture
@@ -255,10 +255,10 @@ QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 def browser():
     from playwright.sync_api import sync_playwright
 
-    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    assert found, f"This test requires a browser. Install one of {', '.join(CHROMIUM)}"
+    executable = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    assert executable, f"This test requires a browser. Install one of {', '.join(CHROMIUM)}"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=QUIET)
+        browser = playwright.chromium.launch(executable_path=executable, args=QUIET)
         yield browser
         browser.close()
 
@@ -289,15 +289,15 @@ def open_page(browser, transformers_js):
 
     def from_npm(route) -> None:
         address = route.request.url
-        found = re.fullmatch(r"https://cdn.jsdelivr.net/npm/((?:@[^/]+/)?[^@/]+)@([^/]+)/?(.*)", address)
-        if not found:
+        match = re.fullmatch(r"https://cdn.jsdelivr.net/npm/((?:@[^/]+/)?[^@/]+)@([^/]+)/?(.*)", address)
+        if not match:
             outside.append(address)
             route.abort()
             return
-        package = transformers_js / found[1]
+        package = transformers_js / match[1]
         package_json = json.loads((package / "package.json").read_text())
-        assert package_json["version"] == found[2], address
-        path = package / (found[3] or package_json["jsdelivr"])
+        assert package_json["version"] == match[2], address
+        path = package / (match[3] or package_json["jsdelivr"])
         kind = "application/wasm" if path.suffix == ".wasm" else "text/javascript"
         route.fulfill(path=path, content_type=kind, headers={"Access-Control-Allow-Origin": "*"})
 

@@ -151,19 +151,19 @@ class Handler(BaseHTTPRequestHandler):
     def create(self, query) -> None:
         if not self.allowed() or self.failed("create"):
             return
-        wanted = json.loads(self.body())
-        name = f"{wanted.get('organization') or 'user'}/{wanted['name']}"
+        arguments = json.loads(self.body())
+        name = f"{arguments.get('organization') or 'user'}/{arguments['name']}"
         if not name.startswith("user/"):
             self.answer({"error": "You don't have the rights to create a model under this namespace"}, 403)
             return
-        if wanted.get("type") == "space":
+        if arguments.get("type") == "space":
             name = f"spaces/{name}"
         exists = name in self.server.repositories
         if not exists:
             self.server.repositories[name] = Repository(
-                private=bool(wanted.get("private")) or wanted.get("visibility") == "private"
+                private=bool(arguments.get("private")) or arguments.get("visibility") == "private"
             )
-            if wanted.get("type") == "space":  # a new Space contains a README
+            if arguments.get("type") == "space":  # a new Space contains a README
                 self.server.repositories[name].branches["main"] = [{"README.md": b"---\nsdk: gradio\n---\n"}]
         self.answer({"url": f"{self.server.endpoint}/{name}", "name": name}, 409 if exists else 200)
 
@@ -172,12 +172,12 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"type": "user", "name": "user"})
 
     def repository(self, name: str) -> Repository | None:
-        found = self.server.repositories.get(name)
-        visible = found and (not found.private or self.headers.get("Authorization") == f"Bearer {TOKEN}")
+        repository = self.server.repositories.get(name)
+        visible = repository and (not repository.private or self.headers.get("Authorization") == f"Bearer {TOKEN}")
         if not visible:
             self.answer({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
             return None
-        return found
+        return repository
 
     def info(self, name: str, revision: str | None = None, query=None) -> None:
         if (repository := self.repository(name)) is None:
@@ -218,10 +218,10 @@ class Handler(BaseHTTPRequestHandler):
     def preupload(self, name: str, revision: str, query=None) -> None:
         if not self.allowed() or self.failed("preupload") or (repository := self.repository(name)) is None:
             return
-        there = repository.files(revision) or {}
+        files = repository.files(revision) or {}
         paths = [file["path"] for file in json.loads(self.body())["files"]]
-        modes = [{"path": path, "uploadMode": "lfs" if is_large(path, there) else "regular",
-                  "shouldIgnore": is_ignored(path, there)} for path in paths]  # fmt: skip
+        modes = [{"path": path, "uploadMode": "lfs" if is_large(path, files) else "regular",
+                  "shouldIgnore": is_ignored(path, files)} for path in paths]  # fmt: skip
         self.answer({"files": modes})
 
     def xet_token(self, name: str, revision: str, query=None) -> None:

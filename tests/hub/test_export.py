@@ -93,9 +93,9 @@ def test_trained_model_translates_the_same(demo_checkpoint, demo_sentences, comm
     assert run_script(MARIAN_SCRIPT, tmp_path / "marian") == generate(num_beams=5)
     expected = {1: generate(num_beams=1), 5: generate(num_beams=5, early_stopping=True)}  # as CTranslate2 stops
     assert len(set(expected[5])) > 300  # the model distinguishes sentences
-    for beams, wanted in expected.items():
-        got = run_script(CTRANSLATE2_SCRIPT, tmp_path / "ctranslate2", beams)
-        assert sum(one == other for one, other in zip(got, wanted, strict=True)) >= 495
+    for beams, texts in expected.items():
+        translations = run_script(CTRANSLATE2_SCRIPT, tmp_path / "ctranslate2", beams)
+        assert sum(one == other for one, other in zip(translations, texts, strict=True)) >= 495
 
 
 def test_exports_normalization_and_pretokenization(make_model, command, tmp_path):

@@ -54,11 +54,11 @@ def test_imports_file_and_translates(make_reference, save_as, command, tmp_path,
     everything = torch.ones(1, 1, 1, 5, dtype=torch.bool)
     causal = torch.ones(3, 3, dtype=torch.bool).tril()[None, None]
     expected = layout.run(model, source_ids, everything, prompt, causal)[0].log_softmax(-1)
-    found = imported(**batch).logits[0].log_softmax(-1)
+    log_probs = imported(**batch).logits[0].log_softmax(-1)
     vocabulary = tokenizer.target_tokenizer
     for token in ("z0", "z9", "[EOS]", "z32"):
         torch.testing.assert_close(
-            found[:, vocabulary.token_to_id(token)], expected[:, target.index(token)], atol=1e-4, rtol=0
+            log_probs[:, vocabulary.token_to_id(token)], expected[:, target.index(token)], atol=1e-4, rtol=0
         )
     ids = imported.generate(**tokenizer("w3 w5 w7", return_tensors="pt"), max_new_tokens=5)
     assert isinstance(tokenizer.decode(ids[0], skip_special_tokens=True), str)
@@ -90,8 +90,8 @@ def test_permutes_tied_rows_once(toolkits, command, tmp_path, name):
     with torch.no_grad():
         prompt_ids = torch.tensor([[target.index(token) for token in prompt]])
         expected = reference(torch.tensor([[7, 9, 2]]), None, prompt_ids)[0]
-        found = imported(**batch, decoder_input_ids=torch.tensor([[vocabulary[token] for token in prompt]])).logits
-    torch.testing.assert_close(found[..., [vocabulary[token] for token in target]], expected, atol=1e-4, rtol=0)
+        logits = imported(**batch, decoder_input_ids=torch.tensor([[vocabulary[token] for token in prompt]])).logits
+    torch.testing.assert_close(logits[..., [vocabulary[token] for token in target]], expected, atol=1e-4, rtol=0)
 
 
 def test_rejects_two_orders_of_one_matrix(toolkits, command, tmp_path, capsys):

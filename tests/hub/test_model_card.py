@@ -52,10 +52,10 @@ def folder(tmp_path, make_config):
 def test_card_contains_all_results(folder):
     card = make_card(folder, "user/name", license="mit")
     text = card.content
-    for wanted in ("41.23", "63.46", "42.34", "28,991", "blank: 9", "9,876", "12,345,678", "55.5 minutes", "AMD EPYC"):
-        assert wanted in text, wanted
-    for wanted in ("29,000", HASH, RESULTS["test_bleu_signature"], "beam size: 5", "A dog \\| cat.", "bf16"):
-        assert wanted in text, wanted
+    for value in ("41.23", "63.46", "42.34", "28,991", "blank: 9", "9,876", "12,345,678", "55.5 minutes", "AMD EPYC"):
+        assert value in text, value
+    for value in ("29,000", HASH, RESULTS["test_bleu_signature"], "beam size: 5", "A dog \\| cat.", "bf16"):
+        assert value in text, value
     assert "/home/user" not in text
     assert "energy: unknown" in text
 
@@ -241,8 +241,8 @@ def make_run(tmp_path, make_model):
         if recipe is not None:
             (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(yaml.safe_load(RECIPE) | recipe))
         if results is not None:
-            found = {key: value for key, value in (RESULTS | results).items() if value is not None}
-            (tmp_path / "all_results.json").write_text(json.dumps(found))
+            saved = {key: value for key, value in (RESULTS | results).items() if value is not None}
+            (tmp_path / "all_results.json").write_text(json.dumps(saved))
         if report is not None:
             (tmp_path / "import_report.json").write_text(json.dumps(report))
         return tmp_path, model

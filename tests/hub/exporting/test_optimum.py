@@ -20,13 +20,13 @@ from optimum.onnxruntime import ORTModelForSeq2SeqLM
 from transformers import AutoTokenizer
 source, target = AutoTokenizer.from_pretrained(source), AutoTokenizer.from_pretrained(target)
 batch = source(json.load(sys.stdin), return_tensors="pt", padding=True)
-found = {}
+translations = {}
 for merged in (True, False):
     model = ORTModelForSeq2SeqLM.from_pretrained(folder, subfolder="onnx", use_merged=merged)
     for beams in (1, 4):
         ids = model.generate(**batch, num_beams=beams, max_new_tokens=12)
-        found[f"{merged} {beams}"] = target.batch_decode(ids, skip_special_tokens=True)
-print(json.dumps(found))
+        translations[f"{merged} {beams}"] = target.batch_decode(ids, skip_special_tokens=True)
+print(json.dumps(translations))
 """
 
 
@@ -52,11 +52,11 @@ def test_optimum_gives_same_translations(save_checkpoint, run_main, optimum, sen
         input=json.dumps(lines), cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr[-2000:]
-    found = json.loads(process.stdout.splitlines()[-1])
+    translations = json.loads(process.stdout.splitlines()[-1])
     batch = tokenizer(lines, return_tensors="pt", padding=True)
     for beams in (1, 4):
         with torch.no_grad():
             ids = model.generate(**batch, num_beams=beams, max_new_tokens=12)
         expected = tokenizer.batch_decode(ids, skip_special_tokens=True)
         for merged in (True, False):
-            assert found[f"{merged} {beams}"] == expected, (merged, beams)
+            assert translations[f"{merged} {beams}"] == expected, (merged, beams)

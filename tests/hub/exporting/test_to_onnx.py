@@ -186,8 +186,8 @@ def test_trained_model_translates_the_same(demo_checkpoint, demo_sentences, comm
     model, tokenizer = load_model(str(demo_checkpoint)), load_tokenizer(str(demo_checkpoint))
     lines = [english for english, _ in demo_sentences[:500]]
     batch = tokenizer(lines, return_tensors="pt", padding=True)
-    found = model.generate(**batch, num_beams=1, max_new_tokens=40)
-    expected = tokenizer.batch_decode(found, skip_special_tokens=True)
+    expected_ids = model.generate(**batch, num_beams=1, max_new_tokens=40)
+    expected = tokenizer.batch_decode(expected_ids, skip_special_tokens=True)
     sizes = {}
     for quantization, suffix, same in ((None, "", 500), ("int8", "_quantized", 400), ("fp16", "_fp16", 490)):
         out = tmp_path / f"onnx{suffix}"

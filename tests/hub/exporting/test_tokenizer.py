@@ -59,13 +59,13 @@ def check_ids(checkpoint: Path, exported: list[Tokenizer], texts: list[str]) -> 
     """Check that exported ids equal those of the tokenizer and have rows in the model. Return them by side."""
     model, tokenizer = (auto.from_pretrained(checkpoint) for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
     sizes = (model.get_encoder().embed_tokens.num_embeddings, model.lm_head.out_features)
-    found = {}
+    ids_by_side = {}
     for side, own, argument, size in zip(("source", "target"), exported, ("text", "text_target"), sizes, strict=True):
-        found[side] = [each.ids for each in own.encode_batch(texts)]
-        assert found[side] == tokenizer(**{argument: texts})["input_ids"]
-        assert max(max(ids) for ids in found[side] if ids) < size
+        ids_by_side[side] = [each.ids for each in own.encode_batch(texts)]
+        assert ids_by_side[side] == tokenizer(**{argument: texts})["input_ids"]
+        assert max(max(ids) for ids in ids_by_side[side] if ids) < size
         assert max(own.get_vocab().values()) < size
-    return found
+    return ids_by_side
 
 
 @pytest.mark.parametrize("two", [False, True], ids=["one vocabulary", "two"])
@@ -85,8 +85,8 @@ def test_tokens_outside_dictionary_get_rows(toolkits, save_tokenizers, tmp_path,
     with torch.no_grad():
         expected = reference(torch.tensor([[3, 2]]), None, torch.tensor([[2, 4, 3]]))[0].log_softmax(-1)
         target = torch.tensor([[2, 4, ids["target"][0][0]]])
-        found = model(input_ids=source, decoder_input_ids=target).logits.log_softmax(-1)
-    torch.testing.assert_close(found[..., : expected.shape[-1]], expected, atol=1e-5, rtol=0)
+        log_probs = model(input_ids=source, decoder_input_ids=target).logits.log_softmax(-1)
+    torch.testing.assert_close(log_probs[..., : expected.shape[-1]], expected, atol=1e-5, rtol=0)
     for beams in (1, 5):
         for search in (None, beam_search):
             generated = model.generate(source, num_beams=beams, max_new_tokens=12, custom_generate=search)
@@ -113,23 +113,23 @@ def test_all_targets_support_tokens_outside_dictionary(toolkits, tmp_path, onnx_
     for text in ("abc", "ab c abc", "b", "abc abc b a"):
         batch = tokenizer(text, return_tensors="pt")
         options = {"num_beams": 1, "max_new_tokens": 8, "suppress_tokens": None, "min_new_tokens": None}
-        wanted = model.generate(**batch, **options)[0].tolist()
+        expected = model.generate(**batch, **options)[0].tolist()
         if to == "ctranslate2":
-            wanted = model.generate(**batch, num_beams=1, max_new_tokens=8)[0].tolist()  # the pad token is banned
+            expected = model.generate(**batch, num_beams=1, max_new_tokens=8)[0].tolist()  # the pad token is banned
             tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
             (result,) = ctranslate2.Translator(str(tmp_path / "out")).translate_batch(
                 [tokens], beam_size=1, max_decoding_length=8
             )
-            found, wanted = result.hypotheses[0], tokenizer.convert_ids_to_tokens([i for i in wanted[1:] if i != 2])
+            ids, expected = result.hypotheses[0], tokenizer.convert_ids_to_tokens([i for i in expected[1:] if i != 2])
         elif to == "transformers":
             reference = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
             assert type(reference).__name__ == "BartForConditionalGeneration"
-            found = reference.generate(**batch, **options)[0].tolist()
+            ids = reference.generate(**batch, **options)[0].tolist()
         else:
             translate = onnx_translator(str(tmp_path / "out"))
-            found = translate.generate(batch["input_ids"].numpy(), batch["attention_mask"].numpy(), 8)[0].tolist()
-        assert found == wanted
-        seen |= set(wanted)
+            ids = translate.generate(batch["input_ids"].numpy(), batch["attention_mask"].numpy(), 8)[0].tolist()
+        assert ids == expected
+        seen |= set(expected)
     assert seen & {3, "<unk>"}
 
 
@@ -171,8 +171,8 @@ def test_exports_rows_for_all_ids_of_earlier_versions(earlier_checkpoint, save_t
     target = [torch.tensor([each(text_target=sentences["de"][0])["input_ids"]]) for each in (tokenizer, raw_tokenizer)]
     with torch.no_grad():
         expected = model(input_ids=source[0], decoder_input_ids=target[0]).logits.log_softmax(-1)
-        found = prepared(input_ids=source[1], decoder_input_ids=target[1]).logits.log_softmax(-1)
-    torch.testing.assert_close(found[..., :30], expected, atol=1e-5, rtol=0)
+        log_probs = prepared(input_ids=source[1], decoder_input_ids=target[1]).logits.log_softmax(-1)
+    torch.testing.assert_close(log_probs[..., :30], expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("to", ["transformers", "marian", "ctranslate2", "onnx", "argos"])
@@ -235,10 +235,10 @@ def test_random_toolkit_checkpoints(toolkits, save_tokenizers, tmp_path, seed):
         folder = tmp_path / str(number)
         folder.mkdir()
         joint = toolkits.CASES[name][1].get("sizes") == (37, 37)
-        found = [random_dictionary(rng, lacking=rng.choice([0.0, 0.3])) for _ in range(2)]
-        tokens = [found[0][0], found[not joint and rng.random() < 0.7][0]]
-        codes = [write_codes(folder / "0.codes", found[0][1])]
-        codes += [write_codes(folder / "1.codes", found[1][1])] if rng.random() < 0.7 else []
+        dictionaries = [random_dictionary(rng, lacking=rng.choice([0.0, 0.3])) for _ in range(2)]
+        tokens = [dictionaries[0][0], dictionaries[not joint and rng.random() < 0.7][0]]
+        codes = [write_codes(folder / "0.codes", dictionaries[0][1])]
+        codes += [write_codes(folder / "1.codes", dictionaries[1][1])] if rng.random() < 0.7 else []
         special = SPECIAL if name.startswith("fairseq") else ["<unk>", "<blank>", "<s>", "</s>"]
         first = special[:2] if name == "opennmt 2" else special  # its sources lack <s> and </s>
         if name == "opennmt 2" and tokens[0] is tokens[1]:
@@ -249,7 +249,7 @@ def test_random_toolkit_checkpoints(toolkits, save_tokenizers, tmp_path, seed):
             for language, own in zip(("de", "en"), tokens, strict=True):
                 (folder / f"dict.{language}.txt").write_text("".join(f"{token} 1\n" for token in own))
         else:
-            reference.tokens = lambda found=vocabularies: found
+            reference.tokens = lambda tokens=vocabularies: tokens
         file = toolkits.save(reference.content(), folder / "model.pt")
         import_to(folder / f"checkpoint{number}", file, bpe_codes=codes)
         texts = [random_text(rng, f"{LETTERS}x") for _ in range(100)]

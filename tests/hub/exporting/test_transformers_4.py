@@ -55,8 +55,8 @@ def transformers_4(request, tmp_path_factory) -> tuple[str, Path]:
     """Directory with a version of transformers. Other dependencies are those of the environment."""
     site = tmp_path_factory.mktemp("transformers_4")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site]
-    wanted = [f"transformers=={request.param}", *VERSIONS[request.param]]
-    if subprocess.run([*pip, *wanted], capture_output=True, check=False).returncode:
+    packages = [f"transformers=={request.param}", *VERSIONS[request.param]]
+    if subprocess.run([*pip, *packages], capture_output=True, check=False).returncode:
         pytest.skip(f"transformers {request.param} cannot be installed.")
     return request.param, site
 
@@ -99,5 +99,5 @@ def test_transformers_4_gives_same_translations(exported, transformers_4, senten
         input=json.dumps(lines), cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr[-2000:]
-    for name, got, wanted in zip(ARCHITECTURES, json.loads(process.stdout.splitlines()[-1]), expected, strict=True):
-        assert got == wanted, name
+    for name, actual, each in zip(ARCHITECTURES, json.loads(process.stdout.splitlines()[-1]), expected, strict=True):
+        assert actual == each, name

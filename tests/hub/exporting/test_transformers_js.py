@@ -48,10 +48,10 @@ def exported(demo_checkpoint, demo_sentences, run_main, tmp_path):
     model, tokenizer = load_model(str(demo_checkpoint)), load_tokenizer(str(demo_checkpoint))
     lines = [english for english, _ in demo_sentences[:100]]
     batch = tokenizer(lines, return_tensors="pt", padding=True)
-    found = model.generate(**batch, num_beams=1, max_new_tokens=40)
-    rows = [row[: row.index(2) + 1] if 2 in row else row for row in found.tolist()]
+    ids = model.generate(**batch, num_beams=1, max_new_tokens=40)
+    rows = [row[: row.index(2) + 1] if 2 in row else row for row in ids.tolist()]
     assert len({tuple(row) for row in rows}) > 50  # the model distinguishes sentences
-    return tmp_path / "page" / "model", lines, rows, tokenizer.decode(found[0], skip_special_tokens=True)
+    return tmp_path / "page" / "model", lines, rows, tokenizer.decode(ids[0], skip_special_tokens=True)
 
 
 @pytest.mark.slow

@@ -148,8 +148,8 @@ def test_both_pages_support_checkpoint(make_checkpoint, no_graphs, tmp_path, kin
     assert weights.shape[2:] == (len(rows), len(columns))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     vocabulary = tokenizer.get_vocab()
-    found = batch["input_ids"][0].tolist()
-    assert [vocabulary.get(column, i) for i, column in zip(found, columns, strict=True)] == found
+    source_ids = batch["input_ids"][0].tolist()
+    assert [vocabulary.get(column, i) for i, column in zip(source_ids, columns, strict=True)] == source_ids
 
     if kind == "m2m_100, python":
         with pytest.raises(ValueError, match="M2M100Tokenizer cannot be converted to tokenizer.json"):
@@ -161,9 +161,9 @@ def test_both_pages_support_checkpoint(make_checkpoint, no_graphs, tmp_path, kin
         own = AutoTokenizer.from_pretrained(tmp_path / "page" / page[side])
         assert (tmp_path / "page" / page[side] / "tokenizer.json").is_file()
         assert own(TEXTS)["input_ids"] == tokenizer(**{argument: TEXTS})["input_ids"]
-        for found in tokenizer(text_target=TEXTS)["input_ids"] if side == "target" else ():
-            words = own.decode(found, skip_special_tokens=True).split()
-            assert words == tokenizer.decode(found, skip_special_tokens=True).split()
+        for ids in tokenizer(text_target=TEXTS)["input_ids"] if side == "target" else ():
+            words = own.decode(ids, skip_special_tokens=True).split()
+            assert words == tokenizer.decode(ids, skip_special_tokens=True).split()
 
 
 def test_space_requirements_cover_all_tokenizers(repository):

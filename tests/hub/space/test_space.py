@@ -212,8 +212,8 @@ def test_page_in_browser(browser, address, demo_checkpoint, demo_sentences, tmp_
     model = AutoModelForSeq2SeqLM.from_pretrained(demo_checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(demo_checkpoint)
     batch = tokenizer(sentence, return_tensors="pt")
-    found = model.generate(**batch, num_beams=5, num_return_sequences=5, max_new_tokens=60)
-    expected = tokenizer.batch_decode(found, skip_special_tokens=True)
+    nbest_ids = model.generate(**batch, num_beams=5, num_return_sequences=5, max_new_tokens=60)
+    expected = tokenizer.batch_decode(nbest_ids, skip_special_tokens=True)
     expect(page.locator("#translation textarea")).to_have_value(expected[0])
     scored = [re.compile(rf"^{re.escape(text)} -\d+\.\d+$") for text in expected]
     expect(page.locator("ol li")).to_have_text(scored)

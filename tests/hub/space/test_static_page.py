@@ -92,8 +92,8 @@ def test_publishes_static_space(start_programs, hub, demo_checkpoint, tmp_path):
         programs.run("hub.space.__main__", demo_checkpoint, "--static", tmp_path / "page", "--push", "user/static")
     files = hub.repositories["spaces/user/static"].files("main")
     out = tmp_path / "page"
-    wanted = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
-    assert set(files) == wanted | {"pushed_files.json"}
+    names = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    assert set(files) == names | {"pushed_files.json"}
     assert RepoCard(files["README.md"].decode()).data.sdk == "static"
     for name in static_page.GRAPHS:
         assert f"model/onnx/{name}" in files
@@ -106,8 +106,8 @@ def test_static_page_in_browser(open_page, demo_checkpoint, demo_sentences, comm
     sentences = [english for english, _ in demo_sentences[:5]]
     model, tokenizer = load_model(str(demo_checkpoint)), load_tokenizer(str(demo_checkpoint))
     batch = tokenizer(sentences, return_tensors="pt", padding=True)
-    found = model.generate(**batch, num_beams=1, max_new_tokens=60)
-    expected = tokenizer.batch_decode(found, skip_special_tokens=True)
+    expected_ids = model.generate(**batch, num_beams=1, max_new_tokens=60)
+    expected = tokenizer.batch_decode(expected_ids, skip_special_tokens=True)
     for width in (1280, 390):
         page = open_page(tmp_path / "page", width)
         page.get_by_text("Ready.").wait_for(timeout=300_000)
