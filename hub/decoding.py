@@ -64,8 +64,8 @@ def main() -> None:
     parser.add_argument("--private", action="store_true", help="Whether to create a private repository.")
     parser.add_argument("--replace", action="store_true", help="Whether to overwrite files of other users.")
     arguments = parser.parse_args()
-    message = partial(hub_error_message, repo_id=arguments.push or str(arguments.folder))
-    with exit_on_user_error(parser.prog, TransportError, formatter=message):
+    formatter = partial(hub_error_message, repo_id=arguments.push or str(arguments.folder))
+    with exit_on_user_error(parser.prog, TransportError, formatter=formatter):
         name = resolve_repo_id(arguments.push) if arguments.push else arguments.folder.name
         write(arguments.folder, name)
         if arguments.push:

@@ -68,8 +68,8 @@ def main() -> None:
     )  # fmt: skip
     add_metadata_options(parser)
     arguments = parser.parse_args()
-    message = partial(hub_error_message, repo_id=arguments.repo_id)
-    with exit_on_user_error(parser.prog, TransportError, formatter=message):
+    formatter = partial(hub_error_message, repo_id=arguments.repo_id)
+    with exit_on_user_error(parser.prog, TransportError, formatter=formatter):
         run(arguments)
 
 

@@ -32,8 +32,8 @@ def main() -> None:
     parser.add_argument("--private", action="store_true", help="Whether to create a private Space.")
     parser.add_argument("--replace", action="store_true", help="Whether to overwrite files of other users.")
     arguments = parser.parse_args()
-    message = partial(hub_error_message, repo_id=arguments.push or arguments.checkpoint)
-    with exit_on_user_error(parser.prog, TransportError, formatter=message):
+    formatter = partial(hub_error_message, repo_id=arguments.push or arguments.checkpoint)
+    with exit_on_user_error(parser.prog, TransportError, formatter=formatter):
         if arguments.static:
             create_static_page(arguments.checkpoint, arguments.static)
             if arguments.push:
