@@ -40,7 +40,7 @@ def test_marian_gives_same_results(save_checkpoint, shared, tied, bias):
     ("overrides", "reason"),
     [
         ({"norm_position": "pre"}, "it is pre-norm"),
-        ({"final_norm": True}, "a final LayerNorm"),
+        ({"final_norm": True}, "a final norm"),
         ({"position_embedding_type": "learned"}, "positions are learned"),
         ({"embedding_norm": True}, "a norm on its embeddings"),
         ({"key_head_dim": 5}, "a width of their own"),
