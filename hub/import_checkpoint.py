@@ -23,15 +23,15 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from hub.atomic_dirs import validate_new_dir, write_dir_atomically
-from hub.importing.checkpoint_file import read
+from hub.importing.checkpoint_file import read_checkpoint
 from hub.importing.conversion import SPECIAL_IDS, ImportResult, convert
 from hub.importing.layout import Layout
 from hub.importing.layout_detection import find_layout
-from hub.importing.layout_settings import settings
+from hub.importing.layout_settings import resolve_settings
 from hub.importing.layouts import LAYOUTS
-from hub.importing.parity import compare
+from hub.importing.parity import compare_with_user_model
 from hub.importing.tokenizer import TokenizerPair, read_tokenizers
-from hub.importing.toolkits.subwords import read_toolkit
+from hub.importing.toolkits.subwords import read_toolkit_tokenizers
 from hub.importing.transformers_models import import_transformers_model, is_transformers_model
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
@@ -80,11 +80,11 @@ def validate_no_file_options(arguments: argparse.Namespace) -> None:
 
 def import_file(arguments: argparse.Namespace) -> tuple[ImportResult, PreTrainedTokenizerBase | None, dict[str, Any]]:
     """Return the converted model of a checkpoint file, its tokenizer if available, and the report."""
-    state, metadata = read(arguments.file)
+    state, metadata = read_checkpoint(arguments.file)
     with prefix_errors_with(arguments.file):
         layout, evidence = find_layout(state, arguments.layout)
     print(f"Detected layout: {layout.title} ({evidence})")
-    layout_settings = settings(arguments.set, metadata, layout)
+    layout_settings = resolve_settings(arguments.set, metadata, layout)
     tokenizers = load_tokenizers(arguments, layout, metadata | layout_settings)
     special_ids = {name: getattr(arguments, name) for name in SPECIAL_IDS if getattr(arguments, name) is not None}
     with prefix_errors_with(arguments.file):
@@ -93,7 +93,7 @@ def import_file(arguments: argparse.Namespace) -> tuple[ImportResult, PreTrained
     rows = tokenizers.apply_to(imported) if tokenizers else None
     report |= imported.report()
     if arguments.compare_with:
-        report["parity"] = compare(arguments.compare_with, layout, state, imported.model, rows)
+        report["parity"] = compare_with_user_model(arguments.compare_with, layout, state, imported.model, rows)
     return imported, tokenizers.tokenizer if tokenizers else None, report
 
 
@@ -109,7 +109,7 @@ def load_tokenizers(arguments: argparse.Namespace, layout: Layout, metadata: dic
         raise ValueError(f"--bpe_codes must be one file or one file per side, got {len(arguments.bpe_codes)} files.")
     if any(files) or layout.name not in toolkits["--bpe_codes"] or metadata.get("source_begins"):
         return read_tokenizers(files[0], files[1], metadata.get("source_begins"))
-    return read_toolkit(layout.name, arguments.file, metadata, arguments.fairseq_data, arguments.bpe_codes)
+    return read_toolkit_tokenizers(layout.name, arguments.file, metadata, arguments.fairseq_data, arguments.bpe_codes)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from hub.importing.tokenizer import with_rows
+from hub.importing.tokenizer import select_rows
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.transformers_conversion import NativeArchitecture, to_transformers
 
@@ -43,4 +43,4 @@ def pad_to_equal_vocab_sizes(
     sizes = {"source": model.config.vocab_size, "target": model.lm_head.out_features}
     longest = max(sizes.values())
     rows = {side: [*range(size), *[0] * (longest - size)] for side, size in sizes.items()}
-    return with_rows(model, rows, MASKED_SCORE)[0]
+    return select_rows(model, rows, MASKED_SCORE)[0]

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import AddedToken, processors
 from transformers import PreTrainedTokenizerBase
 
-from hub.importing.tokenizer import with_rows
+from hub.importing.tokenizer import select_rows
 from hub.importing.toolkits.subwords import build_sentencepiece_tokenizer
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
 
@@ -36,7 +36,7 @@ def prepare_for_export(
             message = f"The {side} tokenizer has the id {largest}, but the model has only {size} embedding rows."
             raise ValueError(f"{message} Use the tokenizer of the model, or call resize_token_embeddings.")
         rows[side] = [tokenizer.unk_token_id if i in missing else i for i in range(max(ids) + 1)]
-    return with_rows(model, rows)[0], tokenizer
+    return select_rows(model, rows)[0], tokenizer
 
 
 def vocabularies(tokenizer: Any) -> list[dict[str, int]]:

@@ -1,1 +1,1 @@
-"""What `hub.import_checkpoint` is made of: reading a file, finding its layout, converting, comparing."""
+"""Import of checkpoints: reading, layout detection, conversion and comparison."""

@@ -1,4 +1,4 @@
-"""What a layout is: a table from somebody's parameter names to ours."""
+"""Definition of a layout: a table from the parameter names of a checkpoint to the names of this model."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -8,34 +8,35 @@ from typing import Any
 import torch
 
 State = dict[str, torch.Tensor]
-Kind = (
-    type[bool] | type[int] | type[float] | type[str] | tuple[str, ...]
-)  # of a setting: a tuple has the words that it may be
-Run = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Kind = type[bool] | type[int] | type[float] | type[str] | tuple[str, ...]  # of a setting; a tuple lists the choices
+Forward = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class TensorRule:
-    """What becomes of one tensor of the file.
+    """Conversion of one tensor of the file.
 
     Args:
-        targets: our names, with the same `{...}` as the key that it stands for; none: the tensor is left out.
-        fold: (tensor, facts) -> one tensor for each target; None: it is taken as it is.
-        note: what the fold does, or why the tensor is left out, for the report.
-        bound: "exact", or up to what.
-        computed: our model computes it, so a file may lack it.
+        targets: parameter names of this model, with the same `{...}` as the key. Empty if the tensor is dropped.
+        fold: function (tensor, info) -> one tensor per target. Defaults to the unchanged tensor.
+        note: what the fold does, or why the tensor is dropped, for the report.
+        bound: "exact" or the error bound of the fold.
+        is_recomputed: whether this model computes the tensor itself, so that a file may lack it.
     """
 
     targets: tuple[str, ...]
     fold: Callable[[torch.Tensor, "CheckpointInfo"], tuple[torch.Tensor, ...]] | None = None
     note: str = ""
     bound: str = "exact"
-    computed: bool = False
+    is_recomputed: bool = False
+
+
+Keys = dict[str, str | TensorRule]  # name or pattern in the file -> name in this model or rule
 
 
 @dataclass
 class CheckpointInfo:
-    """What file and user say: dimensions, number of heads (None: nobody said), metadata; and the file's tensors."""
+    """Hidden size, number of heads (None if unknown), settings and tensors of a checkpoint."""
 
     d_model: int
     num_heads: int | None = None
@@ -45,86 +46,94 @@ class CheckpointInfo:
 
 @dataclass(frozen=True)
 class Layout:
-    """A tutorial's checkpoint.
+    """Checkpoint format of one implementation.
 
     Args:
-        name: as `--layout` takes it.
-        title: whose it is.
-        keys: names in the file -> names of this model, or a `TensorRule`. `{i}` matches a number, `{p}` weight or bias,
-            `{a|b}` one of these words; in the value they insert the matched text.
-        config: fields of our configuration that the layout fixes.
-        norm_eps: (d_model) -> `layer_norm_eps`.
-        num_heads: (facts, state) -> how many heads there are, where the file tells; None: it must be asked for.
-        zero_biases: our linear maps that may lack biases in a file; ours are then zero.
-        special_ids: of the layout, where its code fixes them.
-        check: what the user must look at, since the file cannot tell.
-        variant_config: (facts, state) -> further configuration fields, for layouts with variants.
-        run: how their model is called for logits or log-probabilities (B, T, V): (model, source (B, S), source mask
-            (B, 1, 1, S), target (B, T), target mask (B, 1, T, T)); masks are True where a token may be seen.
+        name: value of `--layout`.
+        title: author and name of the implementation.
+        keys: name in the file -> name in this model, or a `TensorRule`. `{i}` matches a number, `{p}` matches "weight"
+            or "bias", and `{a|b}` matches one of these words. In the value, they insert the matched text.
+        config: fields of `VanillaTransformerConfig` that the layout fixes.
+        norm_eps: function (d_model) -> `layer_norm_eps`.
+        num_heads: function (info, state) -> number of heads. Defaults to None: `--num_heads` is required.
+        zero_biases: projections whose biases may be missing in a file. Missing biases are set to zero.
+        special_ids: special token ids that the original code fixes.
+        user_notes: report lines about properties that the file does not show.
+        variant_config: function (info, state) -> further config fields, for layouts with variants.
+        forward: call of the original model that returns logits or log-probabilities (B, T, V). Its arguments are
+            model, source (B, S), source mask (B, 1, 1, S), target (B, T) and target mask (B, 1, T, T). Masks are True
+            at visible tokens.
         optional: keys that a file may lack.
-        settings: what `--set` takes by name, and a training file's settings: bool, int, or the words to choose from.
-        assumed: settings that are taken to be so where nobody tells.
-        made: (facts, our tensors so far) -> what it is, for the report -> our tensors that no key of the file has.
-        generation: how their own program decodes, as fields of `GenerationConfig`; without: greedily.
+        settings: name -> kind of the settings that `--set` and the file may specify.
+        default_settings: values of settings that neither the file nor the user specifies.
+        computed_tensors: function (info, converted tensors) -> {note for the report: tensors that are not in the file}.
+        generation: fields of `GenerationConfig` that reproduce the original decoding. Defaults to greedy decoding.
     """
 
     name: str
     title: str
-    keys: dict[str, "str | TensorRule"]
+    keys: Keys
     config: dict[str, Any]
     norm_eps: Callable[[int], float] = lambda d_model: 1e-5
     num_heads: Callable[[CheckpointInfo, State], int | None] | None = None
     zero_biases: tuple[str, ...] = ()
     special_ids: dict[str, int] = field(default_factory=dict)
-    check: tuple[str, ...] = ()
+    user_notes: tuple[str, ...] = ()
     variant_config: Callable[[CheckpointInfo, State], dict[str, Any]] | None = None
-    run: Run = lambda model, source, source_mask, target, target_mask: model(source, target)
+    forward: Forward = lambda model, source, source_mask, target, target_mask: model(source, target)
     optional: tuple[str, ...] = ()
     settings: dict[str, Kind] = field(default_factory=dict)
-    assumed: dict[str, Any] = field(default_factory=dict)
-    made: Callable[[CheckpointInfo, State], dict[str, State]] | None = None
+    default_settings: dict[str, Any] = field(default_factory=dict)
+    computed_tensors: Callable[[CheckpointInfo, State], dict[str, State]] | None = None
     generation: dict[str, Any] = field(default_factory=dict)
 
-    def uses(self) -> dict[str, TensorRule]:
-        return {key: use if isinstance(use, TensorRule) else TensorRule((use,)) for key, use in self.keys.items()}
+    def rules(self) -> dict[str, TensorRule]:
+        return {key: rule if isinstance(rule, TensorRule) else TensorRule((rule,)) for key, rule in self.keys.items()}
 
 
-ACTIVATIONS: tuple[str, ...] = ("relu", "gelu", "gelu_pytorch_tanh", "silu", "tanh")  # as transformers names them
+ACTIVATIONS: tuple[str, ...] = ("relu", "gelu", "gelu_pytorch_tanh", "silu", "tanh")  # names in transformers
 
 
-def left_out(reason: str) -> TensorRule:
+def drop_tensor(reason: str) -> TensorRule:
     return TensorRule((), note=reason)
 
 
-def copied(*targets: str, note: str) -> TensorRule:
-    """One tensor that their code uses in several places."""
-    return TensorRule(targets, lambda tensor, facts: (tensor,) * len(targets), note)
+def copy_tensor(*targets: str, note: str) -> TensorRule:
+    """Return the rule for a tensor that the original code uses several times."""
+    return TensorRule(targets, lambda tensor, info: (tensor,) * len(targets), note)
 
 
-ENCODER, DECODER = "model.encoder.layers.{i}", "model.decoder.layers.{i}"  # ours
+ENCODER, DECODER = "model.encoder.layers.{i}", "model.decoder.layers.{i}"  # layers of this model
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+UNTIED: dict[str, Any] = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
 
 
-def attention(theirs: str, names: Iterable[str], *ours: str) -> dict[str, "str | TensorRule"]:
-    """The four projections of one attention, theirs in the order q, k, v, output; `ours` where it is, or several."""
-    table: dict[str, str | TensorRule] = {}
+def attention(key: str, names: Iterable[str], *target_modules: str) -> Keys:
+    """Map the four projections of an attention sublayer.
+
+    Args:
+        key: prefix of the sublayer in the file.
+        names: names of the projections in the file, in the order query, key, value, output.
+        target_modules: prefixes in this model; several if the original code shares the attention.
+    """
+    table: Keys = {}
     for name, projection in zip(names, PROJECTIONS, strict=True):
-        targets = [f"{place}.{projection}.{{p}}" for place in ours]
-        several = copied(*targets, note="one attention that their decoder uses for itself and across")
-        table[f"{theirs}.{name}.{{p}}"] = targets[0] if len(targets) == 1 else several
+        targets = [f"{prefix}.{projection}.{{p}}" for prefix in target_modules]
+        shared = copy_tensor(*targets, note="one attention that the decoder uses as self-attention and cross-attention")
+        table[f"{key}.{name}.{{p}}"] = targets[0] if len(targets) == 1 else shared
     return table
 
 
-def feed_forward(theirs: str, names: Iterable[str], ours: str) -> dict[str, "str | TensorRule"]:
-    """The two maps of a feed-forward network."""
+def feed_forward(key: str, names: Iterable[str], target: str) -> Keys:
+    """Map the two linear layers of a feed-forward network."""
     return {
-        f"{theirs}{name}.{{p}}": f"{ours}.feed_forward.{fc}.{{p}}"
+        f"{key}{name}.{{p}}": f"{target}.feed_forward.{fc}.{{p}}"
         for name, fc in zip(names, ("fc1", "fc2"), strict=True)
     }
 
 
 def compile_pattern(key: str) -> re.Pattern:
-    """`layers.{i}.fc.{p}` -> a regular expression with a group for each variable, numbered v0, v1, ..."""
+    """Compile a key such as `layers.{i}.fc.{p}` to a regular expression with the groups v0, v1, ..."""
     parts = re.split(r"(\{[^}]*\})", key)
     regex, count = "", 0
     for part in parts:
@@ -138,6 +147,6 @@ def compile_pattern(key: str) -> re.Pattern:
 
 
 def expand_pattern(target: str, values: Iterable[str]) -> str:
-    """Our name with the variables' values, in their order."""
+    """Replace the variables of a name by `values`, in order."""
     values = iter(values)
     return re.sub(r"\{[^}]*\}", lambda _: next(values), target)

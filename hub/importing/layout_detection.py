@@ -1,53 +1,52 @@
-"""Which layout a file is of: that whose keys are the file's."""
+"""Detection of the layout of a file from the names of its tensors."""
 
 from hub.importing.layout import Layout, State, compile_pattern
 from hub.importing.layouts import LAYOUTS
 
 
 def find_layout(state: State, name: str | None = None) -> tuple[Layout, str]:
-    """The layout whose keys are the file's, with the evidence in words.
+    """Return the layout that has the keys of the file, and the evidence as a readable message.
 
     Raises:
-        ValueError: none or several fit, or the named one does not; tells the closest and the first keys that differ.
+        ValueError: If no layout, several layouts or not the layout `name` match. The message contains the closest
+            layouts and the first differing keys.
     """
-    differences = {layout.name: differing(layout, state) for layout in LAYOUTS.values()}
-    fitting = [layout for layout in LAYOUTS.values() if not any(differences[layout.name])]
+    differences = {layout.name: find_differences(layout, state) for layout in LAYOUTS.values()}
+    matches = [layout for layout in LAYOUTS.values() if not any(differences[layout.name])]
     if name is not None:
         if any(differences[name]):
-            raise ValueError(f"the file is not of layout {name}: {explain(differences[name])}")
-        fitting = [LAYOUTS[name]]
-    if len(fitting) == 1:
-        keys = [key for key in fitting[0].keys if "{" not in key][:2]
-        return fitting[0], f"all of its {len(state)} keys are that layout's, such as {' and '.join(keys)}"
-    if fitting:
-        choices = "; ".join(f"--layout {layout.name} ({layout.title})" for layout in fitting)
-        raise ValueError(f"the keys are those of {len(fitting)} layouts, so say which it is: {choices}.")
+            raise ValueError(f"the file does not have the layout {name}: {describe_difference(differences[name])}")
+        matches = [LAYOUTS[name]]
+    if len(matches) == 1:
+        examples = " and ".join([key for key in matches[0].keys if "{" not in key][:2])
+        return matches[0], f"all {len(state)} keys match this layout, such as {examples}"
+    if matches:
+        choices = "; ".join(f"--layout {layout.name} ({layout.title})" for layout in matches)
+        raise ValueError(f"the keys match {len(matches)} layouts. Choose one of them: {choices}.")
     closest = sorted(differences, key=lambda each: sum(map(len, differences[each])))[:2]
-    hints = " ".join(f"Closest: {each}: {explain(differences[each])}" for each in closest)
-    raise ValueError(
-        f"no known layout has these keys ({', '.join(list(state)[:3])}, ...). {hints} A new layout is one file in "
-        f"hub/importing/layouts: see docs/importing.md."
-    )
+    hints = " ".join(f"Closest: {each}: {describe_difference(differences[each])}" for each in closest)
+    keys = ", ".join(list(state)[:3])
+    raise ValueError(f"no known layout has these keys ({keys}, ...). {hints} To add a layout, see docs/importing.md.")
 
 
-def differing(layout: Layout, state: State) -> tuple[list[str], list[str]]:
-    """The file's keys that the layout does not know, and the layout's that the file does not have."""
+def find_differences(layout: Layout, state: State) -> tuple[list[str], list[str]]:
+    """Return the keys of the file that the layout lacks, and the required keys of the layout that the file lacks."""
     patterns = {key: compile_pattern(key) for key in layout.keys}
     matched, unknown = set(), []
     for name in state:
-        found = [key for key, regex in patterns.items() if regex.fullmatch(name)]
-        matched.update(found)
-        if not found:
+        keys = [key for key, regex in patterns.items() if regex.fullmatch(name)]
+        matched.update(keys)
+        if not keys:
             unknown.append(name)
-    needed = [key for key, use in layout.uses().items() if not use.computed and key not in layout.optional]
-    return unknown, [key for key in needed if key not in matched]
+    required = [key for key, rule in layout.rules().items() if not rule.is_recomputed and key not in layout.optional]
+    return unknown, [key for key in required if key not in matched]
 
 
-def explain(difference: tuple[list[str], list[str]]) -> str:
+def describe_difference(difference: tuple[list[str], list[str]]) -> str:
     unknown, missing = difference
     parts = []
     if unknown:
-        parts.append(f"it does not know {', '.join(unknown[:3])}" + (", ..." if len(unknown) > 3 else ""))
+        parts.append(f"the layout lacks {', '.join(unknown[:3])}" + (", ..." if len(unknown) > 3 else ""))
     if missing:
         parts.append(f"the file lacks {', '.join(missing[:3])}" + (", ..." if len(missing) > 3 else ""))
     return " and ".join(parts) + "."

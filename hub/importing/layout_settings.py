@@ -1,4 +1,4 @@
-"""Settings that a layout asks for by name: from `--set`, and from what a training file tells."""
+"""Settings of a layout, from `--set` and from the file."""
 
 import json
 from typing import Any
@@ -7,40 +7,41 @@ from hub.importing.layout import Kind, Layout
 from vanilla_transformer.shared.command_line import closest_match
 
 
-def settings(texts: list[str], metadata: dict[str, Any], layout: Layout) -> dict[str, Any]:
-    """What `--set KEY=VALUE` and, for the layout's own settings, the file say; `--set` goes before.
+def resolve_settings(texts: list[str], metadata: dict[str, Any], layout: Layout) -> dict[str, Any]:
+    """Merge the values of `--set KEY=VALUE` with those of the file; `--set` has priority.
 
     Raises:
-        ValueError: a key that the layout does not have, or has twice, or a value of another kind.
+        ValueError: If a key is unknown or repeated, or if a value has the wrong type.
     """
     kinds: dict[str, Kind] = layout.settings | {"source_begins": bool}
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
-            raise ValueError(f"--set {text}: give KEY=VALUE.")
+            raise ValueError(f"--set {text}: the format must be KEY=VALUE.")
         if key not in kinds:
             near = closest_match(key, kinds)
-            hint = f"did you mean {near}?" if near else f"it has {', '.join(kinds)}."
+            hint = f"did you mean {near}?" if near else f"choose from {', '.join(kinds)}."
             raise ValueError(f"--set {text}: the layout {layout.name} has no setting {key}; {hint}")
-        if key in found:
-            raise ValueError(f"--set {key} is given twice: give it once.")
-        found[key] = parsed(value)
-        if not matches_kind(found[key], kinds[key]):
-            raise ValueError(f"--set {text}: {key} is {choices(kinds[key])}.")
+        if key in settings:
+            raise ValueError(f"--set {key} is repeated. Set it only once.")
+        settings[key] = parse_value(value)
+        if not matches_kind(settings[key], kinds[key]):
+            raise ValueError(f"--set {text}: {key} must be {describe_kind(kinds[key])}.")
     for key, value in metadata.items():
-        if key in layout.settings and key not in found:
+        if key in layout.settings and key not in settings:
             if not matches_kind(value, kinds[key]):
-                raise ValueError(f"the file's {key} is {str(value)[:80]!r}: say --set {key}= {choices(kinds[key])}.")
-            found[key] = value
-    return found
+                required = f"must be {describe_kind(kinds[key])}. Set it with --set {key}=..."
+                raise ValueError(f"the file's {key}={str(value)[:80]!r} {required}")
+            settings[key] = value
+    return settings
 
 
-def parsed(text: str) -> Any:
-    """A number, true or false in JSON's or Python's spelling, or a word."""
+def parse_value(text: str) -> Any:
+    """Parse a number, true or false in the spelling of JSON or Python, or a string."""
     try:
         return json.loads(text.lower() if text in ("True", "False") else text)
-    except (ValueError, RecursionError):  # of what is no JSON, or deeply nested
+    except (ValueError, RecursionError):  # not JSON, or deeply nested
         return text
 
 
@@ -50,12 +51,12 @@ def matches_kind(value: Any, kind: Kind) -> bool:
     return type(value) in ((int, float) if kind is float else (kind,))
 
 
-def choices(kind: Kind) -> str:
+def describe_kind(kind: Kind) -> str:
     if isinstance(kind, tuple):
         return " or ".join(kind)
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
+    return {bool: "true or false", int: "an integer", float: "a number", str: "text"}[kind]
 
 
 def format_setting(value: Any) -> str:
-    """A value as `--set` takes it."""
+    """Format a value for `--set`."""
     return value if isinstance(value, str) else json.dumps(value)

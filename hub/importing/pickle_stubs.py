@@ -1,6 +1,6 @@
-"""What a training file holds besides tensors, as stand-ins: of all that it names, nothing is imported or called.
+"""Stub classes for the objects in training files, whose own classes are neither imported nor called.
 
-`PICKLE_STUBS` and `records(names)` are for `torch.serialization.safe_globals`. Whatever else a file names is refused.
+`PICKLE_STUBS` and `toolkit_stubs(names)` are passed to `torch.serialization.safe_globals`, which rejects other names.
 """
 
 import argparse
@@ -9,12 +9,20 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-SIMPLE = (str, int, float, bool)
-FORMATS = {"f2": "e", "f4": "f", "f8": "d", "i2": "h", "i4": "i", "i8": "q", "b1": "?"}  # numpy's -> struct's
+SCALAR_TYPES = (str, int, float, bool)
+STRUCT_FORMATS = {
+    "f2": "e",
+    "f4": "f",
+    "f8": "d",
+    "i2": "h",
+    "i4": "i",
+    "i8": "q",
+    "b1": "?",
+}  # numpy dtype -> struct format
 
 
 class IgnoredStub:
-    """Takes whatever it is made of, and keeps nothing."""
+    """Stub of an object whose content is not needed."""
 
     def __init__(self, *arguments: Any):
         pass
@@ -24,7 +32,7 @@ class IgnoredStub:
 
 
 class ObjectStub:
-    """Stands for an object of a toolkit's class: what it was made of and its state, which `plain` reads."""
+    """Stub of an object of a toolkit, with its arguments and its state for `to_plain_data`."""
 
     arguments: tuple
     state: dict
@@ -41,83 +49,79 @@ class ObjectStub:
         self.state = state if isinstance(state, dict) else {}
 
 
-TOOLKITS = ("fairseq", "omegaconf", "onmt", "torchtext")  # packages whose classes are read as records
+TOOLKITS = ("fairseq", "omegaconf", "onmt", "torchtext")  # packages whose classes become `ObjectStub`
 
 
-def records(names: Iterable[str]) -> list[Any]:
-    """Stand-ins for those of a pickle's names that are of the toolkits: of them, too, nothing is imported."""
+def toolkit_stubs(names: Iterable[str]) -> list[Any]:
+    """Return stubs for the names of a pickle that belong to the toolkits."""
     return [(ObjectStub, name) for name in set(names) if name.split(".")[0] in TOOLKITS]
 
 
-def plain(value: Any, depth: int = 12) -> Any:
-    """Settings as dictionaries, lists and simple values: of namespaces, OmegaConf's nodes, enumerations and fields.
-
-    Args:
-        depth: how deep containers are followed; what lies below is None.
-    """
+def to_plain_data(value: Any, depth: int = 12) -> Any:
+    """Convert namespaces and OmegaConf stubs to dictionaries, lists and scalars, up to `depth` nested containers."""
     if isinstance(value, ObjectStub):
         content = value.state.get("_content", value.state.get("_val", value.state))
         if not value.state:
             content = value.arguments[0] if value.arguments else None
-        return plain(content, depth - 1) if depth else None
+        return to_plain_data(content, depth - 1) if depth else None
     if isinstance(value, argparse.Namespace | types.SimpleNamespace):
         value = vars(value)
+    if isinstance(value, dict | list | tuple) and not depth:
+        return None
     if isinstance(value, dict):
-        return {key: plain(each, depth - 1) for key, each in value.items() if isinstance(key, str)} if depth else None
+        return {key: to_plain_data(each, depth - 1) for key, each in value.items() if isinstance(key, str)}
     if isinstance(value, list | tuple):
-        return [plain(each, depth - 1) for each in value] if depth else None
-    return value if isinstance(value, SIMPLE) else None
+        return [to_plain_data(each, depth - 1) for each in value]
+    return value if isinstance(value, SCALAR_TYPES) else None
 
 
 class Dtype(IgnoredStub):
-    """numpy's dtype by its code, such as f8; little endian, as on every machine that trains."""
+    """Stub of a little-endian numpy dtype with a code such as f8."""
 
     def __init__(self, code: Any = "", *rest: Any):
         self.code = code
 
 
-def number(dtype: Any = None, data: Any = b"", *rest: Any) -> Any:
-    """A numpy number as Python's; None of any other kind."""
-    name = FORMATS.get(dtype.code) if isinstance(dtype, Dtype) and isinstance(dtype.code, str) else None
+def unpack_scalar(dtype: Any = None, data: Any = b"", *rest: Any) -> Any:
+    """Return a numpy scalar as a Python number, or None for other types."""
+    name = STRUCT_FORMATS.get(dtype.code) if isinstance(dtype, Dtype) and isinstance(dtype.code, str) else None
     if name is None or not isinstance(data, bytes) or len(data) != struct.calcsize(name):
         return None
     return struct.unpack(f"<{name}", data)[0]
 
 
-def path(*parts: Any) -> str:
+def join_path(*parts: Any) -> str:
     return "/".join(part for part in parts if isinstance(part, str))
 
 
-def dictionary(*factory: Any) -> dict:
+def make_dict(*factory: Any) -> dict:
     return {}
 
 
 PICKLE_STUBS: list[Any] = [
     argparse.Namespace,
     types.SimpleNamespace,
-    (dictionary, "collections.defaultdict"),
+    (make_dict, "collections.defaultdict"),
     (Dtype, "numpy.dtype"),
-    *(
-        (IgnoredStub, f"builtins.{name}") for name in ("int", "float", "str", "bool", "list", "dict", "tuple")
-    ),  # factories
+    # factories of defaultdict
+    *((IgnoredStub, f"builtins.{name}") for name in ("int", "float", "str", "bool", "list", "dict", "tuple")),
     *((IgnoredStub, name) for name in ("builtins.type", "builtins.object", "_operator.getitem", "functools.partial")),
-    *((IgnoredStub, f"typing.{name}") for name in ("Any", "Union", "Optional", "Dict", "List")),  # of OmegaConf's nodes
+    *((IgnoredStub, f"typing.{name}") for name in ("Any", "Union", "Optional", "Dict", "List")),  # of OmegaConf nodes
     *((IgnoredStub, f"numpy.{name}") for name in ("ndarray", "float64", "float32", "int64")),
 ]
 for module in ("numpy.core.multiarray", "numpy._core.multiarray"):  # before and since numpy 2
-    PICKLE_STUBS += [(number, f"{module}.scalar"), (IgnoredStub, f"{module}._reconstruct")]
+    PICKLE_STUBS += [(unpack_scalar, f"{module}.scalar"), (IgnoredStub, f"{module}._reconstruct")]
 for module in ("pathlib", "pathlib._local"):  # before and in Python 3.13
-    PICKLE_STUBS += [
-        (path, f"{module}.{kind}Path") for kind in ("Posix", "Windows", "Pure", "PurePosix", "PureWindows")
-    ]
+    kinds = ("Posix", "Windows", "Pure", "PurePosix", "PureWindows")
+    PICKLE_STUBS += [(join_path, f"{module}.{kind}Path") for kind in kinds]
 
 
-def told(entries: dict) -> dict[str, Any]:
-    """What a file's entries tell by name: numbers and words, and those of a namespace of settings."""
-    found: dict[str, Any] = {}
+def extract_metadata(entries: dict) -> dict[str, Any]:
+    """Return the scalars and strings of a training file, also those in a namespace of settings."""
+    values: dict[str, Any] = {}
     for name, value in entries.items():
         if isinstance(value, argparse.Namespace | types.SimpleNamespace):
-            found |= vars(value)
+            values |= vars(value)
         else:
-            found[name] = value
-    return {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, SIMPLE)}
+            values[name] = value
+    return {name: value for name, value in values.items() if isinstance(name, str) and isinstance(value, SCALAR_TYPES)}

@@ -1,4 +1,4 @@
-"""A model of one of transformers' own classes, from a folder or the Hub, as a model of ours."""
+"""Import of native Transformers models, from a directory or the Hub."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,91 +23,82 @@ from vanilla_transformer.shared.transformers_conversion import (
     native_parameter_name,
 )
 
-SMALL = ("*.json", "*.txt", "*.model", "*.spm", "*.bpe", "*.codes")  # settings, tokenizers
+CONFIGS = ("*.json", "*.txt", "*.model", "*.spm", "*.bpe", "*.codes")  # configs and tokenizers
 SAFETENSORS, PICKLES = "model*.safetensors", "pytorch_model*.bin"
-TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "*.spm", "*.model", "vocab.txt", "spiece.model")
-POSITIONS = "positions are computed, by the same formula"
-OF_NO_USE = ("version", "embed_positions.weights", "embed_positions._float_tensor", "model.shared.weight")  # endings
+TOKENIZERS = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "*.spm", "*.model", "vocab.txt", "spiece.model")
+RECOMPUTED = "positions are computed with the same formula"
+UNUSED = ("version", "embed_positions.weights", "embed_positions._float_tensor", "model.shared.weight")
 
 
 @dataclass
 class LoadedModel:
-    """A folder of a model of transformers, read.
-
-    Args:
-        folder: where it lies on this machine.
-        model: of transformers' class, in float32.
-        stock: that class, as we know it.
-        names: of the tensors in its files.
-        tokenizer: None: there is none.
-    """
+    """Native Transformers model in float32, and the contents of its directory."""
 
     folder: Path
     model: PreTrainedModel
-    stock: NativeArchitecture
-    names: set[str]
+    architecture: NativeArchitecture
+    names: set[str]  # of the tensors in the files
     tokenizer: PreTrainedTokenizerBase | None
 
 
-def is_transformers_model(place: Path) -> bool:
-    """Whether it is a folder of a model, or the name of a repository on the Hub, and no file of somebody's training."""
-    is_name = len(place.parts) == 2 and not place.is_absolute() and place.suffix.lower() not in (".pt", ".pth")
-    return place.is_dir() or (is_name and not place.exists() and not place.parent.exists())
+def is_transformers_model(location: Path) -> bool:
+    """Return whether `location` is a directory or a Hub repository instead of a file."""
+    is_name = len(location.parts) == 2 and not location.is_absolute() and location.suffix.lower() not in (".pt", ".pth")
+    return location.is_dir() or (is_name and not location.exists() and not location.parent.exists())
 
 
-def import_transformers_model(place: Path) -> tuple[ImportResult, PreTrainedTokenizerBase | None, dict[str, Any]]:
-    """The model of ours, its tokenizer where there is one, and the report; the model is compared with its original.
-
-    Raises:
-        ValueError: there is no such model, or ours cannot be equal to it.
-    """
-    read = read_stock(place)
-    evidence = f"config.json says {read.model.config.model_type}"
-    print(f"is a {type(read.model).__name__}: {evidence}")
-    imported = convert_stock(read)
-    report = {"file": place.name, "layout": read.stock.model_type, "evidence": evidence, "settings": {}}
-    return imported, read.tokenizer, report | imported.report() | {"parity": compare_with_stock(read, imported)}
-
-
-def read_stock(place: Path) -> LoadedModel:
-    """The model of a folder, or of a repository on the Hub, of which only the files that are needed are downloaded.
+def import_transformers_model(location: Path) -> tuple[ImportResult, PreTrainedTokenizerBase | None, dict[str, Any]]:
+    """Convert a model and compare it with the original. Return it with its tokenizer, if any, and the report.
 
     Raises:
-        ValueError: there is no such model, it is of a class that we cannot express, or its files cannot be used.
+        ValueError: If the model does not exist or cannot be converted exactly.
     """
-    folder = place if place.is_dir() else download(place.as_posix())
+    loaded = load_transformers_model(location)
+    evidence = f"model_type={loaded.model.config.model_type} in config.json"
+    print(f"found a {type(loaded.model).__name__}: {evidence}")
+    imported = convert_transformers_model(loaded)
+    report = {"file": location.name, "layout": loaded.architecture.model_type, "evidence": evidence, "settings": {}}
+    return imported, loaded.tokenizer, report | imported.report() | {"parity": compare_with_original(loaded, imported)}
+
+
+def load_transformers_model(location: Path) -> LoadedModel:
+    """Load a model from a directory or from the Hub, downloading only the required files.
+
+    Raises:
+        ValueError: If the model does not exist, its class is not supported, or its files are invalid.
+    """
+    folder = location if location.is_dir() else download(location.as_posix())
     if not (folder / "config.json").exists():
-        raise ValueError(f"{place} has no config.json: give the folder of a model, or the file that has the weights.")
-    with wrap_load_errors(str(place), "config.json"):
+        raise ValueError(f"{location} has no config.json. Pass a model directory or a file with weights.")
+    with wrap_load_errors(str(location), "config.json"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if config.model_type == VanillaTransformerConfig.model_type:
-        raise ValueError(f"{place} is a model of ours already: it needs no import.")
+        raise ValueError(f"{location} is already a vanilla_transformer model. It can be loaded directly.")
     try:
-        stock = native_architecture_of(config)
+        architecture = native_architecture_of(config)
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
-    names = tensor_names(folder)
-    theirs = load_model(folder, str(place), dtype="float32")  # their positions are computed in the dtype of loading
-    return LoadedModel(folder, theirs, stock, names, read_tokenizer(folder, str(place)))
+        raise ValueError(f"{location}: {error}") from error
+    names = read_tensor_names(folder)
+    model = load_model(folder, str(location), dtype="float32")  # computes positions in this dtype
+    return LoadedModel(folder, model, architecture, names, read_tokenizer(folder, str(location)))
 
 
 def download(repo_id: str) -> Path:
-    """Of a repository on the Hub the files that are needed, into the cache of huggingface_hub."""
+    """Download the required files of a Hub repository into the cache and return its directory."""
     try:
-        folder = Path(snapshot_download(repo_id, allow_patterns=[*SMALL, SAFETENSORS]))
+        folder = Path(snapshot_download(repo_id, allow_patterns=[*CONFIGS, SAFETENSORS]))
         if not list(folder.glob(SAFETENSORS)):
-            folder = Path(snapshot_download(repo_id, allow_patterns=[*SMALL, PICKLES]))
-    except Exception as error:  # of the client, of the network, and for what is in no cache while offline
+            folder = Path(snapshot_download(repo_id, allow_patterns=[*CONFIGS, PICKLES]))
+    except Exception as error:  # errors of the client, the network, or a missing cache entry when offline
+        missing = f"{repo_id} is not a local directory"
         if constants.is_offline_mode():
-            raise ValueError(
-                f"{repo_id} is no folder here, and HF_HUB_OFFLINE is set: unset it to download."
-            ) from error
-        raise ValueError(f"{repo_id} is no folder here, and on the Hub: {hub_error_message(error, repo_id)}") from error
+            raise ValueError(f"{missing}, and HF_HUB_OFFLINE is set. Unset it to download the model.") from error
+        raise ValueError(f"{missing}. Download from the Hub: {hub_error_message(error, repo_id)}") from error
     return folder
 
 
-def tensor_names(folder: Path) -> set[str]:
-    """Of the weights in a folder. Raises ValueError for a file that would run code when it is unpickled."""
+def read_tensor_names(folder: Path) -> set[str]:
+    """Return the tensor names in a directory. Raise ValueError for a pickle that would execute code."""
     names: set[str] = set()
     for path in folder.glob(SAFETENSORS):
         with wrap_load_errors(str(path), "the weights"), safe_open(path, framework="pt") as file:
@@ -116,53 +107,53 @@ def tensor_names(folder: Path) -> set[str]:
         for path in folder.glob(PICKLES):
             names |= set(unpickle(path))
     if not names:
-        raise ValueError(f"{folder} has no {SAFETENSORS} and no {PICKLES}: it holds no weights that are read here.")
+        raise ValueError(f"{folder} contains no weights: expected {SAFETENSORS} or {PICKLES}.")
     return names
 
 
 def read_tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
-    if not any(list(folder.glob(pattern)) for pattern in TOKENIZER):
+    if not any(list(folder.glob(pattern)) for pattern in TOKENIZERS):
         return None
     if not is_sentencepiece_available() and (list(folder.glob("*.spm")) or list(folder.glob("*.model"))):
-        raise ValueError(f"the tokenizer of {name} needs sentencepiece: pip install '.[hub]'")
+        raise ValueError(f"the tokenizer of {name} requires sentencepiece. Run pip install '.[hub]'")
     return load_tokenizer(folder, name)
 
 
-def convert_stock(read: LoadedModel) -> ImportResult:
-    """The equal model of ours, every tensor of the file accounted for.
+def convert_transformers_model(loaded: LoadedModel) -> ImportResult:
+    """Convert the model and account for every tensor in its files.
 
     Raises:
-        ValueError: a tensor that their class does not know.
+        ValueError: If a tensor does not exist in the class of the model.
     """
-    model = from_transformers(read.model)
+    model = from_transformers(loaded.model)
     config: Any = model.config
     used: dict[str, list[str]] = {}
-    for ours in model.state_dict():
-        used.setdefault(native_parameter_name(ours), []).append(ours)
+    for name in model.state_dict():
+        used.setdefault(native_parameter_name(name), []).append(name)
     if config.share_encoder_decoder_embeddings:
         used["model.shared.weight"] = [f"model.{side}.embed_tokens.weight" for side in SIDES]
-    left_out = {}
-    for name in read.names - used.keys():
+    dropped = {}
+    for name in loaded.names - used.keys():
         if "embed_positions" in name:
-            left_out[name] = POSITIONS
+            dropped[name] = RECOMPUTED
         elif name == "final_logits_bias":
-            left_out[name] = "a bias of zeros"
-        elif name.endswith(OF_NO_USE):
-            left_out[name] = f"{type(read.model).__name__} does not use it"
+            dropped[name] = "a bias of zeros"
+        elif name.endswith(UNUSED):
+            dropped[name] = f"{type(loaded.model).__name__} does not use it"
         else:
-            raise ValueError(f"{name} has no place in a {type(read.model).__name__}: the file is of another model.")
+            raise ValueError(
+                f"{name} does not exist in a {type(loaded.model).__name__}. Check the weights and config.json."
+            )
     folds = {}
-    if read.stock.positions == "computed":
-        folds["the residual stream: sines and cosines of positions alternate, which stood in halves"] = "exact"
-    if read.stock.positions == "tensor2tensor_sinusoids":
-        folds[f"positions are other sinusoids: a table of {config.max_position_embeddings} of them"] = "exact"
-    if read.stock.position_offset:
-        folds[
-            f"the first {read.stock.position_offset} rows of its tables of positions, which nothing reads, are gone"
-        ] = "exact"
+    if loaded.architecture.positions == "computed":
+        folds["hidden dimensions permuted: sines and cosines of positions alternate instead of two halves"] = "exact"
+    if loaded.architecture.positions == "tensor2tensor_sinusoids":
+        folds[f"sinusoids of tensor2tensor as a table of {config.max_position_embeddings} positions"] = "exact"
+    if offset := loaded.architecture.position_offset:
+        folds[f"the first {offset} rows of the position tables, which are never used, are dropped"] = "exact"
     shapes = {name: getattr(config, name) for name in SHAPES}
-    used = {name: targets for name, targets in used.items() if name in read.names}
-    return ImportResult(model, shapes, folds, left_out, check(read), used)
+    used = {name: targets for name, targets in used.items() if name in loaded.names}
+    return ImportResult(model, shapes, folds, dropped, collect_user_notes(loaded), used)
 
 
 SHAPES = (
@@ -173,35 +164,37 @@ SHAPES = (
 )
 
 
-def check(read: LoadedModel) -> list[str]:
-    """What the user must look at, as lines of a report."""
-    config, lines = read.model.config, []
+def collect_user_notes(loaded: LoadedModel) -> list[str]:
+    """Return report lines on properties that the user must check."""
+    config, lines = loaded.model.config, []
     if any(getattr(config, f"{side}_layerdrop", 0) for side in SIDES):
-        lines.append("Its training left out whole layers at random (layerdrop): ours does not.")
-    if config.decoder_start_token_id is None and read.model.generation_config.decoder_start_token_id is None:
-        lines.append("It has no decoder_start_token_id: give generate() one, such as the target's language.")
-    if read.tokenizer is None:
-        lines.append("There is no tokenizer beside it.")
+        lines.append(
+            "The original training dropped complete layers at random (layerdrop). This model does not support it."
+        )
+    if config.decoder_start_token_id is None and loaded.model.generation_config.decoder_start_token_id is None:
+        lines.append(
+            "The config has no decoder_start_token_id. Pass it to generate(), for example the target language id."
+        )
+    if loaded.tokenizer is None:
+        lines.append("The directory contains no tokenizer.")
     return lines
 
 
-def compare_with_stock(read: LoadedModel, imported: ImportResult) -> dict[str, Any]:
-    """Largest difference of log-probabilities between their class and ours, for the report.
+def compare_with_original(loaded: LoadedModel, imported: ImportResult) -> dict[str, Any]:
+    """Compare the log-probabilities with the original and return the entry of the report.
 
     Raises:
-        ValueError: it is above `parity.TOLERANCE`.
+        ValueError: If the largest difference exceeds `parity.TOLERANCE`.
     """
-    name = type(read.model).__name__
+    name = type(loaded.model).__name__
     difference = max_log_prob_difference(
-        lambda theirs, source, source_mask, target, target_mask: (
-            theirs(input_ids=source, attention_mask=source_mask[:, 0, 0].long(), decoder_input_ids=target).logits
+        lambda model, source, source_mask, target, target_mask: (
+            model(input_ids=source, attention_mask=source_mask[:, 0, 0].long(), decoder_input_ids=target).logits
         ),
-        read.model,
+        loaded.model,
         imported.model,
     )
     if not difference <= TOLERANCE:
-        raise ValueError(
-            f"the log-probabilities of {name} and of the imported model differ by {difference:.2g}: does it "
-            f"hold positions of its own? Nothing was written."
-        )
+        message = f"the log-probabilities of {name} and of the imported model differ by {difference:.2g}"
+        raise ValueError(f"{message}. Check its position tables. Nothing was written.")
     return {"with": f"transformers' {name}", "largest_difference_of_log_probabilities": difference, "batches": BATCHES}

@@ -1,7 +1,7 @@
-"""Untrusted pickles, read by a process with limits before this one reads them.
+"""Unpickling of untrusted files, which a separate process with time and memory limits loads first.
 
-`weights_only=True` executes nothing that a file names. A small pickle can still keep torch busy for years or fill the
-memory, for example with a dictionary key of nested tuples that each contain another tuple twice.
+`weights_only=True` executes no functions from the file. A small pickle can still take unbounded time or memory. An
+example is a dictionary key of nested tuples that each contain another tuple twice.
 """
 
 import io
@@ -16,55 +16,52 @@ from typing import IO, Any
 
 import torch
 
-from hub.importing.pickle_stubs import PICKLE_STUBS, records
+from hub.importing.pickle_stubs import PICKLE_STUBS, toolkit_stubs
 
 try:
     import resource
 except ImportError:  # Windows: only the elapsed time is limited
     resource = None  # type: ignore[assignment]
 
-SECONDS = 30  # of CPU time per file, plus one for each 4 MiB of it
-ELAPSED = 4  # seconds per second of CPU time, on a busy machine
-MEMORY = 2**31  # bytes of the process, plus those that the file's tensors may occupy
+MAX_CPU_SECONDS = 30  # plus one second per 4 MiB of the file
+ELAPSED_RATIO = 4  # allowed elapsed time per CPU time, for busy machines
+MAX_MEMORY_BYTES = 2**31  # of the process, plus the bytes of the tensors
 NO_MEMORY = "no memory"
-ALLOCATION = ("allocate memory", "bad_alloc")  # in errors of torch
-PICKLES = 4  # of a file of before PyTorch 1.6: a number, a version, the machine, the content
+ALLOCATION_ERRORS = ("allocate memory", "bad_alloc")  # in messages of torch
+NUM_LEGACY_PICKLES = 4  # before PyTorch 1.6: magic number, version, system info, content
 
 
-def load(path: Path) -> Any:
-    """Loads a file with torch's unpickler that executes nothing."""
-    known = [*PICKLE_STUBS, *records(names_in_pickle(path))]
+def load_pickle(path: Path) -> Any:
+    """Load a file with the restricted unpickler of torch."""
+    known = [*PICKLE_STUBS, *toolkit_stubs(find_pickled_names(path))]
     with torch.serialization.safe_globals(known), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of old formats
+        warnings.simplefilter("ignore")  # about old formats
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def try_load(path: Path) -> str | None:
-    """Returns why a file cannot be loaded; None if it can, or if the system does not allow to read it."""
+    """Return the error message of loading a file, or None if it loads or the system denies access."""
     try:
-        load(path)
+        load_pickle(path)
     except OSError:
         return None
     except MemoryError:
         return NO_MEMORY
-    except Exception as error:  # whatever a broken pickle leads to; torch has no type for it
-        return NO_MEMORY if any(phrase in str(error) for phrase in ALLOCATION) else str(error)
+    except Exception as error:  # a corrupt pickle can raise any exception
+        return NO_MEMORY if any(phrase in str(error) for phrase in ALLOCATION_ERRORS) else str(error)
     return None
 
 
 def try_load_in_process(path: Path, size: int) -> str | None:
-    """Calls `try_load` in a new process with limits.
-
-    Args:
-        size: bytes that the tensors of the file may occupy.
+    """Call `try_load` in a process with limits of time and memory, where the tensors may have `size` bytes.
 
     Raises:
-        ValueError: the process needs more time or memory than a checkpoint does, or crashes.
+        ValueError: If the process exceeds a limit or crashes.
     """
-    seconds, memory = SECONDS + path.stat().st_size // 2**22, MEMORY + size
+    seconds, memory = MAX_CPU_SECONDS + path.stat().st_size // 2**22, MAX_MEMORY_BYTES + size
     command = [sys.executable, "-m", __name__, str(path.absolute()), str(seconds), str(memory)]
-    root, timeout = Path(__file__).parents[2], seconds * ELAPSED
-    too_long = f"{path} is refused: to read it takes more than {seconds} s of computing, or ends Python"
+    root, timeout = Path(__file__).parents[2], seconds * ELAPSED_RATIO
+    too_long = f"{path} is rejected: reading it takes more than {seconds} s of CPU time, or crashes Python"
     try:
         process = subprocess.run(command, cwd=root, timeout=timeout, capture_output=True, check=False)
     except subprocess.TimeoutExpired:
@@ -73,30 +70,30 @@ def try_load_in_process(path: Path, size: int) -> str | None:
         raise ValueError(f"{too_long} (status {process.returncode}).")
     reason = json.loads(process.stdout)
     if reason == NO_MEMORY:
-        raise ValueError(f"{path} is refused: to read it takes more than {memory:,} bytes of memory.")
+        raise ValueError(f"{path} is rejected: reading it takes more than {memory:,} bytes of memory.")
     return reason
 
 
-def names_in_pickle(path: Path) -> list[str]:
-    """What a file's pickles would import, as far as they can be followed without running them."""
-    found, strings = [], ["", ""]
+def find_pickled_names(path: Path) -> list[str]:
+    """Return the names that the pickles in a file reference, as far as the opcodes show them."""
+    names, strings = [], ["", ""]
     try:
-        with pickles(path) as file:
-            for _ in range(PICKLES):
+        with open_pickles(path) as file:
+            for _ in range(NUM_LEGACY_PICKLES):
                 for operation, argument, _ in pickletools.genops(file):
                     if operation.name in ("GLOBAL", "INST"):
-                        found.append(str(argument).replace(" ", "."))
+                        names.append(str(argument).replace(" ", "."))
                     elif operation.name == "STACK_GLOBAL":
-                        found.append(".".join(strings[-2:]))
+                        names.append(".".join(strings[-2:]))
                     elif isinstance(argument, str):
                         strings = [strings[-1], argument]
-    except Exception:  # of bytes that are no pickle; pickletools has no type for it
+    except Exception:  # pickletools can raise any exception for invalid bytes
         pass
-    return found
+    return names
 
 
-def pickles(path: Path) -> IO[bytes]:
-    """The bytes of a bare pickle, of those that PyTorch wrote one behind the other before 1.6, or of an archive's."""
+def open_pickles(path: Path) -> IO[bytes]:
+    """Open the pickles of a file: the pickle in an archive, or the file itself (before PyTorch 1.6)."""
     if not zipfile.is_zipfile(path):
         return path.open("rb")
     with zipfile.ZipFile(path) as archive:
@@ -105,7 +102,7 @@ def pickles(path: Path) -> IO[bytes]:
 
 
 def main() -> None:
-    """Prints the result of `try_load` as JSON, within the limits given on the command line."""
+    """Print the result of `try_load` as JSON, with the limits from the command line."""
     path, seconds, memory = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     if resource:
         limits = ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_DATA, memory))

@@ -53,7 +53,7 @@ def test_imports_file_and_translates(make_reference, save_as, command, tmp_path,
     prompt = torch.tensor([[target.index("[SOS]"), target.index("z1"), target.index("z2")]])
     everything = torch.ones(1, 1, 1, 5, dtype=torch.bool)
     causal = torch.ones(3, 3, dtype=torch.bool).tril()[None, None]
-    expected = layout.run(model, source_ids, everything, prompt, causal)[0].log_softmax(-1)
+    expected = layout.forward(model, source_ids, everything, prompt, causal)[0].log_softmax(-1)
     log_probs = imported(**batch).logits[0].log_softmax(-1)
     vocabulary = tokenizer.target_tokenizer
     for token in ("z0", "z9", "[EOS]", "z32"):
@@ -127,7 +127,7 @@ def test_requires_options_that_file_does_not_specify(make_reference, save_as, co
     _, state, _, _, _ = make_reference("notebook")
     path = save_as("bare", state, tmp_path)
     command(path, tmp_path / "out", "--num_heads", 4)
-    assert "The file does not tell bos_token_id, eos_token_id" in capsys.readouterr().out
+    assert "The file does not specify bos_token_id, eos_token_id" in capsys.readouterr().out
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
     with pytest.raises(ValueError, match="decoder_start_token_id"):
         model.generate(torch.tensor([[4, 5]]), max_new_tokens=3)
@@ -135,7 +135,7 @@ def test_requires_options_that_file_does_not_specify(make_reference, save_as, co
     assert "already exists" in capsys.readouterr().err
     command(path, tmp_path / "other", status=2)
     output = capsys.readouterr().err
-    assert "give it with --num_heads" in output
+    assert "Set --num_heads" in output
     assert output.startswith(f"hub.import_checkpoint: {path}: ")
     assert not (tmp_path / "other").exists()
 
@@ -203,7 +203,7 @@ def test_merges_repeated_set_options(make_reference, save_as, command, tmp_path,
     assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").config.scale_embedding
     output = json.loads((tmp_path / "out" / "import_report.json").read_text())["settings"]
     assert output == {"proj_share_weight": True, "scale_emb_or_prj": "emb"}
-    assert "does not tell" not in capsys.readouterr().out.replace("The file does not tell pad_token_id", "")
+    assert "does not specify" not in capsys.readouterr().out.replace("The file does not specify pad_token_id", "")
     command(path, tmp_path / "more", "--num_heads", 4, "--set", "proj_share_weigth=true", status=2)
     assert "did you mean proj_share_weight?" in capsys.readouterr().err
     assert not (tmp_path / "more").exists()
@@ -213,7 +213,7 @@ def test_reports_assumed_settings(make_reference, save_as, command, tmp_path, ca
     _, state, _, _, _ = make_reference("torch tutorial")
     path = save_as("bare", state, tmp_path)
     command(path, tmp_path / "out", "--num_heads", 4)
-    assert "The file does not tell norm_first, activation" in capsys.readouterr().out
+    assert "The file does not specify norm_first, activation" in capsys.readouterr().out
     command(path, tmp_path / "pre", "--num_heads", 4, "--set", "norm_first=true", "activation=gelu")
     assert "norm_first" not in capsys.readouterr().out
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "pre").config
@@ -226,7 +226,7 @@ def test_source_bos_requires_two_tokenizers(make_reference, save_as, command, tm
     options = ("--num_heads", 4, "--set", "source_begins=true")
     for option in ((), ("--source_tokenizer", file)):
         command(path, tmp_path / "out", *options, *option, status=2)
-        assert "needs a tokenizer of its own for each side" in capsys.readouterr().err
+        assert "requires a separate tokenizer for each side" in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
     command(path, tmp_path / "out", *options, "--source_tokenizer", file, "--target_tokenizer", file)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -263,8 +263,8 @@ def test_comparison_uses_original_row_order(make_reference, save_as, command, tm
 @pytest.mark.parametrize(
     ("number", "message"),
     [
-        (4 * 10**9, "has a token with the id 4000000000, more than any vocabulary has"),
-        (2, "gives the id 2 to several tokens"),
+        (4 * 10**9, "has a token with the id 4000000000, which must be below"),
+        (2, "has several tokens with the id 2"),
     ],
 )
 def test_rejects_invalid_token_ids(make_reference, save_as, command, tmp_path, capsys, number, message):
@@ -285,7 +285,7 @@ def test_reports_tokenizer_panic_in_one_line(make_reference, save_as, command, t
     options = ("--num_heads", 4, "--source_tokenizer", tmp_path / "t.json")
     command(save_as("bare", state, tmp_path), tmp_path / "out", *options, status=2)
     (line,) = capfd.readouterr().err.splitlines()
-    assert "t.json is no file of the library tokenizers" in line
+    assert "t.json is not a file of the library tokenizers" in line
 
 
 def test_reports_full_disk_and_removes_partial_output(make_reference, save_as, command, tmp_path, capfd, full_disk):
@@ -307,7 +307,7 @@ def test_toolkit_rejects_source_begins(toolkits, command, tmp_path, capsys, name
         (tmp_path / f"dict.{side}.txt").write_text("".join(f"{side}{i} 1\n" for i in range(size - 4)))
     path = toolkits.save(reference.content(), tmp_path / "model.pt")
     command(path, tmp_path / "out", "--set", "source_begins=true", status=2)
-    assert "source_begins=true needs a tokenizer of its own for each side" in capsys.readouterr().err
+    assert "source_begins=true requires a separate tokenizer for each side" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -1,4 +1,4 @@
-"""The layouts that are known, one file each."""
+"""Supported layouts, one per module."""
 
 from hub.importing.layout import Layout
 from hub.importing.layouts import (
@@ -20,22 +20,9 @@ from hub.importing.toolkits import fairseq, opennmt
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
     for layout in (
-        aladdin_persson.LAYOUT,
-        aladdin_persson.AROUND_TORCH,
-        annotated.LAYOUT,
-        bentrevett.LAYOUT,
-        bentrevett.OLDER,
-        build_transformer.LAYOUT,
-        build_transformer.REPAIRED,
-        fairseq.LAYOUT,
-        gordicaleksa.LAYOUT,
-        hkproj.LAYOUT,
-        hyunwoongko.LAYOUT,
-        jadore.LAYOUT,
-        joeynmt.LAYOUT,
-        notebook.LAYOUT,
-        opennmt.LAYOUT,
-        separate_heads.LAYOUT,
-        torch_transformer.LAYOUT,
+        *(aladdin_persson.LAYOUT, aladdin_persson.SEQ2SEQ, annotated.LAYOUT, bentrevett.LAYOUT, bentrevett.OLDER),
+        *(build_transformer.LAYOUT, build_transformer.REPAIRED, gordicaleksa.LAYOUT, hkproj.LAYOUT, hyunwoongko.LAYOUT),
+        *(jadore.LAYOUT, joeynmt.LAYOUT, notebook.LAYOUT, separate_heads.LAYOUT, torch_transformer.LAYOUT),
+        *(fairseq.LAYOUT, opennmt.LAYOUT),
     )
 }

@@ -1,32 +1,32 @@
-"""Aladdin Persson's Machine-Learning-Collection: the Transformer from scratch, and the one around nn.Transformer."""
+"""Aladdin Persson's Machine-Learning-Collection: the Transformer from scratch, and a model with nn.Transformer."""
 
 import torch
 
-from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, CheckpointInfo, Layout, State, TensorRule, feed_forward
-from hub.importing.layouts.torch_transformer import ASSUMED, BODY, SETTINGS, variant_config
+from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, CheckpointInfo, Keys, Layout, State, feed_forward
+from hub.importing.layouts.torch_transformer import BODY, DEFAULT_SETTINGS, SETTINGS, variant_config
 from hub.importing.weight_folding import block_diagonal_heads
 
 
-def attention(theirs: str, ours: str) -> dict[str, str | TensorRule]:
-    """Matrices of one head's width that all heads share, or of d_model; scores are divided by the root of d_model."""
+def attention(key: str, target: str) -> Keys:
+    """Map projections (k, k) that all heads share, or (d, d). The scores are divided by the root of d."""
     return {
-        f"{theirs}.queries.{{p}}": block_diagonal_heads(f"{ours}.q_proj.{{p}}", scores_divided_by_width=True),
-        f"{theirs}.keys.{{p}}": block_diagonal_heads(f"{ours}.k_proj.{{p}}"),
-        f"{theirs}.values.{{p}}": block_diagonal_heads(f"{ours}.v_proj.{{p}}"),
-        f"{theirs}.fc_out.{{p}}": f"{ours}.out_proj.{{p}}",
+        f"{key}.queries.{{p}}": block_diagonal_heads(f"{target}.q_proj.{{p}}", scaled_by_d_model=True),
+        f"{key}.keys.{{p}}": block_diagonal_heads(f"{target}.k_proj.{{p}}"),
+        f"{key}.values.{{p}}": block_diagonal_heads(f"{target}.v_proj.{{p}}"),
+        f"{key}.fc_out.{{p}}": f"{target}.out_proj.{{p}}",
     }
 
 
-def num_heads(facts: CheckpointInfo, state: State) -> int | None:
-    """Return the number of heads that share a matrix; None if the matrix has the width of all heads."""
-    heads = facts.d_model // max(1, len(state["encoder.layers.0.attention.queries.weight"]))
+def num_heads(info: CheckpointInfo, state: State) -> int | None:
+    """Return the number of heads that share a matrix, or None if the matrix covers all heads."""
+    heads = info.d_model // max(1, len(state["encoder.layers.0.attention.queries.weight"]))
     return heads if heads > 1 else None
 
 
-def run(model, source, source_mask, target, target_mask):
-    """Run each sentence without padding: the cross-attention of this code attends to the padding of sources."""
+def forward(model, source, source_mask, target, target_mask):
+    """Run each sentence without padding, because the cross-attention of this code attends to source padding."""
     rows = zip(source, source_mask[:, 0, 0], target, strict=True)
-    return torch.stack([model(ids[real][:, None], given[:, None])[:, 0] for ids, real, given in rows])
+    return torch.stack([model(ids[real][:, None], tokens[:, None])[:, 0] for ids, real, tokens in rows])
 
 
 ENC, DEC, BLOCK = "encoder.layers.{i}", "decoder.layers.{i}", "decoder.layers.{i}.transformer_block"
@@ -62,12 +62,10 @@ LAYOUT = Layout(
     config=CONFIG,
     num_heads=num_heads,
     zero_biases=PROJECTIONS,
-    check=(
-        "Its code hides the target's padding from nothing; padding stands behind every sentence, so nothing sees it.",
-    ),
+    user_notes=("The original code does not mask target padding. With padding on the right, the results are equal.",),
 )
 
-AROUND_TORCH = Layout(
+SEQ2SEQ = Layout(
     name="aladdin_persson_seq2seq",
     title="Aladdin Persson, seq2seq_transformer.py (nn.Transformer)",
     keys={
@@ -80,11 +78,11 @@ AROUND_TORCH = Layout(
     },
     config=CONFIG | {"final_norm": True},
     settings=SETTINGS,
-    assumed=ASSUMED,
+    default_settings=DEFAULT_SETTINGS,
     variant_config=variant_config,
-    run=run,
-    check=(
-        "It counts positions of padding as well; ours count real tokens, the same where padding stands behind.",
-        "Its cross-attention attends to the padding of sources: in batches of different lengths its results differ.",
+    forward=forward,
+    user_notes=(
+        "The original code also counts padding positions. With padding on the right, the positions are equal.",
+        "The original cross-attention attends to source padding, so its results differ in batches with padding.",
     ),
 )

@@ -1,14 +1,14 @@
 """The Annotated Transformer (Harvard NLP, 2022)."""
 
-from hub.importing.layout import DECODER, ENCODER, Layout, TensorRule, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, UNTIED, Keys, Layout, attention, feed_forward
 from hub.importing.weight_folding import sinusoids, std_norm
 
 LINEARS = ("0", "1", "2", "3")
 FFN = ("feed_forward.w_1", "feed_forward.w_2")
 
 
-def norm(theirs: str, ours: str) -> dict[str, str | TensorRule]:
-    return {f"{theirs}.a_2": std_norm(f"{ours}.weight"), f"{theirs}.b_2": f"{ours}.bias"}
+def norm(key: str, target: str) -> Keys:
+    return {f"{key}.a_2": std_norm(f"{target}.weight"), f"{key}.b_2": f"{target}.bias"}
 
 
 LAYOUT = Layout(
@@ -33,15 +33,10 @@ LAYOUT = Layout(
         **norm("decoder.norm", "model.decoder.norm"),
         "generator.proj.{p}": "lm_head.{p}",
     },
-    config={
-        "norm_position": "pre",
-        "share_encoder_decoder_embeddings": False,
-        "tie_word_embeddings": False,
-        "lm_head_bias": True,
-    },
+    config=UNTIED | {"norm_position": "pre", "lm_head_bias": True},
     norm_eps=lambda d_model: 1e-12,
-    run=lambda model, source, source_mask, target, target_mask: model.generator(
+    forward=lambda model, source, source_mask, target, target_mask: model.generator(
         model(source, target, source_mask[:, 0], target_mask[:, 0])
     ),
-    check=("Its generator puts log_softmax behind the projection: ours gives the logits.",),
+    user_notes=("The original generator returns log-probabilities. This model returns logits.",),
 )

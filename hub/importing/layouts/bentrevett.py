@@ -1,8 +1,8 @@
-"""Ben Trevett's pytorch-seq2seq, notebook 6: learned positions. Older files have one norm a layer, used everywhere."""
+"""Ben Trevett's pytorch-seq2seq, notebook 6, with learned positions; older files have one shared norm per layer."""
 
 from dataclasses import replace
 
-from hub.importing.layout import DECODER, ENCODER, Layout, attention, copied, feed_forward
+from hub.importing.layout import DECODER, ENCODER, UNTIED, Layout, attention, copy_tensor, feed_forward
 
 FC = ("fc_q", "fc_k", "fc_v", "fc_o")
 FFN = ("positionwise_feedforward.fc_1", "positionwise_feedforward.fc_2")
@@ -19,7 +19,7 @@ COMMON = {
     **feed_forward(f"{DEC}.", FFN, DECODER),
     "decoder.fc_out.{p}": "lm_head.{p}",
 }
-ONE_NORM = "one norm that their layer uses behind each sublayer"
+ONE_NORM = "one norm that the layer uses after each sublayer"
 
 LAYOUT = Layout(
     name="bentrevett",
@@ -32,13 +32,8 @@ LAYOUT = Layout(
         f"{DEC}.enc_attn_layer_norm.{{p}}": f"{DECODER}.cross_attn_layer_norm.{{p}}",
         f"{DEC}.ff_layer_norm.{{p}}": f"{DECODER}.feed_forward_layer_norm.{{p}}",
     },
-    config={
-        "position_embedding_type": "learned",
-        "share_encoder_decoder_embeddings": False,
-        "tie_word_embeddings": False,
-        "lm_head_bias": True,
-    },
-    run=lambda model, source, source_mask, target, target_mask: model(source, target)[0],
+    config=UNTIED | {"position_embedding_type": "learned", "lm_head_bias": True},
+    forward=lambda model, source, source_mask, target, target_mask: model(source, target)[0],
 )
 
 OLDER = replace(
@@ -47,10 +42,10 @@ OLDER = replace(
     title="Ben Trevett, pytorch-seq2seq (notebook 6, before the norms were separated)",
     keys={
         **COMMON,
-        f"{ENC}.layer_norm.{{p}}": copied(
+        f"{ENC}.layer_norm.{{p}}": copy_tensor(
             f"{ENCODER}.self_attn_layer_norm.{{p}}", f"{ENCODER}.feed_forward_layer_norm.{{p}}", note=ONE_NORM
         ),
-        f"{DEC}.layer_norm.{{p}}": copied(
+        f"{DEC}.layer_norm.{{p}}": copy_tensor(
             f"{DECODER}.self_attn_layer_norm.{{p}}",
             f"{DECODER}.cross_attn_layer_norm.{{p}}",
             f"{DECODER}.feed_forward_layer_norm.{{p}}",

@@ -1,11 +1,13 @@
-"""A well-read article that rebuilds hkproj with slips of the pen: `src_emded`, `cross_attention_Block`, and a decoder
-that runs its cross-attention through the block of its self-attention. Two layouts have these very keys: the published
-decoder, and one that somebody has repaired."""
+"""Article 'Building the Transformer from Scratch', a variant of hkproj with typos such as `src_emded`.
+
+Its decoder uses the self-attention block also as cross-attention. The published and the repaired decoder have the same
+keys, so there are two layouts.
+"""
 
 from dataclasses import replace
 
-from hub.importing.layout import DECODER, ENCODER, Layout, attention, left_out
-from hub.importing.layouts.hkproj import BODY, CONFIG, DEC, ENC, W, norm, run
+from hub.importing.layout import DECODER, ENCODER, Layout, attention, drop_tensor
+from hub.importing.layouts.hkproj import BODY, CONFIG, DEC, ENC, W, forward, norm
 from hub.importing.layouts.hkproj import LAYOUT as HKPROJ
 
 COMMON = {
@@ -14,7 +16,7 @@ COMMON = {
     **norm(f"{ENC}.residual_connection.0.norm", f"{ENCODER}.self_attn_layer_norm"),
     **norm(f"{ENC}.residual_connection.1.norm", f"{ENCODER}.feed_forward_layer_norm"),
 }
-UNUSED = left_out("the published decoder never uses it: its cross-attention runs through self_attention_block")
+UNUSED = drop_tensor("unused: the published decoder uses self_attention_block as cross-attention")
 
 LAYOUT = Layout(
     name="build_transformer",
@@ -26,10 +28,8 @@ LAYOUT = Layout(
     },
     config=CONFIG,
     norm_eps=HKPROJ.norm_eps,
-    run=run,
-    check=(
-        "The published decoder uses one attention for itself and across; if you repaired that, take the other layout.",
-    ),
+    forward=forward,
+    user_notes=("This layout is for the published decoder. For repaired code, use build_transformer_repaired.",),
 )
 
 REPAIRED = replace(
@@ -41,5 +41,5 @@ REPAIRED = replace(
         **attention(f"{DEC}.self_attention_block", W, f"{DECODER}.self_attn"),
         **attention(f"{DEC}.cross_attention_Block", W, f"{DECODER}.cross_attn"),
     },
-    check=("The decoder as published does not use cross_attention_Block; this layout is for code that does.",),
+    user_notes=("This layout is for repaired code. The published decoder does not use cross_attention_Block.",),
 )

@@ -1,6 +1,6 @@
 """Aleksa Gordić's pytorch-original-transformer."""
 
-from hub.importing.layout import DECODER, ENCODER, Layout, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, UNTIED, Layout, attention, feed_forward
 from hub.importing.weight_folding import sinusoids
 
 NETS = ("qkv_nets.0", "qkv_nets.1", "qkv_nets.2", "out_projection_net")
@@ -29,14 +29,9 @@ LAYOUT = Layout(
         "decoder.norm.{p}": "model.decoder.norm.{p}",
         "decoder_generator.linear.{p}": "lm_head.{p}",
     },
-    config={
-        "norm_position": "pre",
-        "share_encoder_decoder_embeddings": False,
-        "tie_word_embeddings": False,
-        "lm_head_bias": True,
-    },
-    run=lambda model, source, source_mask, target, target_mask: model(source, target, source_mask, target_mask).view(
-        *target.shape, -1
-    ),
-    check=("Its generator puts log_softmax behind the projection: ours gives the logits.",),
+    config=UNTIED | {"norm_position": "pre", "lm_head_bias": True},
+    forward=lambda model, source, source_mask, target, target_mask: model(
+        source, target, source_mask, target_mask
+    ).view(*target.shape, -1),
+    user_notes=("The original generator returns log-probabilities. This model returns logits.",),
 )

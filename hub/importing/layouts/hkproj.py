@@ -1,11 +1,11 @@
-"""Umar Jamil's pytorch-transformer (hkproj), the video and its three eras: with and without biases, scalar alphas."""
+"""Umar Jamil's pytorch-transformer (hkproj) in three versions, with and without biases, scalar and vector alphas."""
 
-from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, Layout, TensorRule, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, UNTIED, Keys, Layout, attention, feed_forward
 from hub.importing.weight_folding import expand_scalar_bias, sinusoids, std_norm
 
 
-def norm(theirs: str, ours: str) -> dict[str, str | TensorRule]:
-    return {f"{theirs}.alpha": std_norm(f"{ours}.weight"), f"{theirs}.bias": expand_scalar_bias(f"{ours}.bias")}
+def norm(key: str, target: str) -> Keys:
+    return {f"{key}.alpha": std_norm(f"{target}.weight"), f"{key}.bias": expand_scalar_bias(f"{target}.bias")}
 
 
 W = ("w_q", "w_k", "w_v", "w_o")
@@ -26,15 +26,10 @@ BODY = {
     "tgt_pos.pe": sinusoids(),
     "projection_layer.proj.{p}": "lm_head.{p}",
 }
-CONFIG = {
-    "norm_position": "pre",
-    "share_encoder_decoder_embeddings": False,
-    "tie_word_embeddings": False,
-    "lm_head_bias": True,
-}
+CONFIG = UNTIED | {"norm_position": "pre", "lm_head_bias": True}
 
 
-def run(model, source, source_mask, target, target_mask):
+def forward(model, source, source_mask, target, target_mask):
     return model.project(model.decode(model.encode(source, source_mask), source_mask, target, target_mask))
 
 
@@ -52,9 +47,9 @@ LAYOUT = Layout(
     config=CONFIG,
     norm_eps=lambda d_model: 1e-12,
     zero_biases=PROJECTIONS,
-    run=run,
-    check=(
-        "The source of a sentence stands between [SOS] and [EOS] there: the tokenizer must add both.",
-        "Its early versions put log_softmax behind the projection: ours gives the logits.",
+    forward=forward,
+    user_notes=(
+        "The original code puts [SOS] and [EOS] around each source. The tokenizer must add both.",
+        "Early versions of the original code return log-probabilities. This model returns logits.",
     ),
 )

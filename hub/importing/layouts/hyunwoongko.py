@@ -1,14 +1,14 @@
-"""hyunwoongko's transformer: post-norm with gamma and beta, positions that are not in the file, unscaled embeddings."""
+"""hyunwoongko's transformer: post-norm with gamma and beta, positions that are not saved, unscaled embeddings."""
 
-from hub.importing.layout import DECODER, ENCODER, Layout, TensorRule, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, UNTIED, Keys, Layout, attention, feed_forward
 from hub.importing.weight_folding import unbiased_norm
 
 W = ("w_q", "w_k", "w_v", "w_concat")
 FFN = ("ffn.linear1", "ffn.linear2")
 
 
-def norm(theirs: str, ours: str) -> dict[str, str | TensorRule]:
-    return {f"{theirs}.gamma": unbiased_norm(f"{ours}.weight", note=""), f"{theirs}.beta": f"{ours}.bias"}
+def norm(key: str, target: str) -> Keys:
+    return {f"{key}.gamma": unbiased_norm(f"{target}.weight", note=""), f"{key}.beta": f"{target}.bias"}
 
 
 LAYOUT = Layout(
@@ -29,18 +29,13 @@ LAYOUT = Layout(
         **norm("decoder.layers.{i}.norm3", f"{DECODER}.feed_forward_layer_norm"),
         "decoder.linear.{p}": "lm_head.{p}",
     },
-    config={
-        "share_encoder_decoder_embeddings": False,
-        "tie_word_embeddings": False,
-        "lm_head_bias": True,
-        "scale_embedding": False,
-    },
+    config=UNTIED | {"lm_head_bias": True, "scale_embedding": False},
     norm_eps=lambda d_model: 1e-12,
     special_ids={"pad_token_id": 1},
     settings={"unbiased_norm": bool},
-    assumed={"unbiased_norm": False},  # true before December 2022
-    check=(
-        "Its positions are not in the file: they are taken as the sinusoids of its code.",
-        "Its target mask blanks out rows of padding instead of hiding padding: the same for the real tokens.",
+    default_settings={"unbiased_norm": False},  # true before December 2022
+    user_notes=(
+        "The file does not contain positions. The sinusoids of the original code are used.",
+        "The original target mask hides rows instead of columns of padding. Real tokens are not affected.",
     ),
 )

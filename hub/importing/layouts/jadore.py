@@ -1,4 +1,4 @@
-"""jadore801120's attention-is-all-you-need-pytorch: norms inside the sublayers, one on the embeddings, no biases."""
+"""jadore801120's attention-is-all-you-need-pytorch: embedding LayerNorm, norms in the sublayers, no biases."""
 
 from typing import Any
 
@@ -20,22 +20,22 @@ FFN = ("pos_ffn.w_1", "pos_ffn.w_2")
 ENC, DEC = "encoder.layer_stack.{i}", "decoder.layer_stack.{i}"
 
 
-def scale_logits(tensor, facts: CheckpointInfo):
-    """`scale_emb_or_prj` "prj" multiplies the logits of a shared projection by d^-0.5: so does this matrix then."""
-    return (tensor * (facts.d_model**-0.5 if scaling(facts) == "prj" else 1.0),)
+def scale_logits(tensor, info: CheckpointInfo):
+    """Multiply the LM head by d^-0.5 if the original code scales the logits (`scale_emb_or_prj="prj"`)."""
+    return (tensor * (info.d_model**-0.5 if resolve_scaling(info) == "prj" else 1.0),)
 
 
-def scaling(facts: CheckpointInfo) -> str:
-    """Of a projection that shares the embedding's matrix: "emb", "prj" or "none"; of others always "none"."""
-    return facts.metadata["scale_emb_or_prj"] if facts.metadata["proj_share_weight"] else "none"
+def resolve_scaling(info: CheckpointInfo) -> str:
+    """Return "emb", "prj" or "none" if the LM head shares the target embeddings, else "none"."""
+    return info.metadata["scale_emb_or_prj"] if info.metadata["proj_share_weight"] else "none"
 
 
-def variant_config(facts: CheckpointInfo, state: State) -> dict[str, Any]:
-    settings = facts.metadata
-    fields: dict[str, Any] = {"scale_embedding": scaling(facts) == "emb"}
+def variant_config(info: CheckpointInfo, state: State) -> dict[str, Any]:
+    settings = info.metadata
+    fields: dict[str, Any] = {"scale_embedding": resolve_scaling(info) == "emb"}
     if "src_pad_idx" in settings:
         if settings["src_pad_idx"] != settings.get("trg_pad_idx", settings["src_pad_idx"]):
-            raise ValueError("its padding ids of source and target differ: this layout cannot take that.")
+            raise ValueError("src_pad_idx and trg_pad_idx differ, which is not supported.")
         fields["pad_token_id"] = settings["src_pad_idx"]
     return fields
 
@@ -61,17 +61,13 @@ LAYOUT = Layout(
         f"{DEC}.enc_attn.layer_norm.{{p}}": f"{DECODER}.cross_attn_layer_norm.{{p}}",
         f"{DEC}.pos_ffn.layer_norm.{{p}}": f"{DECODER}.feed_forward_layer_norm.{{p}}",
         "trg_word_prj.weight": TensorRule(
-            ("lm_head.weight",), scale_logits, "logits * d^-0.5 of a shared projection, if it is"
+            ("lm_head.weight",), scale_logits, "logits * d^-0.5 if the LM head shares the target embeddings"
         ),
     },
-    config={
-        "share_encoder_decoder_embeddings": False,
-        "tie_word_embeddings": False,
-        "embedding_norm": True,
-    },
+    config={"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "embedding_norm": True},
     norm_eps=lambda d_model: 1e-6,
     zero_biases=PROJECTIONS,
-    num_heads=lambda facts, state: facts.metadata.get("n_head"),
+    num_heads=lambda info, state: info.metadata.get("n_head"),
     settings={
         "proj_share_weight": bool,
         "scale_emb_or_prj": ("emb", "prj", "none"),
@@ -79,8 +75,8 @@ LAYOUT = Layout(
         "src_pad_idx": int,
         "trg_pad_idx": int,
     },
-    assumed={"proj_share_weight": False, "scale_emb_or_prj": "prj"},
+    default_settings={"proj_share_weight": False, "scale_emb_or_prj": "prj"},
     variant_config=variant_config,
-    check=("A file from before 7 June 2020 computes something else under the same names: give --compare_with.",),
-    run=lambda model, source, source_mask, target, target_mask: model(source, target).view(*target.shape, -1),
+    user_notes=("Code before 7 June 2020 computes other results with the same names. Verify with --compare_with.",),
+    forward=lambda model, source, source_mask, target, target_mask: model(source, target).view(*target.shape, -1),
 )

@@ -1,6 +1,6 @@
-"""The notebook 'Build your own Transformer from scratch using PyTorch': W_q, fc, post-norm, unscaled embeddings."""
+"""Notebook 'Build your own Transformer from scratch using PyTorch': post-norm, unscaled embeddings."""
 
-from hub.importing.layout import DECODER, ENCODER, Layout, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, UNTIED, Layout, attention, feed_forward
 from hub.importing.weight_folding import sinusoids
 
 W = ("W_q", "W_k", "W_v", "W_o")
@@ -25,14 +25,7 @@ LAYOUT = Layout(
         "decoder_layers.{i}.norm3.{p}": f"{DECODER}.feed_forward_layer_norm.{{p}}",
         "fc.{p}": "lm_head.{p}",
     },
-    config={
-        "share_encoder_decoder_embeddings": False,
-        "tie_word_embeddings": False,
-        "lm_head_bias": True,
-        "scale_embedding": False,
-    },
+    config=UNTIED | {"lm_head_bias": True, "scale_embedding": False},
     special_ids={"pad_token_id": 0},
-    check=(
-        "Its mask hides the target's padding from nothing; padding stands behind every sentence, so nothing sees it.",
-    ),
+    user_notes=("The original code does not mask target padding. With padding on the right, the results are equal.",),
 )

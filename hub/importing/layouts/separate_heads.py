@@ -1,15 +1,15 @@
-"""The article 'What is a Transformer?' (dm, dk, dv, nhead): heads of their own width, norms by unbiased variance."""
+"""Article 'What is a Transformer?' (dm, dk, dv, nhead): separate head dimensions, norms with unbiased variance."""
 
-from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, Layout, TensorRule, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, UNTIED, Keys, Layout, attention, feed_forward
 from hub.importing.weight_folding import sinusoids, unbiased_norm
 
 W = ("wq", "wk", "wv", "wo")
 FFN = ("feedforward.w1", "feedforward.w2")
 
 
-def norm(theirs: str, ours: str) -> dict[str, str | TensorRule]:
+def norm(key: str, target: str) -> Keys:
     note = "gamma / sqrt(unbiased variance + eps): gamma times sqrt((n - 1) / n), and eps times (n - 1) / n"
-    return {f"{theirs}.gamma": unbiased_norm(f"{ours}.weight", note), f"{theirs}.beta": f"{ours}.bias"}
+    return {f"{key}.gamma": unbiased_norm(f"{target}.weight", note), f"{key}.beta": f"{target}.bias"}
 
 
 LAYOUT = Layout(
@@ -32,14 +32,14 @@ LAYOUT = Layout(
         **norm("decoder.stack.{i}.norm3", f"{DECODER}.feed_forward_layer_norm"),
         "linear.{p}": "lm_head.{p}",
     },
-    config={"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "lm_head_bias": True},
+    config=UNTIED | {"lm_head_bias": True},
     norm_eps=lambda d_model: 1e-6 * (d_model - 1) / d_model,
     zero_biases=PROJECTIONS,
-    run=lambda model, source, source_mask, target, target_mask: model(
+    forward=lambda model, source, source_mask, target, target_mask: model(
         source, target, src_mask=source_mask[:, 0], trg_mask=target_mask[:, 0]
     ),
     settings={"scale": bool},
-    assumed={"scale": True},  # whether embeddings are multiplied by sqrt(dm): its code's default
-    variant_config=lambda facts, state: {"scale_embedding": facts.metadata["scale"]},
-    check=("Its norms' eps is taken as its code's 1e-6.",),
+    default_settings={"scale": True},  # embeddings are multiplied by sqrt(dm) by default
+    variant_config=lambda info, state: {"scale_embedding": info.metadata["scale"]},
+    user_notes=("The eps of the norms is assumed to be 1e-6, as in the original code.",),
 )

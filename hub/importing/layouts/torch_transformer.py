@@ -1,33 +1,23 @@
-"""PyTorch's own tutorial on translation, around nn.Transformer: fused projections, post-norm and a final norm."""
+"""PyTorch's translation tutorial with nn.Transformer: fused projections, post-norm and a final LayerNorm."""
 
 from typing import Any
 
 import torch
 
-from hub.importing.layout import (
-    ACTIVATIONS,
-    DECODER,
-    ENCODER,
-    CheckpointInfo,
-    Kind,
-    Layout,
-    State,
-    TensorRule,
-    feed_forward,
-)
+from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, CheckpointInfo, Keys, Kind, Layout, State, feed_forward
 from hub.importing.weight_folding import sinusoids, split_qkv
 
 ENC, DEC = "transformer.encoder.layers.{i}", "transformer.decoder.layers.{i}"
 FFN = ("linear1", "linear2")
 SETTINGS: dict[str, Kind] = {"norm_first": bool, "activation": ACTIVATIONS}
-ASSUMED = {"norm_first": False, "activation": "relu"}  # PyTorch's defaults; no file tells them
+DEFAULT_SETTINGS = {"norm_first": False, "activation": "relu"}  # defaults of PyTorch; files do not contain them
 
 
-def attention(theirs: str, ours: str) -> dict[str, str | TensorRule]:
-    names = [f"{ours}.{name}_proj" for name in "qkv"]
+def attention(key: str, target: str) -> Keys:
+    names = [f"{target}.{name}_proj" for name in "qkv"]
     return {
-        f"{theirs}.in_proj_{{p}}": split_qkv(*(f"{name}.{{p}}" for name in names)),
-        f"{theirs}.out_proj.{{p}}": f"{ours}.out_proj.{{p}}",
+        f"{key}.in_proj_{{p}}": split_qkv(*(f"{name}.{{p}}" for name in names)),
+        f"{key}.out_proj.{{p}}": f"{target}.out_proj.{{p}}",
     }
 
 
@@ -47,14 +37,14 @@ BODY = {
 }
 
 
-def variant_config(facts: CheckpointInfo, state: State) -> dict[str, Any]:
-    """What `nn.Transformer` was called with; its names of the norms are the same either way."""
-    norm = "pre" if facts.metadata["norm_first"] else "post"
-    return {"norm_position": norm, "activation_function": facts.metadata["activation"]}
+def variant_config(info: CheckpointInfo, state: State) -> dict[str, Any]:
+    """Return the arguments of `nn.Transformer`, which the parameter names do not show."""
+    norm = "pre" if info.metadata["norm_first"] else "post"
+    return {"norm_position": norm, "activation_function": info.metadata["activation"]}
 
 
-def run(model, source, source_mask, target, target_mask):
-    """Sequence first; its masks are True where a token is hidden."""
+def forward(model, source, source_mask, target, target_mask):
+    """Call `nn.Transformer` with sequence-first tensors and masks that are True at hidden tokens."""
     causal = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
     everything = torch.zeros(source.shape[1], source.shape[1], dtype=torch.bool)
     padding = ~source_mask[:, 0, 0]
@@ -64,7 +54,7 @@ def run(model, source, source_mask, target, target_mask):
 
 LAYOUT = Layout(
     name="torch_tutorial",
-    title="PyTorch's tutorial on translation with nn.Transformer",
+    title="PyTorch's translation tutorial with nn.Transformer",
     keys={
         "src_tok_emb.embedding.weight": "model.encoder.embed_tokens.weight",
         "tgt_tok_emb.embedding.weight": "model.decoder.embed_tokens.weight",
@@ -79,7 +69,7 @@ LAYOUT = Layout(
         "lm_head_bias": True,
     },
     settings=SETTINGS,
-    assumed=ASSUMED,
+    default_settings=DEFAULT_SETTINGS,
     variant_config=variant_config,
-    run=run,
+    forward=forward,
 )

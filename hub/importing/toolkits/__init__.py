@@ -1,4 +1,4 @@
-"""fairseq and OpenNMT-py: what their files tell besides weights, one file each, and their subwords."""
+"""Settings, layouts and tokenizers of the checkpoints of fairseq and OpenNMT-py."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from hub.importing.toolkits import fairseq, opennmt
 
 
 def parse_checkpoint(content: Any) -> tuple[dict, dict[str, Any]] | None:
-    """A toolkit's tensors by name and what else its file tells; None of a file of anybody else's.
+    """Return the tensors and settings of a toolkit checkpoint, or None for other files.
 
     Raises:
-        ValueError: a model of theirs that is none of ours; names the setting that makes it so.
+        ValueError: If the model has an unsupported setting. The message contains its name.
     """
     for toolkit in (fairseq, opennmt):
         if toolkit.is_toolkit_checkpoint(content):

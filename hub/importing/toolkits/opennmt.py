@@ -1,6 +1,6 @@
-"""OpenNMT-py's transformers, versions 2 and 3: what their files tell, and the layout of their weights.
+"""Settings and layout of the transformer models of OpenNMT-py, versions 2 and 3.
 
-Read off OpenNMT-py 2.3.0 and 3.5.1: model_builder.py, modules/embeddings.py, encoders/ and decoders/transformer.py.
+Source: OpenNMT-py 2.3.0 and 3.5.1, model_builder.py, modules/embeddings.py, encoders/ and decoders/transformer.py.
 """
 
 from argparse import Namespace
@@ -33,11 +33,11 @@ SETTINGS: dict[str, Kind] = {
     "position_encoding_type": ("SinusoidalInterleaved", "SinusoidalConcat"),
     "pos_ffn_activation_fn": ("relu", "gelu"),
 }
-ASSUMED = {
+DEFAULT_SETTINGS = {
     **{"position_encoding_type": "SinusoidalInterleaved", "pos_ffn_activation_fn": "relu", "norm_eps": 1e-6},
     **{"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3},
 }
-EXPECTED = {  # the only values of settings that are ours
+SUPPORTED_VALUES = {  # of the options that change the architecture
     **{"model_type": "text", "model_task": "seq2seq", "data_task": "seq2seq", "encoder_type": "transformer"},
     **{"decoder_type": "transformer", "self_attn_type": ("scaled-dot", "scaled-dot-flash"), "layer_norm": "standard"},
     **{"position_encoding": True, "generator_function": "softmax", "copy_attn": False, "num_kv": 0},
@@ -50,58 +50,58 @@ EXPECTED = {  # the only values of settings that are ours
 
 
 def is_toolkit_checkpoint(content: Any) -> bool:
-    """Whether OpenNMT-py wrote a file: weights in two parts, a vocabulary and its options."""
+    """Return whether a file has the entries `vocab` and `opt` of OpenNMT-py."""
     return isinstance(content, dict) and {"vocab", "opt"} <= content.keys() and isinstance(content["opt"], Namespace)
 
 
 def parse_checkpoint(content: dict) -> tuple[dict, dict[str, Any]]:
-    """The model's and the generator's tensors, its options and vocabularies.
+    """Return the tensors of model and generator, and the settings and vocabularies.
 
-    A source's vocabulary of version 2 lacks <s> and </s>: it gets rows for them, which no text reaches.
+    Source vocabularies of version 2 lack <s> and </s>. They get unused rows for these tokens.
 
     Raises:
-        ValueError: no transformer, or one with an option that is none of ours; names it.
+        ValueError: If an option is not supported, or if weights or vocabularies are invalid.
     """
     vocab = content["vocab"] if isinstance(content["vocab"], dict) else {}
     options = vars(content["opt"]) | {"decoder_start_token": vocab.get("decoder_start_token")}
-    for name, expected in EXPECTED.items():
+    for name, expected in SUPPORTED_VALUES.items():
         value = options.get(name)
-        ours = expected if isinstance(expected, tuple) else (expected, None)
-        if value is not None and value not in ours:
-            raise ValueError(f"is a model of OpenNMT-py's with {name}={str(value)[:80]}, which is not ours.")
+        supported = expected if isinstance(expected, tuple) else (expected, None)
+        if value is not None and value not in supported:
+            raise ValueError(f"has the OpenNMT-py option {name}={str(value)[:80]}, which is not supported.")
     if not isinstance(content.get("model"), dict) or not isinstance(content.get("generator"), dict):
         raise ValueError(
-            "has no weights: OpenNMT-py put them elsewhere (save_format: safetensors, or LoRA alone). Give a file of "
-            "save_format: pytorch, with `model` and `generator`."
+            "has no `model` and `generator`. Save it with save_format: pytorch, and not only LoRA weights."
         )
     state = dict(content["model"])
     state |= {f"generator.{key.removeprefix('0.')}": value for key, value in content["generator"].items()}
-    told: dict[str, Any] = ASSUMED | {name: options[name] for name in SETTINGS if options.get(name) is not None}
-    for name in ("dropout", "attention_dropout"):  # a list of them, one for each part of a training
-        if isinstance(told.get(name), list):
-            told[name] = told[name][0] if told[name] else 0.0
-    found = vocabularies(content["vocab"])
-    if found:
+    settings: dict[str, Any] = dict(DEFAULT_SETTINGS)
+    settings |= {name: options[name] for name in SETTINGS if options.get(name) is not None}
+    for name in ("dropout", "attention_dropout"):  # may be a list with one value per training phase
+        if isinstance(settings.get(name), list):
+            settings[name] = settings[name][0] if settings[name] else 0.0
+    vocabularies = read_vocabularies(content["vocab"])
+    if vocabularies:
         for key, side in ((SOURCE, "source"), (TARGET, "target")):
             rows = len(state[key]) if isinstance(state.get(key), torch.Tensor) and state[key].ndim else 0
-            if rows and rows != len(found[side]):
-                raise ValueError(f"has {rows} rows in {key}, but {len(found[side])} tokens in its vocabulary.")
-        if found["source"] != found["target"]:
-            with_special_rows(state, found)
-        told |= {name: found["target"].index(SPECIAL[name]) for name in ASSUMED if name in SPECIAL}
+            if rows and rows != len(vocabularies[side]):
+                raise ValueError(f"has {rows} rows in {key}, but {len(vocabularies[side])} tokens in the vocabulary.")
+        if vocabularies["source"] != vocabularies["target"]:
+            add_special_rows(state, vocabularies)
+        settings |= {name: vocabularies["target"].index(SPECIAL[name]) for name in DEFAULT_SETTINGS if name in SPECIAL}
     if options["decoder_start_token"] == "</s>":
-        told["decoder_start_token_id"] = told["eos_token_id"]
-    return state, told | {"vocabularies": found}
+        settings["decoder_start_token_id"] = settings["eos_token_id"]
+    return state, settings | {"vocabularies": vocabularies}
 
 
-def vocabularies(vocab: Any) -> dict[str, list[str]]:
-    """The tokens of both sides by id, of torchtext's fields (version 2) or plain lists (version 3); {} if unknown."""
+def read_vocabularies(vocab: Any) -> dict[str, list[str]]:
+    """Return the tokens of both sides from torchtext fields (version 2) or lists (version 3), or {} for others."""
     if not isinstance(vocab, dict):
         return {}
-    found = {}
+    vocabularies = {}
     for side, name in (("source", "src"), ("target", "tgt")):
         tokens = vocab.get(name)
-        if isinstance(tokens, ObjectStub):  # TextMultiField: fields [(name, Field)], its vocab's itos
+        if isinstance(tokens, ObjectStub):  # TextMultiField with fields [(name, Field)]; Field.vocab.itos
             try:
                 tokens = tokens.state["fields"][0][1].state["vocab"].state["itos"]
             except (KeyError, IndexError, TypeError, AttributeError):
@@ -109,67 +109,66 @@ def vocabularies(vocab: Any) -> dict[str, list[str]]:
         if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
             return {}
         if len(set(tokens)) < len(tokens):
-            raise ValueError(f"has a token twice in its vocabulary of the {side}.")
-        found[side] = tokens
-    if lacking := [token for token in SPECIAL.values() if token not in found["target"]]:
-        raise ValueError(
-            f"has no {lacking[0]} in its vocabulary of the target: a model without it cannot be used here."
-        )
-    return found
+            raise ValueError(f"has a repeated token in the {side} vocabulary.")
+        vocabularies[side] = tokens
+    if missing := [token for token in SPECIAL.values() if token not in vocabularies["target"]]:
+        raise ValueError(f"has no {missing[0]} in the target vocabulary, which is required.")
+    return vocabularies
 
 
-def with_special_rows(state: dict, found: dict[str, list[str]]) -> None:
-    """Puts the special tokens that the source lacks to where the target has them, with rows of zeros."""
+def add_special_rows(state: dict, vocabularies: dict[str, list[str]]) -> None:
+    """Insert missing special tokens into the source at their target ids, with rows of zeros."""
     table = state.get(SOURCE)
-    for row, token in enumerate(found["target"][: max(map(found["target"].index, SPECIAL.values())) + 1]):
-        if token in SPECIAL.values() and token not in found["source"] and isinstance(table, torch.Tensor):
+    for row, token in enumerate(vocabularies["target"][: max(map(vocabularies["target"].index, SPECIAL.values())) + 1]):
+        if token in SPECIAL.values() and token not in vocabularies["source"] and isinstance(table, torch.Tensor):
             if table.ndim != 2:
-                return  # which is told elsewhere
-            found["source"] = [*found["source"][:row], token, *found["source"][row:]]
+                return  # reported later
+            vocabularies["source"] = [*vocabularies["source"][:row], token, *vocabularies["source"][row:]]
             state[SOURCE] = table = torch.cat([table[:row], table.new_zeros(1, table.shape[1]), table[row:]])
 
 
-def table_of_positions(table: torch.Tensor, facts: CheckpointInfo) -> tuple[torch.Tensor, ...]:
-    """A table (length, 1, d_model) that is the paper's is compared with ours and left out."""
-    if facts.metadata["position_encoding_type"] == "SinusoidalConcat":
+def fold_position_table(table: torch.Tensor, info: CheckpointInfo) -> tuple[torch.Tensor, ...]:
+    """Validate and drop a table (length, 1, d_model) with the sinusoids of the paper."""
+    if info.metadata["position_encoding_type"] == "SinusoidalConcat":
         return ()
     fold = sinusoids().fold
-    return fold(table.transpose(0, 1), facts) if fold else ()
+    return fold(table.transpose(0, 1), info) if fold else ()
 
 
-def made(facts: CheckpointInfo, tensors: State) -> dict[str, State]:
-    """fairseq's sinusoids, which are one of its two kinds, are the table of learned positions that its file holds."""
-    found: dict[str, State] = {}
-    if facts.metadata["position_encoding_type"] == "SinusoidalConcat":
+def computed_tensors(info: CheckpointInfo, tensors: State) -> dict[str, State]:
+    """Return the sinusoids of fairseq, if used, as a table of learned positions."""
+    computed: dict[str, State] = {}
+    if info.metadata["position_encoding_type"] == "SinusoidalConcat":
         tables = {}
         for side in ("encoder", "decoder"):
             key = f"{side}.embeddings.make_embedding.pe.pe"
-            if key not in facts.state:
-                raise ValueError(f"the file lacks {key} (our model.{side}.embed_positions.weight).")
-            tables[f"model.{side}.embed_positions.weight"] = facts.state[key].float().flatten(0, -2)
-        found["sinusoids in halves as a table of learned positions"] = tables
-    return found
+            if key not in info.state:
+                raise ValueError(f"the file lacks {key} (required for model.{side}.embed_positions.weight).")
+            tables[f"model.{side}.embed_positions.weight"] = info.state[key].float().flatten(0, -2)
+        computed["sinusoids of fairseq as a table of learned positions"] = tables
+    return computed
 
 
-def variant_config(facts: CheckpointInfo, state: State) -> dict[str, Any]:
-    told = facts.metadata
-    learned = told["position_encoding_type"] == "SinusoidalConcat"
+def variant_config(info: CheckpointInfo, state: State) -> dict[str, Any]:
+    settings = info.metadata
+    learned = settings["position_encoding_type"] == "SinusoidalConcat"
     output = state["generator.weight"]
     fields = {
-        "layer_norm_eps": told["norm_eps"],
-        "activation_function": told["pos_ffn_activation_fn"],
+        "layer_norm_eps": settings["norm_eps"],
+        "activation_function": settings["pos_ffn_activation_fn"],
         "position_embedding_type": "learned" if learned else "sinusoidal",
-        "tie_word_embeddings": told.get("share_decoder_embeddings", torch.equal(output, state[TARGET])),
-        "share_encoder_decoder_embeddings": told.get("share_embeddings", torch.equal(state[SOURCE], state[TARGET])),
-        **{name: told[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+        "tie_word_embeddings": settings.get("share_decoder_embeddings", torch.equal(output, state[TARGET])),
+        "share_encoder_decoder_embeddings": settings.get("share_embeddings", torch.equal(state[SOURCE], state[TARGET])),
+        **{name: settings[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
     }
     names = ("dropout", "attention_dropout", "decoder_start_token_id")
-    return fields | {name: told[name] for name in names if name in told}
+    return fields | {name: settings[name] for name in names if name in settings}
 
 
 QKVO = ("linear_query", "linear_keys", "linear_values", "final_linear")
 FFN = ("w_1", "w_2")
 ENC, DEC = "encoder.transformer.{i}", "decoder.transformer_layers.{i}"
+POSITION_RULE = TensorRule((), fold_position_table, "positions are computed; the table agrees", is_recomputed=True)
 POSITIONS = [f"{side}.embeddings.make_embedding.pe.pe" for side in ("encoder", "decoder")]
 
 LAYOUT = Layout(
@@ -178,10 +177,7 @@ LAYOUT = Layout(
     keys={
         SOURCE: "model.encoder.embed_tokens.weight",
         TARGET: "model.decoder.embed_tokens.weight",
-        **{
-            key: TensorRule((), table_of_positions, "positions are computed; the table agrees", computed=True)
-            for key in POSITIONS
-        },
+        **dict.fromkeys(POSITIONS, POSITION_RULE),
         **attention(f"{ENC}.self_attn", QKVO, f"{ENCODER}.self_attn"),
         **attention(f"{DEC}.self_attn", QKVO, f"{DECODER}.self_attn"),
         **attention(f"{DEC}.context_attn", QKVO, f"{DECODER}.cross_attn"),
@@ -196,11 +192,11 @@ LAYOUT = Layout(
         "generator.{p}": "lm_head.{p}",
     },
     config={"norm_position": "pre", "lm_head_bias": True},
-    num_heads=lambda facts, state: facts.metadata.get("heads"),
+    num_heads=lambda info, state: info.metadata.get("heads"),
     zero_biases=(*PROJECTIONS, "fc1", "fc2"),
     settings=SETTINGS,
-    assumed=ASSUMED,
+    default_settings=DEFAULT_SETTINGS,
     variant_config=variant_config,
-    made=made,
-    generation={"num_beams": 5, "length_penalty": 0.0, "max_new_tokens": 250},  # of onmt_translate
+    computed_tensors=computed_tensors,
+    generation={"num_beams": 5, "length_penalty": 0.0, "max_new_tokens": 250},  # defaults of onmt_translate
 )

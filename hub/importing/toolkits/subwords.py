@@ -1,6 +1,6 @@
-"""Tokenizers of fairseq's and OpenNMT-py's models: a vocabulary, and codes of BPE or a model of SentencePiece's.
+"""Tokenizers of fairseq and OpenNMT-py models, from a vocabulary and BPE codes or a SentencePiece model.
 
-Text is read as their own programs read it, which is behind a word tokenizer such as Moses' where one was used.
+As in these programs, the input must be tokenized with the word tokenizer of the training (such as Moses), if any.
 """
 
 from pathlib import Path
@@ -11,88 +11,86 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers.convert_slow_tokenizer import import_protobuf
 from transformers.tokenization_utils_base import generate_merges
 
-from hub.importing.tokenizer import KNOWN, SideTokenizer, TokenizerPair, combine_tokenizers
+from hub.importing.tokenizer import SPECIAL_TOKENS, SideTokenizer, TokenizerPair, combine_tokenizers
 
-CONTINUED, END = "@@", "</w>"  # how subword-nmt marks what a word goes on behind, and, in codes, where it ends
+CONTINUATION, WORD_END = "@@", "</w>"  # subword-nmt marks unfinished words in text, and word ends in codes
 SPACE = "\xa0"
-FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3 of each of its dictionaries
-CODES = ("code", "bpecodes", "sentencepiece.bpe.model")  # as fairseq itself looks for them beside a model
-RUN = ("\ue000", "\ue001")  # private characters, around text of which SentencePiece knows nothing
-UNIGRAM, BPE = 1, 2  # SentencePiece's model types
+FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3 of each fairseq dictionary
+CODE_FILES = ("code", "bpecodes", "sentencepiece.bpe.model")  # file names that fairseq uses
+MARKERS = ("\ue000", "\ue001")  # private characters around text that no SentencePiece piece covers
+UNIGRAM, BPE = 1, 2  # model types of SentencePiece
 
 
-def read_toolkit(
+def read_toolkit_tokenizers(
     layout: str, file: Path, metadata: dict[str, Any], data: Path | None, codes: list[Path]
 ) -> TokenizerPair | None:
-    """The tokenizers of a toolkit's checkpoint; None where nothing tells a vocabulary.
+    """Build the tokenizers of a toolkit checkpoint. Return None if no vocabulary is available.
 
     Args:
-        layout: "fairseq", whose dictionaries are files, or "opennmt", whose vocabularies are in the checkpoint.
-        file: the checkpoint.
-        metadata: what it tells.
-        data: fairseq's folder of dictionaries; None: that of the checkpoint.
-        codes: of both sides, or of source and target; none: those that lie beside the dictionaries, if any.
+        layout: "fairseq" (dictionaries are files) or "opennmt" (vocabularies are in the checkpoint).
+        file: path of the checkpoint.
+        metadata: settings of the checkpoint.
+        data: directory of the fairseq dictionaries. Defaults to the directory of the checkpoint.
+        codes: BPE codes or SentencePiece models, one for both sides or one per side. Defaults to the files next to the
+            dictionaries, if any.
 
     Raises:
-        ValueError: a file that is missing, or is no such file.
+        ValueError: If a file is missing or invalid.
     """
     if layout == "opennmt":
         vocabularies = metadata.get("vocabularies")
     else:
         folder = data or file.parent
-        vocabularies = dictionaries(folder, metadata, asked=data is not None)
-        codes = codes or [folder / name for name in CODES if (folder / name).is_file()][:1]
+        vocabularies = read_dictionaries(folder, metadata, is_required=data is not None)
+        codes = codes or [folder / name for name in CODE_FILES if (folder / name).is_file()][:1]
     if not vocabularies:
         if codes:
-            raise ValueError(
-                f"--bpe_codes {codes[0]} needs the vocabulary: give fairseq's folder of dictionaries with --data."
-            )
+            raise ValueError(f"--bpe_codes {codes[0]} requires the fairseq dictionaries. Set --fairseq_data.")
         return None
     tokens = [vocabularies["source"], vocabularies["target"]]
     files = (codes * 2)[:2] if codes else [None, None]
-    # of OpenNMT-py always two: only the class for two sides can end targets and not sources
-    one = tokens[0] == tokens[1] and files[0] == files[1] and layout != "opennmt"
-    sides = [build_side_tokenizer(*each) for each in zip(tokens[: 1 if one else 2], files, strict=False)]
+    # OpenNMT-py needs two tokenizers, because only targets have an EOS token
+    is_shared = tokens[0] == tokens[1] and files[0] == files[1] and layout != "opennmt"
+    sides = [build_side_tokenizer(*each) for each in zip(tokens[: 1 if is_shared else 2], files, strict=False)]
     tokenizers = combine_tokenizers(sides, source_ends=layout != "opennmt")
     tokenizers.covers_all_rows = True
     return tokenizers
 
 
-def dictionaries(folder: Path, metadata: dict[str, Any], asked: bool) -> dict[str, list[str]]:
-    """Source and target tokens by id, of `dict.LANGUAGE.txt` or `dict.txt`; {} where there are none, unless `asked`."""
-    found = {}
+def read_dictionaries(folder: Path, metadata: dict[str, Any], is_required: bool) -> dict[str, list[str]]:
+    """Read `dict.LANGUAGE.txt` or `dict.txt` of both sides. Return {} without dictionaries, unless `is_required`."""
+    dictionaries = {}
     for side in ("source", "target"):
         language = metadata.get(f"{side}_lang")
         names = [f"dict.{language}.txt"] if language else []
         path = next((folder / name for name in [*names, "dict.txt"] if (folder / name).is_file()), None)
         if path is None:
-            there = sorted(each.name for each in folder.glob("dict.*.txt")) if folder.is_dir() else []
-            if not asked and not there:
+            available = sorted(each.name for each in folder.glob("dict.*.txt")) if folder.is_dir() else []
+            if not is_required and not available:
                 return {}
-            cure = f"It has {', '.join(there)}: say which with --set {side}_lang=..." if there else "Is it the folder?"
-            raise ValueError(f"{folder} has no {names[0] if names else f'dictionary of a known {side}_lang'}. {cure}")
-        found[side] = read_dictionary(path)
-    return found
+            listed = f"Found {', '.join(available)}: set {side}_lang with --set."
+            expected = names[0] if names else f"dictionary for an unknown {side}_lang"
+            raise ValueError(f"{folder} has no {expected}. {listed if available else 'Check --fairseq_data.'}")
+        dictionaries[side] = read_dictionary(path)
+    return dictionaries
 
 
 def read_dictionary(path: Path) -> list[str]:
-    """Tokens by id of fairseq's format: behind its four special ones, `token count` a line."""
+    """Read the tokens of a fairseq dictionary, which has one `token count` per line after the special tokens."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text in UTF-8: it is no dictionary of fairseq's.") from error
+        raise ValueError(f"{path} is not a fairseq dictionary: it is not valid UTF-8.") from error
     ids = {token: i for i, token in enumerate(FAIRSEQ)}
     tokens = list(FAIRSEQ)
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):
         overwrites = line.endswith(" #fairseq:overwrite")
         token, _, count = line.removesuffix(" #fairseq:overwrite").rstrip().rpartition(" ")
         if not token or not count.isdigit():
-            raise ValueError(
-                f"{path}, line {number}: {line[:80]!r} is not `token count`: it is no dictionary of fairseq's."
-            )
+            raise ValueError(f"{path}, line {number}: expected `token count`, got {line[:80]!r}.")
         if token in ids and not overwrites:
-            raise ValueError(f"{path}, line {number}: the token {token!r} is there twice.")
-        if token in ids:  # the earlier row stays, and no text reaches it
+            raise ValueError(f"{path}, line {number}: the token {token!r} is repeated.")
+        if token in ids:  # keeps the earlier row, which is no longer used
             tokens[ids[token]] = f"<overwritten_{ids[token]}>"
         ids[token] = len(tokens)
         tokens.append(token)
@@ -100,14 +98,18 @@ def read_dictionary(path: Path) -> list[str]:
 
 
 def build_side_tokenizer(tokens: list[str], codes: Path | None) -> SideTokenizer:
-    """A side whose ids are those of `tokens`. Tokens that only build others have higher ids, and the row of unk.
+    """Build the tokenizer of one side.
+
+    Intermediate results of merges get ids after those of the vocabulary, and the row of the unknown token.
 
     Args:
-        codes: None: words of the text, which stand between spaces, are the tokens.
+        tokens: vocabulary, ordered by id.
+        codes: BPE codes or SentencePiece model. Defaults to None: words are split at spaces.
     """
-    special = {name: next((token for token in known if token in tokens), "") for name, known in KNOWN.items()}
-    if lacking := [name for name, token in special.items() if not token]:
-        raise ValueError(f"the vocabulary has no {lacking[0]}: none of {', '.join(KNOWN[lacking[0]])} is in it.")
+    special = {name: next((token for token in known if token in tokens), "") for name, known in SPECIAL_TOKENS.items()}
+    if missing := [name for name, token in special.items() if not token]:
+        names = ", ".join(SPECIAL_TOKENS[missing[0]])
+        raise ValueError(f"the vocabulary has no {missing[0]}. Expected one of {names}.")
     unk = special["unk_token"]
     if codes is None:
         tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=unk))
@@ -117,18 +119,18 @@ def build_side_tokenizer(tokens: list[str], codes: Path | None) -> SideTokenizer
             content = codes.read_bytes()
         except OSError as error:
             raise ValueError(f"--bpe_codes {codes} cannot be read: {error.strerror}.") from error
-        text = as_text(content)
+        text = decode_text(content)
         tokenizer = (
             build_sentencepiece_tokenizer(tokens, codes, content, special)
             if text is None
-            else build_bpe_tokenizer(tokens, merges_of(codes, text), unk, set(special.values()))
+            else build_bpe_tokenizer(tokens, parse_merges(codes, text), unk, set(special.values()))
         )
     surplus = max(tokenizer.get_vocab().values()) + 1 - len(tokens)
     return SideTokenizer(tokenizer, special, [*range(len(tokens)), *[tokens.index(unk)] * surplus])
 
 
-def as_text(content: bytes) -> str | None:
-    """Codes as text; None for a model of SentencePiece's, which is a protobuf."""
+def decode_text(content: bytes) -> str | None:
+    """Return BPE codes as text, or None for a SentencePiece model (protobuf)."""
     if b"\0" in content or content.startswith(b"\n"):
         return None
     try:
@@ -137,32 +139,32 @@ def as_text(content: bytes) -> str | None:
         return None
 
 
-def merges_of(path: Path, text: str) -> list[tuple[str, str]]:
-    """Pairs in the order of their merging, of subword-nmt (from version 0.2 on) or fastBPE (with counts behind)."""
+def parse_merges(path: Path, text: str) -> list[tuple[str, str]]:
+    """Parse the merges of subword-nmt (version 0.2) or fastBPE (with counts at the end of each line)."""
     lines = text.rstrip("\n").split("\n")
     versioned = lines[0].startswith("#version:")
     if versioned and lines[0].split()[-1] != "0.2":
-        raise ValueError(f"{path} has codes of {lines[0][1:]}: of subword-nmt's, version 0.2 alone is read.")
+        raise ValueError(f"{path} has {lines[0][1:]} of the subword-nmt codes. Only version 0.2 is supported.")
     merges = []
     for number, line in enumerate(lines[versioned:], 1 + versioned):
         parts = line.strip("\r\n ").split(" ")
         if len(parts) != 2 and not (len(parts) == 3 and parts[2].isdigit()):
-            raise ValueError(f"{path}, line {number}: {line[:80]!r} is no pair of a BPE's codes.")
+            raise ValueError(f"{path}, line {number}: {line[:80]!r} is not a pair of BPE codes.")
         merges.append((parts[0], parts[1], len(parts)))
-    if not versioned and any(right == END for _, right, _ in merges):
-        raise ValueError(f"{path} has codes of subword-nmt 0.1, where {END} is a part of its own: they are not read.")
-    return list(dict.fromkeys((left, right) for left, right, _ in merges))  # of those given twice, the first
+    if not versioned and any(right == WORD_END for _, right, _ in merges):
+        raise ValueError(f"{path} has codes of subword-nmt 0.1, which are not supported.")
+    return list(dict.fromkeys((left, right) for left, right, _ in merges))  # drops repeated pairs
 
 
 def build_bpe_tokenizer(tokens: list[str], merges: list[tuple[str, str]], unk: str, special: set[str]) -> Tokenizer:
-    """BPE as subword-nmt and fastBPE do it: tokens that end a word are called so, instead of marking the others."""
+    """Build a BPE tokenizer for subword-nmt or fastBPE codes. Tokens that end a word get the suffix </w>."""
 
     def name(token: str) -> str:
         if token in special:
             return token
-        if token == CONTINUED:  # what is left where a space other than the common one stands within a word
+        if token == CONTINUATION:  # represents white space other than U+0020 inside a word
             return SPACE
-        return token.removesuffix(CONTINUED) if token.endswith(CONTINUED) else token + END
+        return token.removesuffix(CONTINUATION) if token.endswith(CONTINUATION) else token + WORD_END
 
     vocabulary: dict[str, int] = {}
     for i, token in enumerate(tokens):
@@ -172,78 +174,72 @@ def build_bpe_tokenizer(tokens: list[str], merges: list[tuple[str, str]], unk: s
         for part in (*pair, "".join(pair)):
             if part not in vocabulary:
                 vocabulary[part], following = following, following + 1
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unk, end_of_word_suffix=END))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unk, end_of_word_suffix=WORD_END))
     tokenizer.normalizer = normalizers.Replace(Regex(r"[^\S ]"), SPACE)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
-    # its Strip panics at an empty text
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace(END, " "),
-            decoders.Replace(unk, f"{unk} "),
-            decoders.Replace(SPACE, ""),
-            decoders.Fuse(),
-            decoders.Replace(Regex(" +$"), ""),
-        ]
-    )
+    replacements = [(WORD_END, " "), (unk, f"{unk} "), (SPACE, "")]
+    steps: list[Any] = [decoders.Replace(old, new) for old, new in replacements]
+    # decoders.Strip panics on empty text
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Fuse(), decoders.Replace(Regex(" +$"), "")])
     return tokenizer
 
 
 def build_sentencepiece_tokenizer(tokens: list[str], path: Path, content: bytes, special: dict[str, str]) -> Tokenizer:
-    """A SentencePiece model, unigrams or BPE, with the vocabulary's ids instead of its own."""
+    """Build a tokenizer from a SentencePiece model (unigram or BPE) with the ids of the vocabulary."""
     proto = import_protobuf().ModelProto()
     try:
         proto.ParseFromString(content)
     except DecodeError as error:
-        raise ValueError(f"{path} is neither BPE codes nor a model of SentencePiece's.") from error
+        raise ValueError(f"{path} is neither a file of BPE codes nor a SentencePiece model.") from error
     unk = special["unk_token"]
     trainer, normal = proto.trainer_spec, proto.normalizer_spec
     if trainer.model_type not in (UNIGRAM, BPE) or not proto.pieces:
-        raise ValueError(f"{path} is no model of SentencePiece's of the type unigram or bpe.")
+        raise ValueError(f"{path} is not a SentencePiece model of the type unigram or bpe.")
     has_symbols = trainer.model_type == BPE and any(piece.type == 4 for piece in proto.pieces)
     if has_symbols or trainer.treat_whitespace_as_suffix:
         setting = "user_defined_symbols in BPE" if has_symbols else "treat_whitespace_as_suffix=true"
         raise ValueError(f"{path} is a SentencePiece model with {setting}, which is not supported.")
-    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (1, 4, 6)}  # no control symbols
+    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (1, 4, 6)}  # without control symbols
     letters = set("".join(scores)) | {" "}
     known = set(tokens)
-    others = known - scores.keys() - set(special.values())  # its segmentation must not use them
+    others = known - scores.keys() - set(special.values())  # must not be used by the segmentation
     foreign = {token for token in others if not letters & set(token) and not trainer.byte_fallback}
-    starts = {token: RUN[0] if token in foreign else RUN[1] for token in others}
-    names = [starts.get(token, "") + token + RUN[1] * (token in foreign) for token in tokens]
-    pieces = [*names, *(piece for piece in scores if piece not in known)]
+    starts = {token: MARKERS[0] if token in foreign else MARKERS[1] for token in others}
+    names = [starts.get(token, "") + token + MARKERS[1] * (token in foreign) for token in tokens]
+    vocabulary = [*names, *(piece for piece in scores if piece not in known)]
     if trainer.model_type == UNIGRAM:
         lowest = min(scores.values(), default=0.0)
-        scored = [(piece, scores.get(piece, lowest)) for piece in pieces]
+        scored = [(piece, scores.get(piece, lowest)) for piece in vocabulary]
         model: Any = models.Unigram(scored, tokens.index(unk), trainer.byte_fallback)
     else:
         merges = generate_merges({piece: i for i, piece in enumerate(scores)}, scores)
-        ids = {piece: i for i, piece in enumerate(pieces)}
+        ids = {piece: i for i, piece in enumerate(vocabulary)}
         options = {"ignore_merges": bool(foreign), "byte_fallback": trainer.byte_fallback}
         model = models.BPE(ids, merges, unk_token=unk, fuse_unk=True, **options)
     tokenizer = Tokenizer(model)
-    # Precompiled reads a letter and its combining marks as the letter
+    # Precompiled drops combining marks after a letter
     steps: list[Any] = [normalizers.NFC()] if "nfkc" in normal.name else []
     steps += [normalizers.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
     if normal.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex(pattern), left) for pattern, left in (("^ +| +$", ""), (" {2,}", " "))]
-    elif normal.add_dummy_prefix:  # Metaspace adds none before a space
+    elif normal.add_dummy_prefix:  # Metaspace adds no prefix before a space
         steps.append(normalizers.Prepend(" "))
     scheme = "always" if normal.add_dummy_prefix else "never"
     split: list[Any] = [pre_tokenizers.Metaspace(prepend_scheme=scheme, split=trainer.split_by_whitespace)]
     if foreign:
-        steps += marks_of_runs(letters)
-        split.append(pre_tokenizers.Split(Regex(f"{RUN[0]}[^{RUN[1]}]*{RUN[1]}"), "isolated"))
+        steps += run_marker_normalizers(letters)
+        split.append(pre_tokenizers.Split(Regex(f"{MARKERS[0]}[^{MARKERS[1]}]*{MARKERS[1]}"), "isolated"))
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
-    marks = [decoders.Replace(mark, "") for mark in RUN]
+    marks = [decoders.Replace(mark, "") for mark in MARKERS]
     tokenizer.decoder = decoders.Sequence([*marks, decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme)])
     return tokenizer
 
 
-def marks_of_runs(letters: set[str]) -> list[Any]:
-    """Puts marks around characters that no piece has: SentencePiece takes a run of them as one piece, by its text."""
+def run_marker_normalizers(letters: set[str]) -> list[Any]:
+    """Return normalizers that mark runs of characters without a piece. SentencePiece treats a run as one piece."""
     known = "".join(f"\\{letter}" if letter in "\\[]^-&~" else letter for letter in sorted(letters))
     return [
-        normalizers.Replace(Regex(f"(?<=[{known}]|^)(?=[^{known}])"), RUN[0]),
-        normalizers.Replace(Regex(f"(?<=[^{known}{RUN[0]}])(?=[{known}]|$)"), RUN[1]),
+        normalizers.Replace(Regex(f"(?<=[{known}]|^)(?=[^{known}])"), MARKERS[0]),
+        normalizers.Replace(Regex(f"(?<=[^{known}{MARKERS[0]}])(?=[{known}]|$)"), MARKERS[1]),
     ]

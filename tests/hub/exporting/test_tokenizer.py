@@ -14,7 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hub import export, import_checkpoint
 from hub.exporting import to_onnx
-from hub.importing.checkpoint_file import read
+from hub.importing.checkpoint_file import read_checkpoint
 from vanilla_transformer import VanillaTransformerTokenizer, beam_search
 
 LETTERS, SPECIAL = "abcde", ["<s>", "<pad>", "</s>", "<unk>"]
@@ -256,7 +256,7 @@ def test_random_toolkit_checkpoints(toolkits, save_tokenizers, tmp_path, seed):
         ids = check_ids(folder / f"checkpoint{number}", save_tokenizers(folder / f"checkpoint{number}"), texts)
 
         if not name.startswith("fairseq"):
-            _, metadata = read(file)
+            _, metadata = read_checkpoint(file)
             vocabularies = [metadata["vocabularies"][side] for side in ("source", "target")]
         unk, pad, start = (special.index(each) for each in ("<unk>", special[1], "<s>"))
         source, target = (
@@ -310,6 +310,6 @@ def test_random_tutorial_checkpoints(make_reference, tutorials, save_tokenizers,
 
 def embeddings(layout) -> list[str]:
     """Return the keys of the source and target embeddings."""
-    uses = layout.uses().items()
+    rules = layout.rules().items()
     names = [f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
-    return [next(key for key, use in uses if name in use.targets) for name in names]
+    return [next(key for key, rule in rules if name in rule.targets) for name in names]

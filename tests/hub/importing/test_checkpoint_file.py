@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from hub.importing.checkpoint_file import read
+from hub.importing.checkpoint_file import read_checkpoint
 
 WRAPPERS = ["bare", "hkproj", "state_dict", "lightning", "ddp", "compiled", "jadore", "safetensors"]
 
@@ -17,7 +17,7 @@ WRAPPERS = ["bare", "hkproj", "state_dict", "lightning", "ddp", "compiled", "jad
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_wrappers_are_opened(make_reference, save_as, tmp_path, wrapper):
     _, state, _, _, _ = make_reference("notebook")
-    found, metadata = read(save_as(wrapper, state, tmp_path))
+    found, metadata = read_checkpoint(save_as(wrapper, state, tmp_path))
     assert found.keys() == state.keys()
     assert all(torch.equal(found[key], state[key]) for key in state)
     if wrapper == "jadore":
@@ -40,19 +40,19 @@ def test_a_file_that_would_run_code_is_refused_and_runs_nothing(tmp_path, protoc
         torch.save(content, path)
     else:
         path.write_bytes(pickle.dumps(content["settings"]))
-    with pytest.raises(ValueError, match="is refused: to read it, Python would have to run"):
-        read(path)
+    with pytest.raises(ValueError, match="is rejected, because reading it would execute code"):
+        read_checkpoint(path)
     assert not victim.exists()
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"no checkpoint", "refused|no checkpoint that torch can read"),
-        (b"", "no checkpoint that torch can read"),
+        (b"no checkpoint", "rejected|not a valid checkpoint"),
+        (b"", "not a valid checkpoint"),
         (None, "does not exist"),
-        ({"a": 1, "b": "c"}, "holds no tensors under"),
-        ([1, 2], "holds a list"),
+        ({"a": 1, "b": "c"}, "has no tensors in"),
+        ([1, 2], "contains a list, expected a state dict"),
     ],
 )
 def test_files_that_are_no_checkpoints(tmp_path, content, message):
@@ -62,19 +62,19 @@ def test_files_that_are_no_checkpoints(tmp_path, content, message):
     elif content is not None:
         torch.save(content, path)
     with pytest.raises(ValueError, match=message):
-        read(path)
+        read_checkpoint(path)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"<!DOCTYPE html><html><body>404</body></html>", "is a web page: download the file itself"),
+        (b"<!DOCTYPE html><html><body>404</body></html>", "is a web page. Download the file itself"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9", "git lfs pull"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(50), "is a picture"),
-        (b"\xff\xd8\xff\xe0" + bytes(50), "is a picture"),
-        (b"\x1f\x8b\x08" + bytes(50), "is compressed: unpack it first"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(50), "is an image"),
+        (b"\xff\xd8\xff\xe0" + bytes(50), "is an image"),
+        (b"\x1f\x8b\x08" + bytes(50), "is compressed. Unpack it first"),
         (b'{"a": 1}', "is JSON"),
-        (b"\x80\x02}q\x00X\x05", "is broken"),
+        (b"\x80\x02}q\x00X\x05", "is corrupt"),
     ],
 )
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
@@ -83,16 +83,16 @@ def test_a_file_of_another_kind_is_called_what_it_is(tmp_path, content, message,
     path = tmp_path / f"model.{suffix}"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"model\.") as error:
-        read(path)
-    if suffix == "pt" or "broken" not in message:
+        read_checkpoint(path)
+    if suffix == "pt" or "corrupt" not in message:
         assert message in str(error.value)
     assert "weights_only" not in str(error.value)
     assert "run what it names" not in str(error.value)
 
 
 def test_a_folder_is_called_one(tmp_path):
-    with pytest.raises(ValueError, match="is a folder: give the file in it"):
-        read(tmp_path)
+    with pytest.raises(ValueError, match="is a directory. Pass the file with the weights"):
+        read_checkpoint(tmp_path)
 
 
 def itself() -> dict:
@@ -107,15 +107,15 @@ TENSOR = torch.zeros(2)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"a.weight": TENSOR, "b.version": 3}, "b.version is a int, not a tensor"),
-        ({"model": {"a.weight": TENSOR, "b": None}}, "b is a NoneType, not a tensor"),
-        ({5: TENSOR}, "a tensor whose name is a int, not text"),
+        ({"a.weight": TENSOR, "b.version": 3}, "b.version is a int, expected a tensor"),
+        ({"model": {"a.weight": TENSOR, "b": None}}, "b is a NoneType, expected a tensor"),
+        ({5: TENSOR}, "a tensor whose name is a int, expected a string"),
         ({(1, 2): TENSOR, None: TENSOR}, "a tensor whose name is a tuple"),
         ({("endless",) * 3: 1}, "its entries are a tuple"),
         ({}, "its entries are none"),
         ({"model": {}}, "its entries are none"),
         (itself(), "contains itself"),
-        ({"a": torch.zeros(1).expand(10**6, 10**6)}, "hold tensors of 4,000,000,000,000 bytes"),
+        ({"a": torch.zeros(1).expand(10**6, 10**6)}, "contain tensors of 4,000,000,000,000 bytes"),
         ({"a": torch.eye(3).to_sparse()}, "is sparse, nested, quantized or without data"),
         ({"a": torch.empty(3, device="meta")}, "is sparse, nested, quantized or without data"),
     ],
@@ -124,7 +124,7 @@ def test_states_that_are_none(tmp_path, content, message):
     path = tmp_path / "model.pt"
     torch.save(content, path)
     with pytest.raises(ValueError, match=message):
-        read(path)
+        read_checkpoint(path)
 
 
 def test_an_archive_that_unpacks_to_much_is_refused(tmp_path):
@@ -132,8 +132,8 @@ def test_an_archive_that_unpacks_to_much_is_refused(tmp_path):
     torch.save({"a": TENSOR}, path)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data/1", bytes(10**8))
-    with pytest.raises(ValueError, match="is an archive of"):
-        read(path)
+    with pytest.raises(ValueError, match="bytes unpack to"):
+        read_checkpoint(path)
 
 
 def test_what_training_files_hold_besides_is_read(tmp_path):
@@ -153,7 +153,7 @@ def test_what_training_files_hold_besides_is_read(tmp_path):
         5: 6,
     }
     torch.save(content, tmp_path / "model.pt")
-    state, metadata = read(tmp_path / "model.pt")
+    state, metadata = read_checkpoint(tmp_path / "model.pt")
     assert list(state) == ["a.weight"]
     assert metadata == {
         **{"loss": 0.25, "step": 7, "path": "a/b", "theirs": "c:\\/a"},
@@ -162,14 +162,14 @@ def test_what_training_files_hold_besides_is_read(tmp_path):
 
 
 def test_default_dictionaries_of_ones_own_functions_are_refused(tmp_path):
-    torch.save({"model": {"a": TENSOR}, "more": collections.defaultdict(read)}, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"would have to run what it names \(hub.importing.checkpoint_file.read\)"):
-        read(tmp_path / "model.pt")
+    torch.save({"model": {"a": TENSOR}, "more": collections.defaultdict(read_checkpoint)}, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"would execute code from the file \(hub.importing.checkpoint_file.read_checkpoint\)"):
+        read_checkpoint(tmp_path / "model.pt")
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"no pickle", b"}s.", b"t.", b"h\x00.", b"(" * 100, b"\x85"])
 def test_broken_files_are_refused(tmp_path, content):
     path = tmp_path / "model.pt"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"model\.pt is no checkpoint that torch can read"):
-        read(path)
+    with pytest.raises(ValueError, match=r"model\.pt is not a valid checkpoint"):
+        read_checkpoint(path)

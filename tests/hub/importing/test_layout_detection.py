@@ -12,4 +12,4 @@ def test_the_layout_is_found_by_its_keys(make_reference, case):
     else:
         found, evidence = find_layout(state)
         assert found is layout
-        assert f"all of its {len(state)} keys" in evidence
+        assert f"all {len(state)} keys" in evidence

@@ -1,6 +1,6 @@
 import pytest
 
-from hub.importing.layout_settings import settings
+from hub.importing.layout_settings import resolve_settings
 from hub.importing.layouts import LAYOUTS
 
 JADORE = LAYOUTS["jadore801120"]
@@ -17,32 +17,32 @@ JADORE = LAYOUTS["jadore801120"]
     ],
 )
 def test_values(text, expected):
-    assert settings([text], {}, JADORE) == expected
+    assert resolve_settings([text], {}, JADORE) == expected
 
 
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
         (["proj_share_weigth=true"], "no setting proj_share_weigth; did you mean proj_share_weight?"),
-        (["anything=1"], "no setting anything; it has proj_share_weight, scale_emb_or_prj"),
-        (["proj_share_weight=0"], "proj_share_weight is true or false"),
-        (["proj_share_weight=no"], "proj_share_weight is true or false"),
-        (["scale_emb_or_prj=both"], "scale_emb_or_prj is emb or prj or none"),
-        (["src_pad_idx=1.5"], "src_pad_idx is a whole number"),
-        (["src_pad_idx=" + "[" * 10**5], "src_pad_idx is a whole number"),
-        (["src_pad_idx=1", "src_pad_idx=2"], "--set src_pad_idx is given twice"),
-        (["src_pad_idx"], "give KEY=VALUE"),
+        (["anything=1"], "no setting anything; choose from proj_share_weight, scale_emb_or_prj"),
+        (["proj_share_weight=0"], "proj_share_weight must be true or false"),
+        (["proj_share_weight=no"], "proj_share_weight must be true or false"),
+        (["scale_emb_or_prj=both"], "scale_emb_or_prj must be emb or prj or none"),
+        (["src_pad_idx=1.5"], "src_pad_idx must be an integer"),
+        (["src_pad_idx=" + "[" * 10**5], "src_pad_idx must be an integer"),
+        (["src_pad_idx=1", "src_pad_idx=2"], "--set src_pad_idx is repeated"),
+        (["src_pad_idx"], "the format must be KEY=VALUE"),
     ],
 )
 def test_mistakes(texts, message):
     with pytest.raises(ValueError) as error:  # noqa: PT011  # the message is looked at below
-        settings(texts, {}, JADORE)
+        resolve_settings(texts, {}, JADORE)
     assert message in str(error.value)
 
 
 def test_the_file_tells_them_too():
     """Of its entries, those that the layout knows; what is given goes before."""
     told = {"n_head": 4, "src_pad_idx": 1, "epoch": 3, "source_begins": "?"}
-    assert settings(["src_pad_idx=0"], told, JADORE) == {"n_head": 4, "src_pad_idx": 0}
-    with pytest.raises(ValueError, match="the file's n_head is 'four': say --set n_head= a whole number"):
-        settings([], {"n_head": "four"}, JADORE)
+    assert resolve_settings(["src_pad_idx=0"], told, JADORE) == {"n_head": 4, "src_pad_idx": 0}
+    with pytest.raises(ValueError, match="the file's n_head='four' must be an integer. Set it with --set n_head="):
+        resolve_settings([], {"n_head": "four"}, JADORE)

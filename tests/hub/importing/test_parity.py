@@ -4,7 +4,7 @@ from torch import nn
 
 from hub.importing import parity
 from hub.importing.conversion import convert
-from hub.importing.parity import compare
+from hub.importing.parity import compare_with_user_model
 
 IDS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
 
@@ -25,8 +25,8 @@ def test_a_model_of_nan_proves_nothing(imported, monkeypatch):
     model, state, layout, ours = imported
     forward = model.forward
     model.forward = lambda *batch: forward(*batch) * float("nan")
-    with pytest.raises(ValueError, match="not all finite numbers, so nothing can be compared"):
-        compare(built_by(monkeypatch, lambda: model), layout, state, ours)
+    with pytest.raises(ValueError, match="not all finite and cannot be compared"):
+        compare_with_user_model(built_by(monkeypatch, lambda: model), layout, state, ours)
 
 
 def test_one_nan_among_numbers_proves_nothing(imported, monkeypatch):
@@ -38,16 +38,16 @@ def test_one_nan_among_numbers_proves_nothing(imported, monkeypatch):
         return forward(*batch) * (float("nan") if len(calls) == 2 else 1.0)
 
     model.forward = once
-    with pytest.raises(ValueError, match="not all finite numbers"):
-        compare(built_by(monkeypatch, lambda: model), layout, state, ours)
+    with pytest.raises(ValueError, match="not all finite"):
+        compare_with_user_model(built_by(monkeypatch, lambda: model), layout, state, ours)
 
 
 def test_weights_that_overflow_prove_nothing(make_reference, monkeypatch):
     model, state, layout, metadata, heads = make_reference("notebook")
     state["fc.weight"] = torch.full_like(state["fc.weight"], 1e38)
     ours = convert(state, layout, metadata, heads, IDS).model
-    with pytest.raises(ValueError, match="not all finite numbers"):
-        compare(built_by(monkeypatch, lambda: model), layout, state, ours)
+    with pytest.raises(ValueError, match="not all finite"):
+        compare_with_user_model(built_by(monkeypatch, lambda: model), layout, state, ours)
 
 
 def ends():
@@ -63,15 +63,15 @@ def fails():
     [
         (ends, "fails: SystemExit: 0"),
         (fails, "fails: RuntimeError: one"),
-        (lambda size: None, "Give MODULE:CALLABLE, a function without arguments"),
-        (lambda: None, "gives a NoneType, not a torch.nn.Module"),
-        (lambda: nn.Linear(2, 2), "does not take the file's weights"),
+        (lambda size: None, "Expected MODULE:CALLABLE, where CALLABLE takes no arguments"),
+        (lambda: None, "returns a NoneType, expected a torch.nn.Module"),
+        (lambda: nn.Linear(2, 2), "does not match the weights in the file"),
     ],
 )
 def test_code_that_does_not_build_the_model(imported, monkeypatch, build, message):
     _, state, layout, ours = imported
     with pytest.raises(ValueError, match=message):
-        compare(built_by(monkeypatch, build), layout, state, ours)
+        compare_with_user_model(built_by(monkeypatch, build), layout, state, ours)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_code_that_does_not_build_the_model(imported, monkeypatch, build, messag
     [
         (lambda *batch: ends(), "fails: SystemExit"),
         (lambda *batch: None, "fails: AttributeError"),
-        (lambda *batch: torch.zeros(1, 1, 1), r"gives \(1, 1, 1\) where ours gives \(4, 7, 37\)"),
+        (lambda *batch: torch.zeros(1, 1, 1), r"has the shape \(1, 1, 1\), expected \(4, 7, 37\)"),
     ],
 )
 def test_a_model_that_does_not_answer(imported, monkeypatch, forward, message):
     model, state, layout, ours = imported
     model.forward = forward
     with pytest.raises(ValueError, match=message):
-        compare(built_by(monkeypatch, lambda: model), layout, state, ours)
+        compare_with_user_model(built_by(monkeypatch, lambda: model), layout, state, ours)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -95,5 +95,5 @@ def test_rounded_files_and_those_without_positions_are_compared(make_reference, 
     model, state, layout, metadata, heads = make_reference("notebook")
     state = {key: value.to(dtype) for key, value in state.items() if with_table or not key.endswith(".pe")}
     ours = convert(state, layout, metadata, heads, IDS).model
-    found = compare(built_by(monkeypatch, lambda: model), layout, state, ours)
+    found = compare_with_user_model(built_by(monkeypatch, lambda: model), layout, state, ours)
     assert found["largest_difference_of_log_probabilities"] <= 1e-4

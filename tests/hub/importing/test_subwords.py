@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hub.importing.toolkits.subwords import read_dictionary, read_toolkit
+from hub.importing.toolkits.subwords import read_dictionary, read_toolkit_tokenizers
 
 CONTINUED, LINES = "@@", 10_000
 
@@ -106,7 +106,7 @@ def test_codes_give_the_ids_of_the_plain_program(lines, tmp_path, kind):
     twin = PlainTwin(merges)
     ids = write_dictionary(tmp_path / "dict.de.txt", collections.Counter(part for line in train for part in twin(line)))
     (tmp_path / "dict.en.txt").write_bytes((tmp_path / "dict.de.txt").read_bytes())
-    tokenizers = read_toolkit("fairseq", tmp_path / "model.pt", TOLD, None, [])
+    tokenizers = read_toolkit_tokenizers("fairseq", tmp_path / "model.pt", TOLD, None, [])
     tokenizer, rows = tokenizers.tokenizer, tokenizers.source.rows
     assert rows[: len(ids)] == list(range(len(ids)))
     assert set(rows[len(ids) :]) == {3}
@@ -134,7 +134,7 @@ def test_it_gives_the_same_ids_when_it_is_loaded(lines, tmp_path):
     (tmp_path / "code").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges), encoding="utf-8")
     twin = PlainTwin(merges)
     write_dictionary(tmp_path / "dict.txt", collections.Counter(part for line in lines[:2000] for part in twin(line)))
-    tokenizer = read_toolkit("fairseq", tmp_path / "model.pt", {}, None, []).tokenizer
+    tokenizer = read_toolkit_tokenizers("fairseq", tmp_path / "model.pt", {}, None, []).tokenizer
     tokenizer.save_pretrained(tmp_path / "saved")
     again = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert again(lines[300:900])["input_ids"] == tokenizer(lines[300:900])["input_ids"]
@@ -157,7 +157,7 @@ def test_sentencepiece(lines, tmp_path, kind):
     theirs = sentencepiece.SentencePieceProcessor(str(tmp_path / "model.model"))
     pieces = collections.Counter(piece for line in train for piece in theirs.encode(line, out_type=str))
     ids = write_dictionary(tmp_path / "dict.txt", pieces)
-    found = read_toolkit("fairseq", tmp_path / "model.pt", {}, None, [tmp_path / "model.model"])
+    found = read_toolkit_tokenizers("fairseq", tmp_path / "model.pt", {}, None, [tmp_path / "model.model"])
     given = found.tokenizer(test)["input_ids"]
     for line, each in zip(test, given, strict=True):
         expected = theirs.encode(line, out_type=str)
@@ -188,7 +188,7 @@ def train_sentencepiece(lines: list[str], path: Path, kind: str, **options):
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_settings_of_sentencepiece_are_obeyed(lines, tmp_path, kind, options):
     theirs = train_sentencepiece(lines[:1000], tmp_path / "x.model", kind, **options)
-    found = read_toolkit("fairseq", tmp_path / "model.pt", {}, None, [tmp_path / "x.model"])
+    found = read_toolkit_tokenizers("fairseq", tmp_path / "model.pt", {}, None, [tmp_path / "x.model"])
     for line in [*lines[1000:1200], " one  space ", "日本語 Ω", "a Ω"]:
         expected = theirs.encode(line, out_type=str)
         ids = found.tokenizer(line)["input_ids"][:-1]
@@ -207,7 +207,7 @@ def test_texts_are_normalized_as_sentencepiece_does(lines, tmp_path, rule):
     words = ["École", "Zürich", "Ånd", "Việt", "각", "が", "Čechy", "ño", "\t", "\u3000", "_"]
     texts = [" ".join(words[i:] + words[:i]) for i in range(len(words))]
     theirs = train_sentencepiece([*lines[:300], *texts], tmp_path / "x.model", "unigram", normalization_rule_name=rule)
-    tokenizer = read_toolkit("fairseq", tmp_path / "model.pt", {}, None, [tmp_path / "x.model"]).tokenizer
+    tokenizer = read_toolkit_tokenizers("fairseq", tmp_path / "model.pt", {}, None, [tmp_path / "x.model"]).tokenizer
     for text in [*texts, *(unicodedata.normalize("NFD", text) for text in texts)]:
         pieces = [theirs.id_to_piece(i) for i in theirs.encode(text)]
         assert tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"][:-1]) == pieces, text
@@ -224,7 +224,7 @@ def test_texts_are_normalized_as_sentencepiece_does(lines, tmp_path, rule):
 def test_other_settings_of_sentencepiece_are_errors(lines, tmp_path, kind, options, message):
     train_sentencepiece(lines[:1000], tmp_path / "x.model", kind, **options)
     with pytest.raises(ValueError, match=message):
-        read_toolkit("fairseq", tmp_path / "model.pt", {}, None, [tmp_path / "x.model"])
+        read_toolkit_tokenizers("fairseq", tmp_path / "model.pt", {}, None, [tmp_path / "x.model"])
 
 
 def test_a_byte_order_mark_is_not_part_of_a_token(tmp_path):
@@ -235,7 +235,7 @@ def test_a_byte_order_mark_is_not_part_of_a_token(tmp_path):
 def test_without_codes_tokens_are_words(tmp_path):
     write_dictionary(tmp_path / "dict.de.txt", collections.Counter(["ein", "Hund", "läuft"]))
     write_dictionary(tmp_path / "dict.en.txt", collections.Counter(["a", "dog", "runs"]))
-    tokenizer = read_toolkit("fairseq", tmp_path / "model.pt", TOLD, None, []).tokenizer
+    tokenizer = read_toolkit_tokenizers("fairseq", tmp_path / "model.pt", TOLD, None, []).tokenizer
     ids = tokenizer("ein  Hund bellt", text_target="a dog")
     assert (ids["input_ids"], ids["labels"]) == ([4, 5, 3, 2], [4, 5, 2])
     assert tokenizer.decode(ids["labels"], skip_special_tokens=True) == "a dog"
@@ -244,7 +244,7 @@ def test_without_codes_tokens_are_words(tmp_path):
 def test_opennmts_sources_end_with_nothing():
     tokens = ["<unk>", "<blank>", "<s>", "</s>", "a", "b@@", "c"]
     told = {"vocabularies": {"source": tokens, "target": tokens}}
-    tokenizer = read_toolkit("opennmt", Path("model.pt"), told, None, []).tokenizer
+    tokenizer = read_toolkit_tokenizers("opennmt", Path("model.pt"), told, None, []).tokenizer
     ids = tokenizer("a c", text_target="a c")
     assert (ids["input_ids"], ids["labels"]) == ([4, 6], [4, 6, 3])
 
@@ -252,16 +252,16 @@ def test_opennmts_sources_end_with_nothing():
 @pytest.mark.parametrize(
     ("files", "told", "given", "message"),
     [
-        ({"dict.de.txt": "a 1\n"}, TOLD, "data", "has no dict.en.txt. It has dict.de.txt: say which with --set target"),
-        ({}, TOLD, "data", "has no dict.de.txt. Is it the folder?"),
-        ({"dict.de.txt": "a 1\n", "dict.en.txt": "b 1\n"}, {}, None, "no dictionary of a known source_lang"),
-        ({"dict.txt": "a 1\na 1\n"}, {}, None, "line 2: the token 'a' is there twice"),
-        ({"dict.txt": "a\n"}, {}, None, "line 1: 'a' is not `token count`"),
-        ({"dict.txt": "a 1\n", "code": "#version: 0.3\na b\n"}, {}, None, "version 0.2 alone is read"),
+        ({"dict.de.txt": "a 1\n"}, TOLD, "data", "has no dict.en.txt. Found dict.de.txt: set target_lang with --set"),
+        ({}, TOLD, "data", "has no dict.de.txt. Check --fairseq_data."),
+        ({"dict.de.txt": "a 1\n", "dict.en.txt": "b 1\n"}, {}, None, "no dictionary for an unknown source_lang"),
+        ({"dict.txt": "a 1\na 1\n"}, {}, None, "line 2: the token 'a' is repeated"),
+        ({"dict.txt": "a\n"}, {}, None, "line 1: expected `token count`, got 'a'"),
+        ({"dict.txt": "a 1\n", "code": "#version: 0.3\na b\n"}, {}, None, "Only version 0.2 is supported"),
         ({"dict.txt": "a 1\n", "code": "a </w>\n"}, {}, None, "codes of subword-nmt 0.1"),
-        ({"dict.txt": "a 1\n", "code": "a b c\n"}, {}, None, "line 1: 'a b c' is no pair"),
-        ({"dict.txt": "a 1\n", "code": "\0\1\2"}, {}, None, "is neither BPE codes nor a model of SentencePiece's"),
-        ({}, {}, "codes", "needs the vocabulary"),
+        ({"dict.txt": "a 1\n", "code": "a b c\n"}, {}, None, "line 1: 'a b c' is not a pair"),
+        ({"dict.txt": "a 1\n", "code": "\0\1\2"}, {}, None, "is neither a file of BPE codes nor a SentencePiece model"),
+        ({}, {}, "codes", "requires the fairseq dictionaries"),
         ({"dict.txt": "a 1\n"}, {}, "codes", "cannot be read"),
     ],
 )
@@ -270,7 +270,7 @@ def test_what_is_no_vocabulary_or_codes_is_refused(tmp_path, files, told, given,
         (tmp_path / name).write_text(text)
     codes = [tmp_path / "nowhere"] if given == "codes" else []
     with pytest.raises(ValueError, match=".") as error:
-        read_toolkit("fairseq", tmp_path / "model.pt", told, tmp_path if given == "data" else None, codes)
+        read_toolkit_tokenizers("fairseq", tmp_path / "model.pt", told, tmp_path if given == "data" else None, codes)
     assert message in str(error.value)
 
 

@@ -102,7 +102,7 @@ def test_a_pickle_with_a_payload_is_refused(opus_folder, command, tmp_path, caps
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"lm_head.weight": Payload()}))
     command(folder, tmp_path / "ours", status=2)
-    assert "is refused: to read it, Python would have to run what it names" in capsys.readouterr().err
+    assert "is rejected, because reading it would execute code from the file" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "ours").exists()
 
@@ -150,8 +150,8 @@ def test_a_generation_config_with_unused_fields_is_kept(opus_folder, command, tm
     """transformers only warns about such fields of a published model."""
     folder = opus_folder()
     path = folder / "generation_config.json"
-    settings = json.loads(path.read_text()) | {"num_beams": 1} | more
-    path.write_text(json.dumps(settings))
+    config = json.loads(path.read_text()) | {"num_beams": 1} | more
+    path.write_text(json.dumps(config))
     command(folder, tmp_path / "ours")
     after = json.loads((tmp_path / "ours" / "generation_config.json").read_text())
     assert more.items() <= after.items()
@@ -182,20 +182,20 @@ def test_what_is_wrong_is_one_line(opus_folder, save_checkpoint, command, tmp_pa
 
     folder = opus_folder()
     refused(folder, "--num_heads", 4, because="--num_heads is for files of tutorials")
-    refused(save_checkpoint()[2], because="is a model of ours already")
-    refused("someone/something", because="no folder here, and HF_HUB_OFFLINE is set")
+    refused(save_checkpoint()[2], because="is already a vanilla_transformer model")
+    refused("someone/something", because="not a local directory, and HF_HUB_OFFLINE is set")
     T5ForConditionalGeneration(
         T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     ).save_pretrained(tmp_path / "t5")
     refused(tmp_path / "t5", because="a t5 is no model of this kind: it has relative positions")
     state = load_file(folder / "model.safetensors")
     save_file(state | {"model.encoder.adapter.weight": torch.ones(3)}, folder / "model.safetensors", {"format": "pt"})
-    refused(folder, because="model.encoder.adapter.weight has no place in a MarianMTModel")
+    refused(folder, because="model.encoder.adapter.weight does not exist in a MarianMTModel")
     del state["model.decoder.layers.0.fc1.bias"]
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     refused(folder, because="model.decoder.layers.0.fc1.bias")
     (folder / "model.safetensors").unlink()
-    refused(folder, because="it holds no weights that are read here")
+    refused(folder, because="contains no weights")
     (folder / "config.json").unlink()
     refused(folder, because="has no config.json")
 

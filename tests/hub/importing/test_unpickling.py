@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from hub.importing.checkpoint_file import read
+from hub.importing.checkpoint_file import read_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -63,8 +63,8 @@ ENDLESS = {
 @pytest.mark.parametrize("what", ENDLESS)
 def test_endless_files_are_refused(tmp_path, short, what):
     path = archive(tmp_path / "model.pt", ENDLESS[what])
-    with pytest.raises(ValueError, match=r"model\.pt is refused: to read it takes more than [0-9,]+ (s|bytes) "):
-        read(path)
+    with pytest.raises(ValueError, match=r"model\.pt is rejected: reading it takes more than [0-9,]+ (s|bytes) "):
+        read_checkpoint(path)
 
 
 @pytest.mark.parametrize("how", ["capitals", "bare", "fourth"])
@@ -75,8 +75,8 @@ def test_endless_files_are_refused_in_every_format(tmp_path, short, how):
     else:
         before = [pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})]
         path.write_bytes((b"".join(before) if how == "fourth" else b"") + b"\x80\x02" + ENDLESS["key"] + b".")
-    with pytest.raises(ValueError, match=r"model\.pt is refused: "):
-        read(path)
+    with pytest.raises(ValueError, match=r"model\.pt is rejected: "):
+        read_checkpoint(path)
 
 
 def test_what_training_code_saves_is_read(tmp_path):
@@ -103,7 +103,7 @@ def test_what_training_code_saves_is_read(tmp_path):
     for zipped in (True, False):
         path = tmp_path / f"{zipped}.pt"
         torch.save(content, path, _use_new_zipfile_serialization=zipped)
-        assert read(path)[0].keys() == model.state_dict().keys()
+        assert read_checkpoint(path)[0].keys() == model.state_dict().keys()
 
 
 def test_code_is_not_executed(tmp_path):
@@ -114,6 +114,6 @@ def test_code_is_not_executed(tmp_path):
             return open, (str(victim), "w")
 
     torch.save({"model": {"weight": torch.zeros(2)}, "settings": Payload()}, path)
-    with pytest.raises(ValueError, match="is refused: to read it, Python would have to run"):
-        read(path)
+    with pytest.raises(ValueError, match="is rejected, because reading it would execute code"):
+        read_checkpoint(path)
     assert not victim.exists()
