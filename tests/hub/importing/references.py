@@ -1,7 +1,7 @@
-"""The tutorials' models from their formulas, with their parameter names: what an import must agree with.
+"""Reference implementations of the supported tutorial models, with their parameter names.
 
-Written for the tests; each takes the ids and masks as its tutorial does. Weights are drawn at random, biases and norms
-too, so that nothing hides behind a zero or a one.
+They are written for the tests and take ids and masks as the original code does. All weights are random, including
+biases and norms, so that no error is masked by a zero or a one.
 """
 
 import math
@@ -13,7 +13,7 @@ F = nn.functional
 
 
 def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Weights as of a trained model: no bias is zero, no norm is one."""
+    """Set random weights as in a trained model: no bias is zero, and no norm weight is one."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -28,23 +28,23 @@ def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def attend(q, k, v, heads, visible, divisor=None):
-    """Softmax(q k^T / divisor) v by heads; q (B, T, H * K); visible broadcasts to (B, H, T, S)."""
+    """Return softmax(q k^T / divisor) v per head; q (B, T, H * K); visible broadcasts to (B, H, T, S)."""
     q, k, v = (x.view(*x.shape[:2], heads, -1).transpose(1, 2) for x in (q, k, v))
     scores = q @ k.transpose(-1, -2) / (divisor or math.sqrt(q.shape[-1]))
     weights = scores.masked_fill(~visible, -1e9).softmax(-1)
     return (weights @ v).transpose(1, 2).flatten(2)
 
 
-def table_of(length, width):
-    """Sine on even, cosine on odd columns."""
-    angle = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
-    table = torch.zeros(length, width)
+def sinusoids(length, d):
+    """Return the position table (length, d) with sines in even and cosines in odd columns."""
+    angle = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, d, 2) / d)
+    table = torch.zeros(length, d)
     table[:, 0::2], table[:, 1::2] = angle.sin(), angle.cos()
     return table
 
 
-class Named(nn.Module):
-    """A module that is nothing but its parts."""
+class Container(nn.Module):
+    """Module with the given submodules."""
 
     def __init__(self, **parts):
         super().__init__()
@@ -67,7 +67,7 @@ def causal(length):
     return torch.ones(length, length, dtype=torch.bool).tril()
 
 
-# --- hkproj and the article that copies it ---
+# --- hkproj and a variant of it ---
 
 
 class StdNorm(nn.Module):
@@ -95,31 +95,31 @@ class WAttention(nn.Module):
 
 
 class Hkproj(nn.Module):
-    """`era`: "A" with biases and scalar alphas, "B" without biases, "C" without biases and with vector alphas."""
+    """`version`: "A" has biases and scalar alphas, "B" has no biases, "C" has no biases and vector alphas."""
 
     residual_encoder = residual_decoder = "residual_connections"
     source_name, cross_name = "src_embed", "cross_attention_block"
     cross_used = "cross_attention_block"
 
-    def __init__(self, era="C", sizes=(31, 37), d=16, heads=4, layers=2, ff=24, length=20):
+    def __init__(self, version="C", sizes=(31, 37), d=16, heads=4, layers=2, ff=24, length=20):
         super().__init__()
-        bias, norm = era == "A", (d if era == "C" else 1)
+        bias, norm = version == "A", (d if version == "C" else 1)
 
         def block(residual, attentions):
             parts = {name: WAttention(d, heads, bias) for name in attentions}
-            connections = [Named(norm=StdNorm(norm)) for _ in range(len(attentions) + 1)]
-            ffn = Named(linear_1=nn.Linear(d, ff), linear_2=nn.Linear(ff, d))
-            return Named(**parts, feed_forward_block=ffn, **{residual: nn.ModuleList(connections)})
+            connections = [Container(norm=StdNorm(norm)) for _ in range(len(attentions) + 1)]
+            ffn = Container(linear_1=nn.Linear(d, ff), linear_2=nn.Linear(ff, d))
+            return Container(**parts, feed_forward_block=ffn, **{residual: nn.ModuleList(connections)})
 
         encoder = [block(self.residual_encoder, ["self_attention_block"]) for _ in range(layers)]
-        both = ["self_attention_block", self.cross_name]
-        decoder = [block(self.residual_decoder, both) for _ in range(layers)]
-        self.encoder = Named(layers=nn.ModuleList(encoder), norm=StdNorm(norm))
-        self.decoder = Named(layers=nn.ModuleList(decoder), norm=StdNorm(norm))
-        setattr(self, self.source_name, Named(embedding=nn.Embedding(sizes[0], d)))
-        self.tgt_embed = Named(embedding=nn.Embedding(sizes[1], d))
-        self.src_pos, self.tgt_pos = (Table("pe", table_of(length, d)[None]) for _ in range(2))
-        self.projection_layer = Named(proj=nn.Linear(d, sizes[1]))
+        attentions = ["self_attention_block", self.cross_name]
+        decoder = [block(self.residual_decoder, attentions) for _ in range(layers)]
+        self.encoder = Container(layers=nn.ModuleList(encoder), norm=StdNorm(norm))
+        self.decoder = Container(layers=nn.ModuleList(decoder), norm=StdNorm(norm))
+        setattr(self, self.source_name, Container(embedding=nn.Embedding(sizes[0], d)))
+        self.tgt_embed = Container(embedding=nn.Embedding(sizes[1], d))
+        self.src_pos, self.tgt_pos = (Table("pe", sinusoids(length, d)[None]) for _ in range(2))
+        self.projection_layer = Container(proj=nn.Linear(d, sizes[1]))
         self.d = d
 
     @staticmethod
@@ -151,13 +151,13 @@ class Hkproj(nn.Module):
 
 
 class BuildTransformer(Hkproj):
-    """As published: cross-attention runs through the self-attention block."""
+    """Published version, whose decoder uses the self-attention block also as cross-attention."""
 
     residual_encoder = "residual_connection"
     source_name, cross_name, cross_used = "src_emded", "cross_attention_Block", "self_attention_block"
 
     def __init__(self, **sizes):
-        super().__init__(era="A", **sizes)
+        super().__init__(version="A", **sizes)
 
 
 class BuildTransformerRepaired(BuildTransformer):
@@ -175,10 +175,10 @@ class Notebook(nn.Module):
         def layer(attentions):
             parts = {name: WAttention(d, heads, True, names) for name in attentions}
             norms = {f"norm{i + 1}": nn.LayerNorm(d) for i in range(len(attentions) + 1)}
-            return Named(**parts, feed_forward=Named(fc1=nn.Linear(d, ff), fc2=nn.Linear(ff, d)), **norms)
+            return Container(**parts, feed_forward=Container(fc1=nn.Linear(d, ff), fc2=nn.Linear(ff, d)), **norms)
 
         self.encoder_embedding, self.decoder_embedding = (nn.Embedding(size, d) for size in sizes)
-        self.positional_encoding = Table("pe", table_of(length, d)[None])
+        self.positional_encoding = Table("pe", sinusoids(length, d)[None])
         self.encoder_layers = nn.ModuleList(layer(["self_attn"]) for _ in range(layers))
         self.decoder_layers = nn.ModuleList(layer(["self_attn", "cross_attn"]) for _ in range(layers))
         self.fc = nn.Linear(d, sizes[1])
@@ -190,7 +190,7 @@ class Notebook(nn.Module):
             x = layer.norm1(x + layer.self_attn(x, x, x, visible))
             x = layer.norm2(x + layer.feed_forward.fc2(layer.feed_forward.fc1(x).relu()))
         y = self.decoder_embedding(target) + self.positional_encoding()[: target.shape[1]]
-        earlier = (target != 0)[:, None, :, None] & causal(target.shape[1])  # rows of padding are masked, not columns
+        earlier = (target != 0)[:, None, :, None] & causal(target.shape[1])  # masks rows of padding, not columns
         for layer in self.decoder_layers:
             y = layer.norm1(y + layer.self_attn(y, y, y, earlier))
             y = layer.norm2(y + layer.cross_attn(y, x, x, visible))
@@ -218,17 +218,19 @@ class SeparateHeads(nn.Module):
 
         def attention():
             maps = {name: nn.Linear(d, dk * heads, bias=bias) for name in ("wq", "wk")}
-            return Named(**maps, wv=nn.Linear(d, d // heads * heads, bias=bias), wo=nn.Linear(d // heads * heads, d))
+            return Container(
+                **maps, wv=nn.Linear(d, d // heads * heads, bias=bias), wo=nn.Linear(d // heads * heads, d)
+            )
 
         def layer(attentions):
             norms = {f"norm{i + 1}": VarianceNorm(d) for i in range(len(attentions) + 1)}
-            ffn = Named(w1=nn.Linear(d, ff), w2=nn.Linear(ff, d))
-            return Named(**{name: attention() for name in attentions}, feedforward=ffn, **norms)
+            ffn = Container(w1=nn.Linear(d, ff), w2=nn.Linear(ff, d))
+            return Container(**{name: attention() for name in attentions}, feedforward=ffn, **norms)
 
         def side(size, attentions):
-            return Named(
-                embeddings=Named(embedding=nn.Embedding(size, d)),
-                pos_encodings=Table("pos_encodings", table_of(length, d)[None]),
+            return Container(
+                embeddings=Container(embedding=nn.Embedding(size, d)),
+                pos_encodings=Table("pos_encodings", sinusoids(length, d)[None]),
                 stack=nn.ModuleList(layer(attentions) for _ in range(layers)),
             )
 
@@ -265,16 +267,19 @@ class Annotated(nn.Module):
         names = ("a_2", "b_2")
 
         def layer(attentions):
-            parts = {n: Named(linears=nn.ModuleList(nn.Linear(d, d) for _ in range(4))) for n in attentions}
-            norms = nn.ModuleList(Named(norm=StdNorm(d, names)) for _ in range(len(attentions) + 1))
-            return Named(**parts, feed_forward=Named(w_1=nn.Linear(d, ff), w_2=nn.Linear(ff, d)), sublayer=norms)
+            parts = {n: Container(linears=nn.ModuleList(nn.Linear(d, d) for _ in range(4))) for n in attentions}
+            norms = nn.ModuleList(Container(norm=StdNorm(d, names)) for _ in range(len(attentions) + 1))
+            return Container(
+                **parts, feed_forward=Container(w_1=nn.Linear(d, ff), w_2=nn.Linear(ff, d)), sublayer=norms
+            )
 
         def stack(attentions):
-            return Named(layers=nn.ModuleList(layer(attentions) for _ in range(layers)), norm=StdNorm(d, names))
+            return Container(layers=nn.ModuleList(layer(attentions) for _ in range(layers)), norm=StdNorm(d, names))
 
         self.encoder, self.decoder = stack(["self_attn"]), stack(["self_attn", "src_attn"])
         self.src_embed, self.tgt_embed = (
-            nn.ModuleList([Named(lut=nn.Embedding(size, d)), Table("pe", table_of(length, d)[None])]) for size in sizes
+            nn.ModuleList([Container(lut=nn.Embedding(size, d)), Table("pe", sinusoids(length, d)[None])])
+            for size in sizes
         )
         self.generator = nn.Module()
         self.generator.proj = nn.Linear(d, sizes[1])
@@ -305,7 +310,7 @@ class Annotated(nn.Module):
 
 
 class Jadore(nn.Module):
-    """`scale`: "emb", "prj" or "none", with effect where the projection shares the target embedding's matrix."""
+    """`scale` is "emb", "prj" or "none", and has an effect if the LM head shares the target embeddings."""
 
     def __init__(
         self, sizes=(31, 37), d=16, heads=4, dk=4, layers=2, ff=24, length=20, pad=1, shared=True, scale="prj"
@@ -314,16 +319,16 @@ class Jadore(nn.Module):
 
         def attention():
             maps = {name: nn.Linear(d, heads * dk, bias=False) for name in ("w_qs", "w_ks", "w_vs")}
-            return Named(**maps, fc=nn.Linear(heads * dk, d, bias=False), layer_norm=nn.LayerNorm(d, eps=1e-6))
+            return Container(**maps, fc=nn.Linear(heads * dk, d, bias=False), layer_norm=nn.LayerNorm(d, eps=1e-6))
 
         def layer(attentions):
-            ffn = Named(w_1=nn.Linear(d, ff), w_2=nn.Linear(ff, d), layer_norm=nn.LayerNorm(d, eps=1e-6))
-            return Named(**{name: attention() for name in attentions}, pos_ffn=ffn)
+            ffn = Container(w_1=nn.Linear(d, ff), w_2=nn.Linear(ff, d), layer_norm=nn.LayerNorm(d, eps=1e-6))
+            return Container(**{name: attention() for name in attentions}, pos_ffn=ffn)
 
         def side(size, name, attentions):
-            return Named(
+            return Container(
                 **{name: nn.Embedding(size, d)},
-                position_enc=Table("pos_table", table_of(length, d)[None]),
+                position_enc=Table("pos_table", sinusoids(length, d)[None]),
                 layer_stack=nn.ModuleList(layer(attentions) for _ in range(layers)),
                 layer_norm=nn.LayerNorm(d, eps=1e-6),
             )
@@ -370,22 +375,22 @@ class Gordic(nn.Module):
 
         def attention():
             nets = nn.ModuleList(nn.Linear(d, d) for _ in range(3))
-            return Named(qkv_nets=nets, out_projection_net=nn.Linear(d, d))
+            return Container(qkv_nets=nets, out_projection_net=nn.Linear(d, d))
 
         def layer(attentions):
-            net = Named(linear1=nn.Linear(d, 4 * d), linear2=nn.Linear(4 * d, d))
-            norms = nn.ModuleList(Named(norm=nn.LayerNorm(d)) for _ in range(len(attentions) + 1))
-            return Named(**{name: attention() for name in attentions}, pointwise_net=net, sublayers=norms)
+            net = Container(linear1=nn.Linear(d, 4 * d), linear2=nn.Linear(4 * d, d))
+            norms = nn.ModuleList(Container(norm=nn.LayerNorm(d)) for _ in range(len(attentions) + 1))
+            return Container(**{name: attention() for name in attentions}, pointwise_net=net, sublayers=norms)
 
-        self.src_embedding, self.trg_embedding = (Named(embeddings_table=nn.Embedding(size, d)) for size in sizes)
+        self.src_embedding, self.trg_embedding = (Container(embeddings_table=nn.Embedding(size, d)) for size in sizes)
         self.src_pos_embedding, self.trg_pos_embedding = (
-            Table("positional_encodings_table", table_of(length, d)) for _ in range(2)
+            Table("positional_encodings_table", sinusoids(length, d)) for _ in range(2)
         )
-        own = [layer(["multi_headed_attention"]) for _ in range(layers)]
-        self.encoder = Named(encoder_layers=nn.ModuleList(own), norm=nn.LayerNorm(d))
-        two = [layer(["trg_multi_headed_attention", "src_multi_headed_attention"]) for _ in range(layers)]
-        self.decoder = Named(decoder_layers=nn.ModuleList(two), norm=nn.LayerNorm(d))
-        self.decoder_generator = Named(linear=nn.Linear(d, sizes[1]))
+        encoder_layers = [layer(["multi_headed_attention"]) for _ in range(layers)]
+        self.encoder = Container(encoder_layers=nn.ModuleList(encoder_layers), norm=nn.LayerNorm(d))
+        decoder_layers = [layer(["trg_multi_headed_attention", "src_multi_headed_attention"]) for _ in range(layers)]
+        self.decoder = Container(decoder_layers=nn.ModuleList(decoder_layers), norm=nn.LayerNorm(d))
+        self.decoder_generator = Container(linear=nn.Linear(d, sizes[1]))
         self.d, self.heads = d, heads
 
     def attention(self, part, q, kv, mask):
@@ -414,7 +419,7 @@ class Gordic(nn.Module):
 
 
 class GammaNorm(nn.Module):
-    """`unbiased`: as its code was before December 2022."""
+    """`unbiased`: whether to use the norm of the code before December 2022."""
 
     def __init__(self, d, unbiased=False):
         super().__init__()
@@ -434,12 +439,12 @@ class Hyunwoongko(nn.Module):
 
         def layer(attentions):
             norms = {f"norm{i + 1}": GammaNorm(d, unbiased) for i in range(len(attentions) + 1)}
-            ffn = Named(linear1=nn.Linear(d, ff), linear2=nn.Linear(ff, d))
-            return Named(**{name: WAttention(d, heads, True, names) for name in attentions}, ffn=ffn, **norms)
+            ffn = Container(linear1=nn.Linear(d, ff), linear2=nn.Linear(ff, d))
+            return Container(**{name: WAttention(d, heads, True, names) for name in attentions}, ffn=ffn, **norms)
 
         def side(size, attentions):
-            emb = Named(tok_emb=nn.Embedding(size, d))
-            return Named(emb=emb, layers=nn.ModuleList(layer(attentions) for _ in range(layers)))
+            emb = Container(tok_emb=nn.Embedding(size, d))
+            return Container(emb=emb, layers=nn.ModuleList(layer(attentions) for _ in range(layers)))
 
         self.encoder, self.decoder = (
             side(sizes[0], ["attention"]),
@@ -451,11 +456,11 @@ class Hyunwoongko(nn.Module):
     def forward(self, source, target):
         visible = (source != self.pad)[:, None, None]
         earlier = (target != self.pad)[:, None, :, None] & causal(target.shape[1])
-        x = self.encoder.emb.tok_emb(source) + table_of(source.shape[1], self.d)
+        x = self.encoder.emb.tok_emb(source) + sinusoids(source.shape[1], self.d)
         for layer in self.encoder.layers:
             x = layer.norm1(x + layer.attention(x, x, x, visible))
             x = layer.norm2(x + layer.ffn.linear2(layer.ffn.linear1(x).relu()))
-        y = self.decoder.emb.tok_emb(target) + table_of(target.shape[1], self.d)
+        y = self.decoder.emb.tok_emb(target) + sinusoids(target.shape[1], self.d)
         for layer in self.decoder.layers:
             y = layer.norm1(y + layer.self_attention(y, y, y, earlier))
             y = layer.norm2(y + layer.enc_dec_attention(y, x, x, visible))
@@ -467,7 +472,7 @@ class Hyunwoongko(nn.Module):
 
 
 class Bentrevett(nn.Module):
-    """`separate`: a norm for each sublayer, or (older) one a layer."""
+    """`separate`: whether each sublayer has its own norm; older code has one norm per layer."""
 
     def __init__(self, sizes=(31, 37), d=16, heads=4, layers=2, ff=24, length=20, pad=1, separate=True):
         super().__init__()
@@ -475,12 +480,12 @@ class Bentrevett(nn.Module):
 
         def layer(attentions, norm_names):
             norms = {name: nn.LayerNorm(d) for name in (norm_names if separate else ["layer_norm"])}
-            ffn = Named(fc_1=nn.Linear(d, ff), fc_2=nn.Linear(ff, d))
+            ffn = Container(fc_1=nn.Linear(d, ff), fc_2=nn.Linear(ff, d))
             parts = {name: WAttention(d, heads, True, names) for name in attentions}
-            return Named(**parts, positionwise_feedforward=ffn, **norms)
+            return Container(**parts, positionwise_feedforward=ffn, **norms)
 
         def side(size, attentions, norm_names):
-            return Named(
+            return Container(
                 tok_embedding=nn.Embedding(size, d),
                 pos_embedding=nn.Embedding(length, d),
                 layers=nn.ModuleList(layer(attentions, norm_names) for _ in range(layers)),
@@ -519,7 +524,7 @@ class Bentrevett(nn.Module):
 
 
 class AladdinPersson(nn.Module):
-    """`full`: the heads have different matrices, each of which is a part of a matrix of the full width."""
+    """`full`: whether a matrix covers all heads, instead of a matrix that all heads share."""
 
     def __init__(self, sizes=(31, 37), d=16, heads=4, layers=2, length=20, pad=0, full=False, bias=False):
         super().__init__()
@@ -527,14 +532,14 @@ class AladdinPersson(nn.Module):
 
         def attention():
             maps = {name: nn.Linear(k, k, bias=bias) for name in ("values", "keys", "queries")}
-            return Named(**maps, fc_out=nn.Linear(d, d))
+            return Container(**maps, fc_out=nn.Linear(d, d))
 
         def block():
             ffn = nn.Sequential(nn.Linear(d, 3 * d), nn.ReLU(), nn.Linear(3 * d, d))
-            return Named(attention=attention(), norm1=nn.LayerNorm(d), norm2=nn.LayerNorm(d), feed_forward=ffn)
+            return Container(attention=attention(), norm1=nn.LayerNorm(d), norm2=nn.LayerNorm(d), feed_forward=ffn)
 
         def side(size, layer):
-            return Named(
+            return Container(
                 word_embedding=nn.Embedding(size, d),
                 position_embedding=nn.Embedding(length, d),
                 layers=nn.ModuleList(layer() for _ in range(layers)),
@@ -542,13 +547,13 @@ class AladdinPersson(nn.Module):
 
         self.encoder = side(sizes[0], block)
         self.decoder = side(
-            sizes[1], lambda: Named(norm=nn.LayerNorm(d), attention=attention(), transformer_block=block())
+            sizes[1], lambda: Container(norm=nn.LayerNorm(d), attention=attention(), transformer_block=block())
         )
         self.decoder.fc_out = nn.Linear(d, sizes[1])
         self.d, self.k, self.heads, self.pad = d, k, heads, pad
 
     def attention(self, part, value, key, query, mask):
-        """Unless the matrices are full, each head's part of the input goes through the same small matrix."""
+        """Apply the matrices, which all heads share unless they are full."""
         parts = []
         for x, linear in ((query, part.queries), (key, part.keys), (value, part.values)):
             parts.append(linear(x.view(*x.shape[:2], -1, self.k)).flatten(2))
@@ -573,8 +578,8 @@ class AladdinPersson(nn.Module):
         return self.decoder.fc_out(y)
 
 
-class AroundTorch(nn.Module):
-    """Sequence first, learned positions, nn.Transformer."""
+class AladdinPerssonSeq2Seq(nn.Module):
+    """`nn.Transformer` with learned positions and sequence-first tensors."""
 
     def __init__(self, sizes=(31, 37), d=16, heads=4, layers=2, ff=4, length=20, pad=0):
         super().__init__()
@@ -596,8 +601,8 @@ class TorchTutorial(nn.Module):
         super().__init__()
         self.transformer = nn.Transformer(d, heads, layers, layers, ff, dropout=0.0)
         self.generator = nn.Linear(d, sizes[1])
-        self.src_tok_emb, self.tgt_tok_emb = (Named(embedding=nn.Embedding(size, d)) for size in sizes)
-        self.positional_encoding = Table("pos_embedding", table_of(length, d)[:, None])
+        self.src_tok_emb, self.tgt_tok_emb = (Container(embedding=nn.Embedding(size, d)) for size in sizes)
+        self.positional_encoding = Table("pos_embedding", sinusoids(length, d)[:, None])
         self.d = d
 
     def embed(self, embedding, ids):
@@ -620,16 +625,16 @@ class JoeyNMT(nn.Module):
         def layer(attentions, norm_names):
             norms = {name: nn.LayerNorm(d, eps=1e-6) for name in norm_names}
             pwff = nn.Sequential(nn.Linear(d, ff), nn.ReLU(), nn.Dropout(0.1), nn.Linear(ff, d), nn.Dropout(0.1))
-            ffn = Named(layer_norm=nn.LayerNorm(d, eps=1e-6), pwff_layer=pwff)
+            ffn = Container(layer_norm=nn.LayerNorm(d, eps=1e-6), pwff_layer=pwff)
             parts = {name: WAttention(d, heads, True, names) for name in attentions}
-            return Named(**parts, feed_forward=ffn, **norms)
+            return Container(**parts, feed_forward=ffn, **norms)
 
         def stack(attentions, norm_names):
-            last = {"layer_norm": nn.LayerNorm(d, eps=1e-6)} if pre else {}
+            final = {"layer_norm": nn.LayerNorm(d, eps=1e-6)} if pre else {}
             layers_ = nn.ModuleList(layer(attentions, norm_names) for _ in range(layers))
-            return Named(layers=layers_, pe=Table("pe", table_of(length, d)[None]), **last)
+            return Container(layers=layers_, pe=Table("pe", sinusoids(length, d)[None]), **final)
 
-        self.src_embed, self.trg_embed = (Named(lut=nn.Embedding(size, d)) for size in sizes)
+        self.src_embed, self.trg_embed = (Container(lut=nn.Embedding(size, d)) for size in sizes)
         self.encoder = stack(["src_src_att"], ["layer_norm"])
         self.decoder = stack(["trg_trg_att", "src_trg_att"], ["x_layer_norm", "dec_layer_norm"])
         self.decoder.output_layer = nn.Linear(d, sizes[1], bias=False)
@@ -657,10 +662,10 @@ class JoeyNMT(nn.Module):
 
 
 SHARED = {"proj_share_weight": True}
-CASES = {  # name: (class of the reference, its arguments, layout, what the file or the user tells)
-    "hkproj A": ("Hkproj", {"era": "A"}, "hkproj", {}),
-    "hkproj B": ("Hkproj", {"era": "B"}, "hkproj", {}),
-    "hkproj C": ("Hkproj", {"era": "C"}, "hkproj", {}),
+CASES = {  # name: (class of the reference, arguments, layout, settings of the file or the user)
+    "hkproj A": ("Hkproj", {"version": "A"}, "hkproj", {}),
+    "hkproj B": ("Hkproj", {"version": "B"}, "hkproj", {}),
+    "hkproj C": ("Hkproj", {"version": "C"}, "hkproj", {}),
     "article": ("BuildTransformer", {}, "build_transformer", {}),
     "article repaired": ("BuildTransformerRepaired", {}, "build_transformer_repaired", {}),
     "notebook": ("Notebook", {}, "notebook", {}),
@@ -679,7 +684,7 @@ CASES = {  # name: (class of the reference, its arguments, layout, what the file
     "aladdin, biases": ("AladdinPersson", {"bias": True}, "aladdin_persson", {}),
     "aladdin, full": ("AladdinPersson", {"full": True}, "aladdin_persson", {}),
     "aladdin, full, biases": ("AladdinPersson", {"full": True, "bias": True}, "aladdin_persson", {}),
-    "aladdin, nn.Transformer": ("AroundTorch", {}, "aladdin_persson_seq2seq", {}),
+    "aladdin, nn.Transformer": ("AladdinPerssonSeq2Seq", {}, "aladdin_persson_seq2seq", {}),
     "torch tutorial": ("TorchTutorial", {}, "torch_tutorial", {}),
     "joeynmt, pre": ("JoeyNMT", {}, "joeynmt", {"scale_embedding": True}),
     "joeynmt, post": ("JoeyNMT", {"pre": False, "scale": False}, "joeynmt", {"scale_embedding": False}),

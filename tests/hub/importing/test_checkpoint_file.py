@@ -15,11 +15,11 @@ WRAPPERS = ["bare", "hkproj", "state_dict", "lightning", "ddp", "compiled", "jad
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_wrappers_are_opened(make_reference, save_as, tmp_path, wrapper):
+def test_unwraps_state_dicts(make_reference, save_as, tmp_path, wrapper):
     _, state, _, _, _ = make_reference("notebook")
-    found, metadata = read_checkpoint(save_as(wrapper, state, tmp_path))
-    assert found.keys() == state.keys()
-    assert all(torch.equal(found[key], state[key]) for key in state)
+    actual, metadata = read_checkpoint(save_as(wrapper, state, tmp_path))
+    assert actual.keys() == state.keys()
+    assert all(torch.equal(actual[key], state[key]) for key in state)
     if wrapper == "jadore":
         assert metadata == {"epoch": 1, "n_head": 4, "src_pad_idx": 1}
 
@@ -33,7 +33,7 @@ class Payload:
 
 
 @pytest.mark.parametrize("protocol", ["torch", "pickle"])
-def test_a_file_that_would_run_code_is_refused_and_runs_nothing(tmp_path, protocol):
+def test_rejects_code_without_executing_it(tmp_path, protocol):
     victim, path = tmp_path / "victim", tmp_path / "model.pt"
     content = {"model": {"weight": torch.zeros(2)}, "settings": Payload(victim)}
     if protocol == "torch":
@@ -55,7 +55,7 @@ def test_a_file_that_would_run_code_is_refused_and_runs_nothing(tmp_path, protoc
         ([1, 2], "contains a list, expected a state dict"),
     ],
 )
-def test_files_that_are_no_checkpoints(tmp_path, content, message):
+def test_rejects_other_content(tmp_path, content, message):
     path = tmp_path / "model.pt"
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -78,8 +78,8 @@ def test_files_that_are_no_checkpoints(tmp_path, content, message):
     ],
 )
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_a_file_of_another_kind_is_called_what_it_is(tmp_path, content, message, suffix):
-    """By its name, and never with torch's advice to run what it holds."""
+def test_detects_other_file_types(tmp_path, content, message, suffix):
+    """The message contains the file type, and not the advice of torch to execute the file."""
     path = tmp_path / f"model.{suffix}"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"model\.") as error:
@@ -87,15 +87,15 @@ def test_a_file_of_another_kind_is_called_what_it_is(tmp_path, content, message,
     if suffix == "pt" or "corrupt" not in message:
         assert message in str(error.value)
     assert "weights_only" not in str(error.value)
-    assert "run what it names" not in str(error.value)
+    assert "would execute code" not in str(error.value)
 
 
-def test_a_folder_is_called_one(tmp_path):
+def test_rejects_directories(tmp_path):
     with pytest.raises(ValueError, match="is a directory. Pass the file with the weights"):
         read_checkpoint(tmp_path)
 
 
-def itself() -> dict:
+def recursive_content() -> dict:
     content: dict = {"epoch": 1}
     content["model"] = {"state_dict": content}
     return content
@@ -111,23 +111,23 @@ TENSOR = torch.zeros(2)
         ({"model": {"a.weight": TENSOR, "b": None}}, "b is a NoneType, expected a tensor"),
         ({5: TENSOR}, "a tensor whose name is a int, expected a string"),
         ({(1, 2): TENSOR, None: TENSOR}, "a tensor whose name is a tuple"),
-        ({("endless",) * 3: 1}, "its entries are a tuple"),
+        ({("key",) * 3: 1}, "its entries are a tuple"),
         ({}, "its entries are none"),
         ({"model": {}}, "its entries are none"),
-        (itself(), "contains itself"),
+        (recursive_content(), "contains itself"),
         ({"a": torch.zeros(1).expand(10**6, 10**6)}, "contain tensors of 4,000,000,000,000 bytes"),
         ({"a": torch.eye(3).to_sparse()}, "is sparse, nested, quantized or without data"),
         ({"a": torch.empty(3, device="meta")}, "is sparse, nested, quantized or without data"),
     ],
 )
-def test_states_that_are_none(tmp_path, content, message):
+def test_rejects_invalid_state_dicts(tmp_path, content, message):
     path = tmp_path / "model.pt"
     torch.save(content, path)
     with pytest.raises(ValueError, match=message):
         read_checkpoint(path)
 
 
-def test_an_archive_that_unpacks_to_much_is_refused(tmp_path):
+def test_rejects_decompression_bombs(tmp_path):
     path = tmp_path / "model.pt"
     torch.save({"a": TENSOR}, path)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
@@ -136,8 +136,8 @@ def test_an_archive_that_unpacks_to_much_is_refused(tmp_path):
         read_checkpoint(path)
 
 
-def test_what_training_files_hold_besides_is_read(tmp_path):
-    """Numbers of numpy, paths, default dictionaries and namespaces; settings are told, the rest is passed over."""
+def test_reads_scalars_and_strings_of_training_files(tmp_path):
+    """Numpy scalars, paths, default dictionaries and namespaces are read; other values are ignored."""
     history = collections.defaultdict(list)
     history["loss"].append(numpy.float32(0.5))
     content = {
@@ -147,7 +147,7 @@ def test_what_training_files_hold_besides_is_read(tmp_path):
         "losses": numpy.ones(3),
         "history": history,
         "path": pathlib.Path("a/b"),
-        "theirs": pathlib.PureWindowsPath("c:/a"),
+        "windows_path": pathlib.PureWindowsPath("c:/a"),
         "arguments": types.SimpleNamespace(activation="gelu", folder=pathlib.Path("x")),
         "settings": argparse.Namespace(n_head=4, names=["x"]),
         5: 6,
@@ -156,19 +156,21 @@ def test_what_training_files_hold_besides_is_read(tmp_path):
     state, metadata = read_checkpoint(tmp_path / "model.pt")
     assert list(state) == ["a.weight"]
     assert metadata == {
-        **{"loss": 0.25, "step": 7, "path": "a/b", "theirs": "c:\\/a"},
+        **{"loss": 0.25, "step": 7, "path": "a/b", "windows_path": "c:\\/a"},
         **{"activation": "gelu", "folder": "x", "n_head": 4},
     }
 
 
-def test_default_dictionaries_of_ones_own_functions_are_refused(tmp_path):
+def test_rejects_user_functions_in_default_dictionaries(tmp_path):
     torch.save({"model": {"a": TENSOR}, "more": collections.defaultdict(read_checkpoint)}, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"would execute code from the file \(hub.importing.checkpoint_file.read_checkpoint\)"):
+    with pytest.raises(
+        ValueError, match=r"would execute code from the file \(hub.importing.checkpoint_file.read_checkpoint\)"
+    ):
         read_checkpoint(tmp_path / "model.pt")
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"no pickle", b"}s.", b"t.", b"h\x00.", b"(" * 100, b"\x85"])
-def test_broken_files_are_refused(tmp_path, content):
+def test_rejects_corrupt_files(tmp_path, content):
     path = tmp_path / "model.pt"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"model\.pt is not a valid checkpoint"):

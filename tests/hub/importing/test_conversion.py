@@ -11,22 +11,22 @@ from hub.importing.parity import max_log_prob_difference
 PAD = {"jadore801120": 1, "hyunwoongko": 1, "bentrevett": 1, "bentrevett_2019": 1}
 
 
-def ids_of(layout) -> dict[str, int]:
+def special_ids_of(layout) -> dict[str, int]:
     return {"pad_token_id": PAD.get(layout.name, 0), "bos_token_id": 2, "eos_token_id": 3}
 
 
-def test_an_import_computes_what_the_tutorials_model_does(make_reference, case):
-    """Log-probabilities of random batches with padding, within 1e-4, at a small width and a larger one."""
+def test_import_equals_original_model(make_reference, case):
+    """Log-probabilities on random batches with padding agree within 1e-4, for two hidden sizes."""
     for d in (16, 64):
         model, state, layout, metadata, heads = make_reference(case, d=d)
-        imported = convert(state, layout, dict(metadata), heads, ids_of(layout))
+        imported = convert(state, layout, dict(metadata), heads, special_ids_of(layout))
         assert max_log_prob_difference(layout.forward, model, imported.model) <= 1e-4
         assert set(imported.used) | set(imported.dropped) == set(state)
         assert all(imported.dropped.values())
 
 
 def mutations(state):
-    """Ten files with one mistake each, and the key that must be named."""
+    """Yield ten files with one error each, and the key that the message must contain."""
     keys = [key for key in state if state[key].ndim > 1 and "pos" not in key and key.split(".")[-1] != "pe"]
     middle, last = keys[len(keys) // 2], keys[-1]
     yield {(k + "x" if k == middle else k): v for k, v in state.items()}, middle + "x"
@@ -44,95 +44,97 @@ def mutations(state):
     "name", ["hkproj A", "notebook", "jadore, not shared", "aladdin", "torch tutorial", "bentrevett"]
 )
 @pytest.mark.parametrize("number", range(10))
-def test_files_with_a_mistake_are_refused_by_the_keys_name(make_reference, name, number):
+def test_error_contains_key(make_reference, name, number):
     _, state, layout, metadata, heads = make_reference(name)
     mutant, key = list(mutations(state))[number]
 
-    def attempt():
-        found, _ = find_layout(mutant)
-        convert(mutant, found, dict(metadata), heads, ids_of(layout))
+    def import_mutant():
+        detected, _ = find_layout(mutant)
+        convert(mutant, detected, dict(metadata), heads, special_ids_of(layout))
 
-    with pytest.raises(ValueError) as error:  # noqa: PT011  # the message is looked at below
-        attempt()
-    told = str(error.value)
-    assert key in told or any(part in told for part in named_like(key, layout)), told
+    with pytest.raises(ValueError) as error:  # noqa: PT011  # the message is checked below
+        import_mutant()
+    message = str(error.value)
+    assert key in message or any(part in message for part in matching_patterns(key, layout)), message
 
 
-def named_like(key: str, layout) -> list[str]:
-    """A layout's key with variables, where all of a kind are missing."""
+def matching_patterns(key: str, layout) -> list[str]:
+    """Return the patterns of a layout that match a key; messages contain them if all keys are missing."""
     return [each for each in layout.keys if compile_pattern(each).fullmatch(key)]
 
 
-def test_a_table_of_other_positions_is_refused(make_reference):
+def test_rejects_other_position_tables(make_reference):
     _, state, layout, metadata, heads = make_reference("notebook")
     state["positional_encoding.pe"] = state["positional_encoding.pe"].roll(1, dims=-1)
     with pytest.raises(ValueError, match=r"positional_encoding.pe.*differs from the sinusoids of section 3.5"):
-        convert(state, layout, metadata, heads, ids_of(layout))
+        convert(state, layout, metadata, heads, special_ids_of(layout))
 
 
-def test_heads_that_do_not_fit_are_refused(make_reference):
+def test_rejects_invalid_num_heads(make_reference):
     _, state, layout, metadata, _ = make_reference("notebook")
     with pytest.raises(ValueError, match="does not specify the number of attention heads. Set --num_heads"):
         convert(state, layout, metadata, None, {})
-    with pytest.raises(ValueError, match="the 16 rows of encoder_layers.0.self_attn.W_q.weight are not divisible by 5 heads"):
+    with pytest.raises(
+        ValueError, match="the 16 rows of encoder_layers.0.self_attn.W_q.weight are not divisible by 5 heads"
+    ):
         convert(state, layout, metadata, 5, {})
 
 
 @pytest.mark.parametrize(
     ("name", "key"), [("annotated", "src_embed.1.pe"), ("torch tutorial", "positional_encoding.pos_embedding")]
 )
-def test_positions_repeated_for_a_batch_are_taken(make_reference, name, key):
+def test_accepts_positions_repeated_per_batch(make_reference, name, key):
     _, state, layout, metadata, heads = make_reference(name)
     shape = list(state[key].shape)
     shape[shape.index(1)] = 8
     for table in (state[key].expand(shape), state[key].expand(shape).contiguous()):
-        imported = convert(state | {key: table}, layout, dict(metadata), heads, ids_of(layout))
+        imported = convert(state | {key: table}, layout, dict(metadata), heads, special_ids_of(layout))
         assert key in imported.dropped
 
 
 @pytest.mark.parametrize(
     "name", ["hkproj C", "notebook", "annotated", "jadore, not shared", "gordicaleksa", "torch tutorial"]
 )
-def test_a_file_may_lack_its_positions(make_reference, name):
-    """They are computed, and the report says so."""
+def test_computes_missing_positions(make_reference, name):
+    """The report states that the positions are computed."""
     model, state, layout, metadata, heads = make_reference(name)
     tables = [key for key, rule in layout.rules().items() if rule.is_recomputed]
     for key in tables:
         del state[key]
     assert find_layout(state)[0] is layout
-    imported = convert(state, layout, dict(metadata), heads, ids_of(layout))
+    imported = convert(state, layout, dict(metadata), heads, special_ids_of(layout))
     assert f"The file lacks {', '.join(tables)}" in " ".join(imported.user_notes)
     assert max_log_prob_difference(layout.forward, model, imported.model) <= 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_weights_of_other_precision_are_taken(make_reference, case, dtype):
+def test_accepts_other_dtypes(make_reference, case, dtype):
     model, state, layout, metadata, heads = make_reference(case)
     state = {key: value.to(dtype) for key, value in state.items()}
     tables = {key for key, rule in layout.rules().items() if rule.is_recomputed}
-    imported = convert(state, layout, dict(metadata), heads, ids_of(layout))
+    imported = convert(state, layout, dict(metadata), heads, special_ids_of(layout))
     model.load_state_dict({key: value for key, value in state.items() if key not in tables}, strict=False)
     assert max_log_prob_difference(layout.forward, model, imported.model) <= 1e-4
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
-def test_weights_that_are_no_numbers_are_refused(make_reference, value):
+def test_rejects_non_finite_weights(make_reference, value):
     _, state, layout, metadata, heads = make_reference("notebook")
     state["fc.weight"] = state["fc.weight"].double()
     state["fc.weight"][3, 4] = value
     with pytest.raises(ValueError, match="fc.weight contains NaN or values outside the range of float32"):
-        convert(state, layout, metadata, heads, ids_of(layout))
+        convert(state, layout, metadata, heads, special_ids_of(layout))
 
 
-def test_a_table_that_holds_nan_is_refused(make_reference):
+def test_rejects_nan_in_position_table(make_reference):
     _, state, layout, metadata, heads = make_reference("notebook")
     state["positional_encoding.pe"][..., 3, 3] = float("nan")
     with pytest.raises(ValueError, match="differs from the sinusoids of section 3.5"):
-        convert(state, layout, metadata, heads, ids_of(layout))
+        convert(state, layout, metadata, heads, special_ids_of(layout))
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_a_missing_layer_0_is_named(make_reference, case, side):
+def test_rejects_missing_layer_0(make_reference, case, side):
     """Some layouts read the number of heads from a tensor of layer 0."""
     _, state, layout, metadata, heads = make_reference(case)
     numbered = [key for key in state if side in key and re.search(r"\.0\.", key)]
@@ -141,105 +143,107 @@ def test_a_missing_layer_0_is_named(make_reference, case, side):
     for key in numbered:
         del state[key]
     with pytest.raises(ValueError, match="the file lacks|some layers are missing"):
-        convert(state, layout, dict(metadata), heads, ids_of(layout))
+        convert(state, layout, dict(metadata), heads, special_ids_of(layout))
 
 
 @pytest.mark.parametrize("number", ["5", "99999999999"])
-def test_layers_must_be_numbered_on(make_reference, number):
+def test_rejects_gaps_in_layer_numbers(make_reference, number):
     _, state, layout, metadata, heads = make_reference("notebook")
     state = {key.replace("encoder_layers.1.", f"encoder_layers.{number}."): value for key, value in state.items()}
     with pytest.raises(ValueError, match=f"the 2 encoder layers have the numbers 0, {number}: some layers are missing"):
-        convert(state, layout, metadata, heads, ids_of(layout))
+        convert(state, layout, metadata, heads, special_ids_of(layout))
 
 
-def test_shapes_are_compared_before_memory_is_taken(make_reference):
-    """Two thin matrices that only fit a model of terabytes."""
+def test_validates_shapes_before_allocation(make_reference):
+    """A thin matrix would require a model of terabytes."""
     _, state, layout, metadata, heads = make_reference("notebook")
     state["encoder_layers.0.feed_forward.fc1.weight"] = torch.zeros(10**9, 1).expand(-1, 16)[:, :0]
     with pytest.raises(ValueError, match=r"encoder_layers.0.feed_forward.fc1.*, expected \("):
-        convert(state, layout, metadata, heads, ids_of(layout))
+        convert(state, layout, metadata, heads, special_ids_of(layout))
 
 
 @pytest.mark.parametrize("heads", [0, -4])
-def test_heads_are_at_least_one(make_reference, heads):
+def test_rejects_num_heads_below_one(make_reference, heads):
     _, state, layout, metadata, _ = make_reference("notebook")
     with pytest.raises(ValueError, match=f"--num_heads {heads} must be at least 1"):
-        convert(state, layout, metadata, heads, ids_of(layout))
+        convert(state, layout, metadata, heads, special_ids_of(layout))
 
 
-def test_heads_that_the_file_contradicts_are_refused(make_reference):
+def test_rejects_num_heads_that_contradict_the_file(make_reference):
     _, state, layout, _, _ = make_reference("jadore, not shared")
     with pytest.raises(ValueError, match="--num_heads 2 is wrong: the model in the file has 4 heads"):
-        convert(state, layout, {"n_head": 4}, 2, ids_of(layout))
+        convert(state, layout, {"n_head": 4}, 2, special_ids_of(layout))
     _, state, layout, _, heads = make_reference("aladdin")
     with pytest.raises(ValueError, match=f"--num_heads 1 is wrong: the model in the file has {heads} heads"):
-        convert(state, layout, {}, 1, ids_of(layout))
+        convert(state, layout, {}, 1, special_ids_of(layout))
 
 
 @pytest.mark.parametrize("name", ["torch tutorial", "aladdin, nn.Transformer"])
 @pytest.mark.parametrize(("norm_first", "activation"), [(True, "relu"), (False, "gelu"), (True, "gelu")])
-def test_what_nn_transformer_was_called_with_is_said_by_name(make_reference, name, norm_first, activation):
-    """No file tells norm_first and activation: the report does, until they are given."""
+def test_nn_transformer_arguments_are_settings(make_reference, name, norm_first, activation):
+    """Files do not contain norm_first and activation. The report states the assumed values."""
     model, state, layout, _, heads = make_reference(name)
     for layer in (*model.transformer.encoder.layers, *model.transformer.decoder.layers):
         layer.norm_first, layer.activation = norm_first, getattr(torch.nn.functional, activation)
         layer.activation_relu_or_gelu = 0  # PyTorch's fast path of evaluation
-    assumed = convert(state, layout, {}, heads, ids_of(layout))
+    default = convert(state, layout, {}, heads, special_ids_of(layout))
     line = "The file does not specify norm_first, activation. Assumed: norm_first=false, activation=relu."
-    assert any(line in check for check in assumed.user_notes)
-    assert max_log_prob_difference(layout.forward, model, assumed.model) > 1e-3
-    told = convert(state, layout, {"norm_first": norm_first, "activation": activation}, heads, ids_of(layout))
-    assert not any("does not specify norm_first" in check for check in told.user_notes)
-    assert max_log_prob_difference(layout.forward, model, told.model) <= 1e-4
+    assert any(line in note for note in default.user_notes)
+    assert max_log_prob_difference(layout.forward, model, default.model) > 1e-3
+    configured = convert(
+        state, layout, {"norm_first": norm_first, "activation": activation}, heads, special_ids_of(layout)
+    )
+    assert not any("does not specify norm_first" in note for note in configured.user_notes)
+    assert max_log_prob_difference(layout.forward, model, configured.model) <= 1e-4
 
 
 def test_joeynmt_with_gelu(make_reference):
     model, state, layout, metadata, heads = make_reference("joeynmt, pre")
     for layer in (*model.encoder.layers, *model.decoder.layers):
         layer.feed_forward.pwff_layer[1] = torch.nn.GELU()
-    assumed = convert(state, layout, metadata, heads, ids_of(layout))
-    assert any("does not specify activation. Assumed: activation=relu" in check for check in assumed.user_notes)
-    assert max_log_prob_difference(layout.forward, model, assumed.model) > 1e-3
-    told = convert(state, layout, metadata | {"activation": "gelu"}, heads, ids_of(layout))
-    assert max_log_prob_difference(layout.forward, model, told.model) <= 1e-4
+    default = convert(state, layout, metadata, heads, special_ids_of(layout))
+    assert any("does not specify activation. Assumed: activation=relu" in note for note in default.user_notes)
+    assert max_log_prob_difference(layout.forward, model, default.model) > 1e-3
+    configured = convert(state, layout, metadata | {"activation": "gelu"}, heads, special_ids_of(layout))
+    assert max_log_prob_difference(layout.forward, model, configured.model) <= 1e-4
 
 
-def test_separate_heads_whose_embeddings_are_not_scaled(make_reference):
+def test_separate_heads_with_unscaled_embeddings(make_reference):
     model, state, layout, metadata, heads = make_reference("separate heads")
     model.d = 1  # times sqrt(1)
-    told = convert(state, layout, {"scale": False}, heads, ids_of(layout))
-    assert max_log_prob_difference(layout.forward, model, told.model) <= 1e-4
+    configured = convert(state, layout, {"scale": False}, heads, special_ids_of(layout))
+    assert max_log_prob_difference(layout.forward, model, configured.model) <= 1e-4
 
 
-def test_the_unbiased_norm_of_an_earlier_hyunwoongko_is_a_setting(make_reference):
-    """Without it, the report states the assumption."""
+def test_unbiased_norm_is_a_setting(make_reference):
+    """Without the setting, the report states the assumed value."""
     model, state, layout, _, heads = make_reference("hyunwoongko, unbiased")
-    assumed = convert(state, layout, {}, heads, ids_of(layout))
-    assert any("does not specify unbiased_norm. Assumed: unbiased_norm=false" in check for check in assumed.user_notes)
-    assert max_log_prob_difference(layout.forward, model, assumed.model) > 1e-3
+    default = convert(state, layout, {}, heads, special_ids_of(layout))
+    assert any("does not specify unbiased_norm. Assumed: unbiased_norm=false" in note for note in default.user_notes)
+    assert max_log_prob_difference(layout.forward, model, default.model) > 1e-3
 
 
-def test_full_width_matrices_need_the_number_of_heads(make_reference):
+def test_unshared_head_matrices_require_num_heads(make_reference):
     _, state, layout, _, _ = make_reference("aladdin, full")
     with pytest.raises(ValueError, match="does not specify the number of attention heads. Set --num_heads"):
-        convert(state, layout, {}, None, ids_of(layout))
+        convert(state, layout, {}, None, special_ids_of(layout))
 
 
-def test_the_padding_of_sources_that_a_tutorial_attends_to_is_in_the_report(make_reference):
-    """Its batched outputs differ from those of one sentence, which an import computes."""
+def test_reports_attention_to_source_padding(make_reference):
+    """The imported model equals the original without padding. With padding, the original differs."""
     model, state, layout, _, heads = make_reference("aladdin, nn.Transformer")
-    imported = convert(state, layout, {}, heads, ids_of(layout))
-    assert any("attends to source padding" in check for check in imported.user_notes)
+    imported = convert(state, layout, {}, heads, special_ids_of(layout))
+    assert any("attends to source padding" in note for note in imported.user_notes)
     source, target = torch.tensor([[5, 6, 7, 0, 0]]), torch.tensor([[2, 8, 9]])
     with torch.no_grad():
-        alone, padded = (model(each.T, target.T).transpose(0, 1) for each in (source[:, :3], source))
-        found = imported.model(source, attention_mask=(source != 0).long(), decoder_input_ids=target).logits
-    torch.testing.assert_close(found, alone, atol=1e-4, rtol=0)
-    assert (found - padded).abs().max() > 1e-3
+        unpadded, padded = (model(each.T, target.T).transpose(0, 1) for each in (source[:, :3], source))
+        actual = imported.model(source, attention_mask=(source != 0).long(), decoder_input_ids=target).logits
+    torch.testing.assert_close(actual, unpadded, atol=1e-4, rtol=0)
+    assert (actual - padded).abs().max() > 1e-3
 
 
-def test_files_of_an_older_jadore_are_a_line_of_the_report(make_reference):
-    """No tensor shows that such a file was trained with another arithmetic."""
+def test_reports_older_jadore_code(make_reference):
+    """The tensors do not show which version of the code wrote the file."""
     _, state, layout, metadata, heads = make_reference("jadore, not shared")
     imported = convert(state, layout, metadata, heads, {"pad_token_id": 1})
     assert any("before 7 June 2020" in line for line in imported.user_notes)

@@ -16,7 +16,7 @@ JADORE = LAYOUTS["jadore801120"]
         ("source_begins=true", {"source_begins": True}),
     ],
 )
-def test_values(text, expected):
+def test_parses_values(text, expected):
     assert resolve_settings([text], {}, JADORE) == expected
 
 
@@ -34,15 +34,15 @@ def test_values(text, expected):
         (["src_pad_idx"], "the format must be KEY=VALUE"),
     ],
 )
-def test_mistakes(texts, message):
-    with pytest.raises(ValueError) as error:  # noqa: PT011  # the message is looked at below
+def test_rejects_invalid_settings(texts, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011  # the message is checked below
         resolve_settings(texts, {}, JADORE)
     assert message in str(error.value)
 
 
-def test_the_file_tells_them_too():
-    """Of its entries, those that the layout knows; what is given goes before."""
-    told = {"n_head": 4, "src_pad_idx": 1, "epoch": 3, "source_begins": "?"}
-    assert resolve_settings(["src_pad_idx=0"], told, JADORE) == {"n_head": 4, "src_pad_idx": 0}
+def test_merges_settings_of_the_file():
+    """Entries that the layout does not know are ignored; `--set` has priority."""
+    metadata = {"n_head": 4, "src_pad_idx": 1, "epoch": 3, "source_begins": "?"}
+    assert resolve_settings(["src_pad_idx=0"], metadata, JADORE) == {"n_head": 4, "src_pad_idx": 0}
     with pytest.raises(ValueError, match="the file's n_head='four' must be an integer. Set it with --set n_head="):
         resolve_settings([], {"n_head": "four"}, JADORE)

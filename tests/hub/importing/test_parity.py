@@ -11,46 +11,47 @@ IDS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
 
 @pytest.fixture
 def imported(make_reference):
-    """A reference, its state and layout, and our model of it."""
+    """Return a reference model, its state and layout, and the imported model."""
     model, state, layout, metadata, heads = make_reference("notebook")
     return model, state, layout, convert(state, layout, metadata, heads, IDS).model
 
 
-def built_by(monkeypatch, build):
-    monkeypatch.setitem(parity.sys.modules, "theirs", type("theirs", (), {"build": staticmethod(build)}))
-    return "theirs:build"
+def register(monkeypatch, build):
+    """Make `build` importable and return its `MODULE:CALLABLE`."""
+    monkeypatch.setitem(parity.sys.modules, "user_code", type("user_code", (), {"build": staticmethod(build)}))
+    return "user_code:build"
 
 
-def test_a_model_of_nan_proves_nothing(imported, monkeypatch):
-    model, state, layout, ours = imported
+def test_rejects_nan_outputs(imported, monkeypatch):
+    model, state, layout, imported_model = imported
     forward = model.forward
     model.forward = lambda *batch: forward(*batch) * float("nan")
     with pytest.raises(ValueError, match="not all finite and cannot be compared"):
-        compare_with_user_model(built_by(monkeypatch, lambda: model), layout, state, ours)
+        compare_with_user_model(register(monkeypatch, lambda: model), layout, state, imported_model)
 
 
-def test_one_nan_among_numbers_proves_nothing(imported, monkeypatch):
-    model, state, layout, ours = imported
+def test_rejects_nan_in_one_batch(imported, monkeypatch):
+    model, state, layout, imported_model = imported
     forward, calls = model.forward, []
 
-    def once(*batch):
+    def forward_with_one_nan(*batch):
         calls.append(1)
         return forward(*batch) * (float("nan") if len(calls) == 2 else 1.0)
 
-    model.forward = once
+    model.forward = forward_with_one_nan
     with pytest.raises(ValueError, match="not all finite"):
-        compare_with_user_model(built_by(monkeypatch, lambda: model), layout, state, ours)
+        compare_with_user_model(register(monkeypatch, lambda: model), layout, state, imported_model)
 
 
-def test_weights_that_overflow_prove_nothing(make_reference, monkeypatch):
+def test_rejects_overflowing_weights(make_reference, monkeypatch):
     model, state, layout, metadata, heads = make_reference("notebook")
     state["fc.weight"] = torch.full_like(state["fc.weight"], 1e38)
-    ours = convert(state, layout, metadata, heads, IDS).model
+    imported_model = convert(state, layout, metadata, heads, IDS).model
     with pytest.raises(ValueError, match="not all finite"):
-        compare_with_user_model(built_by(monkeypatch, lambda: model), layout, state, ours)
+        compare_with_user_model(register(monkeypatch, lambda: model), layout, state, imported_model)
 
 
-def ends():
+def exits():
     raise SystemExit(0)
 
 
@@ -61,39 +62,39 @@ def fails():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (ends, "fails: SystemExit: 0"),
+        (exits, "fails: SystemExit: 0"),
         (fails, "fails: RuntimeError: one"),
         (lambda size: None, "Expected MODULE:CALLABLE, where CALLABLE takes no arguments"),
         (lambda: None, "returns a NoneType, expected a torch.nn.Module"),
         (lambda: nn.Linear(2, 2), "does not match the weights in the file"),
     ],
 )
-def test_code_that_does_not_build_the_model(imported, monkeypatch, build, message):
-    _, state, layout, ours = imported
+def test_rejects_code_without_the_model(imported, monkeypatch, build, message):
+    _, state, layout, imported_model = imported
     with pytest.raises(ValueError, match=message):
-        compare_with_user_model(built_by(monkeypatch, build), layout, state, ours)
+        compare_with_user_model(register(monkeypatch, build), layout, state, imported_model)
 
 
 @pytest.mark.parametrize(
     ("forward", "message"),
     [
-        (lambda *batch: ends(), "fails: SystemExit"),
+        (lambda *batch: exits(), "fails: SystemExit"),
         (lambda *batch: None, "fails: AttributeError"),
         (lambda *batch: torch.zeros(1, 1, 1), r"has the shape \(1, 1, 1\), expected \(4, 7, 37\)"),
     ],
 )
-def test_a_model_that_does_not_answer(imported, monkeypatch, forward, message):
-    model, state, layout, ours = imported
+def test_rejects_failing_forward(imported, monkeypatch, forward, message):
+    model, state, layout, imported_model = imported
     model.forward = forward
     with pytest.raises(ValueError, match=message):
-        compare_with_user_model(built_by(monkeypatch, lambda: model), layout, state, ours)
+        compare_with_user_model(register(monkeypatch, lambda: model), layout, state, imported_model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("with_table", [True, False])
-def test_rounded_files_and_those_without_positions_are_compared(make_reference, monkeypatch, dtype, with_table):
+def test_compares_rounded_files_and_missing_positions(make_reference, monkeypatch, dtype, with_table):
     model, state, layout, metadata, heads = make_reference("notebook")
     state = {key: value.to(dtype) for key, value in state.items() if with_table or not key.endswith(".pe")}
-    ours = convert(state, layout, metadata, heads, IDS).model
-    found = compare_with_user_model(built_by(monkeypatch, lambda: model), layout, state, ours)
-    assert found["largest_difference_of_log_probabilities"] <= 1e-4
+    imported_model = convert(state, layout, metadata, heads, IDS).model
+    report = compare_with_user_model(register(monkeypatch, lambda: model), layout, state, imported_model)
+    assert report["largest_difference_of_log_probabilities"] <= 1e-4

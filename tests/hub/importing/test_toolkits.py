@@ -1,4 +1,4 @@
-"""Checkpoints of fairseq and OpenNMT-py: arithmetic, what is refused, and that nothing of a file is run."""
+"""Import of fairseq and OpenNMT-py checkpoints: equal outputs, errors, and no execution of code."""
 
 import argparse
 import itertools
@@ -28,7 +28,7 @@ def import_file(path):
 
 
 def batch(sizes, first):
-    """Ids of sources, right- and left-padded with 1, and of targets."""
+    """Return source ids, padded with 1 on the right or left, and target ids."""
     generator = torch.Generator().manual_seed(0)
     source = torch.randint(4, sizes[0], (4, 9), generator=generator)
     target = torch.randint(4, sizes[1], (4, 7), generator=generator)
@@ -38,16 +38,16 @@ def batch(sizes, first):
 
 NAMES = (
     *("fairseq base", "fairseq iwslt_de_en", "fairseq wmt_en_de", "fairseq vaswani big", "fairseq t2t"),
-    *("fairseq norm of embeddings", "fairseq learned", "fairseq width of the output"),
-    *("fairseq widths of input and output",),
+    *("fairseq embedding LayerNorm", "fairseq learned", "fairseq output dimension"),
+    *("fairseq input and output dimensions",),
 )
 PAD = 1
 OPENNMT = ("opennmt 2", "opennmt 2 joint", "opennmt 3", "opennmt 3 biases", "opennmt 3 halves")
 
 
 @torch.no_grad()
-def greedy(logits_of, start: int, steps: int = 8, never_first: int = PAD) -> torch.Tensor:
-    """The most probable tokens one by one, but for padding, which they forbid: (4, steps + 1)."""
+def decode_greedily(logits_of, start: int, steps: int = 8, never_first: int = PAD) -> torch.Tensor:
+    """Decode greedily without the pad token. Shape: (4, steps + 1)."""
     ids = torch.full((4, 1), start)
     for i in range(steps):
         logits = logits_of(ids)[:, -1].clone()
@@ -56,25 +56,25 @@ def greedy(logits_of, start: int, steps: int = 8, never_first: int = PAD) -> tor
     return ids
 
 
-def assert_same_until_the_end(found: torch.Tensor, expected: torch.Tensor, end: int = 2) -> None:
-    for ours, theirs in zip(found.tolist(), expected.tolist(), strict=True):
-        length = theirs.index(end, 1) + 1 if end in theirs[1:] else len(theirs)
-        assert ours[:length] == theirs[:length]
+def assert_same_until_eos(actual: torch.Tensor, expected: torch.Tensor, eos: int = 2) -> None:
+    for actual_ids, expected_ids in zip(actual.tolist(), expected.tolist(), strict=True):
+        length = expected_ids.index(eos, 1) + 1 if eos in expected_ids[1:] else len(expected_ids)
+        assert actual_ids[:length] == expected_ids[:length]
 
 
 @pytest.mark.parametrize(("d", "ff"), [(16, 24), (64, 160)])
 @pytest.mark.parametrize("name", NAMES)
 def test_fairseq(toolkits, tmp_path, name, d, ff):
-    theirs = toolkits.make(name, d=d, ff=ff)
-    imported, state, _ = import_file(toolkits.save(theirs.content(), tmp_path / "model.pt"))
+    reference = toolkits.make(name, d=d, ff=ff)
+    imported, state, _ = import_file(toolkits.save(reference.content(), tmp_path / "model.pt"))
     source, target = batch((imported.model.config.vocab_size, imported.model.config.decoder_vocab_size), 2)
     mask = (source != 1).long()
     with torch.no_grad():
-        expected = theirs(source, None, target)[0]
+        expected = reference(source, None, target)[0]
         found = imported.model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
     assert (found - expected).abs().max() <= 1e-4
     given = imported.model.generate(source, attention_mask=mask, num_beams=1, max_new_tokens=8, suppress_tokens=[PAD])
-    assert_same_until_the_end(given, greedy(lambda ids: theirs(source, None, ids)[0], 2, never_first=2))
+    assert_same_until_eos(given, decode_greedily(lambda ids: reference(source, None, ids)[0], 2, never_first=2))
     assert set(imported.used) | set(imported.dropped) == set(state)
     config = imported.model.config
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (
@@ -83,28 +83,30 @@ def test_fairseq(toolkits, tmp_path, name, d, ff):
         2,
         2,
     )
-    assert (config.decoder_attention_heads, config.dropout) == (theirs.told.decoder_attention_heads, 0.3)
-    assert config.share_encoder_decoder_embeddings == theirs.told.share_all_embeddings
+    assert (config.decoder_attention_heads, config.dropout) == (reference.namespace.decoder_attention_heads, 0.3)
+    assert config.share_encoder_decoder_embeddings == reference.namespace.share_all_embeddings
     assert not imported.user_notes
 
 
 @pytest.mark.parametrize(("d", "ff"), [(16, 24), (64, 160)])
 @pytest.mark.parametrize("name", OPENNMT)
 def test_opennmt(toolkits, tmp_path, name, d, ff):
-    theirs = toolkits.make(name, d=d, ff=ff)
-    imported, _, metadata = import_file(toolkits.save(theirs.content(), tmp_path / "model.pt"))
+    reference = toolkits.make(name, d=d, ff=ff)
+    imported, _, metadata = import_file(toolkits.save(reference.content(), tmp_path / "model.pt"))
     source, target = batch((31, 37), 2)
-    source[2, :3] = source[0, :3]  # it pads on the right alone
+    source[2, :3] = source[0, :3]  # OpenNMT-py pads only on the right
     mask = (source != 1).long()
-    shift = len(metadata["vocabularies"]["source"]) - theirs.sizes[0]  # of the two special tokens that are put in
+    shift = len(metadata["vocabularies"]["source"]) - reference.sizes[0]  # by the two inserted special tokens
     assert shift == (2 if name == "opennmt 2" else 0)
-    ours = torch.where(mask == 1, source + shift, 1)
+    source_ids = torch.where(mask == 1, source + shift, 1)
     with torch.no_grad():
-        expected = theirs(source, mask, target)
-        found = imported.model(input_ids=ours, attention_mask=mask, decoder_input_ids=target).logits
+        expected = reference(source, mask, target)
+        found = imported.model(input_ids=source_ids, attention_mask=mask, decoder_input_ids=target).logits
     assert (found - expected).abs().max() <= 1e-4
-    given = imported.model.generate(ours, attention_mask=mask, num_beams=1, max_new_tokens=8, suppress_tokens=[PAD])
-    assert_same_until_the_end(given, greedy(lambda ids: theirs(source, mask, ids), start=2), end=3)
+    given = imported.model.generate(
+        source_ids, attention_mask=mask, num_beams=1, max_new_tokens=8, suppress_tokens=[PAD]
+    )
+    assert_same_until_eos(given, decode_greedily(lambda ids: reference(source, mask, ids), start=2), eos=3)
     config = imported.model.config
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (
         1,
@@ -112,37 +114,37 @@ def test_opennmt(toolkits, tmp_path, name, d, ff):
         3,
         2,
     )
-    assert config.layer_norm_eps == theirs.eps
-    assert config.tie_word_embeddings == theirs.options["share_decoder_embeddings"]
+    assert config.layer_norm_eps == reference.eps
+    assert config.tie_word_embeddings == reference.options["share_decoder_embeddings"]
 
 
 @pytest.mark.parametrize("name", OPENNMT)
-def test_a_generator_without_its_matrix_is_named(toolkits, name):
+def test_rejects_missing_generator_weight(toolkits, name):
     content = toolkits.make(name).content()
     content["generator"] = {key: value for key, value in content["generator"].items() if key.endswith("bias")}
-    assert "the file lacks generator.weight" in mistake(content)
+    assert "the file lacks generator.weight" in error_message(content)
 
 
 @pytest.mark.parametrize("how", ["cfg", "omegaconf"])
-def test_fairseqs_configurations_are_read_as_its_arguments(toolkits, tmp_path, how):
-    theirs = toolkits.make("fairseq t2t", heads=2)
-    plain, _, metadata = import_file(toolkits.save(theirs.content(), tmp_path / "args.pt"))
-    found, _, others = import_file(toolkits.save(theirs.content(how), tmp_path / "cfg.pt"))
+def test_reads_fairseq_configurations(toolkits, tmp_path, how):
+    reference = toolkits.make("fairseq t2t", heads=2)
+    plain, _, metadata = import_file(toolkits.save(reference.content(), tmp_path / "args.pt"))
+    found, _, others = import_file(toolkits.save(reference.content(how), tmp_path / "cfg.pt"))
     assert others == metadata
     assert found.shapes == plain.shapes
     assert others["encoder_attention_heads"] == 2
 
 
-def test_files_of_before_pytorch_1_6(toolkits, tmp_path):
-    theirs = toolkits.make("fairseq base")
+def test_reads_files_before_pytorch_1_6(toolkits, tmp_path):
+    reference = toolkits.make("fairseq base")
     with toolkits.importable():
         path = tmp_path / "model.pt"
-        torch.save(theirs.content("omegaconf"), path, _use_new_zipfile_serialization=False)
+        torch.save(reference.content("omegaconf"), path, _use_new_zipfile_serialization=False)
     assert import_file(path)[2]["encoder_attention_heads"] == 4
 
 
-def earlier(state):
-    """Names of fairseq's first versions: fused projections, numbered norms, one matrix for embeddings and output."""
+def rename_to_early_version(state):
+    """Convert a state dict to the early fairseq format: fused projections, numbered norms, tied LM head."""
     found = {}
     for key, value in state.items():
         if ".q_proj." in key:
@@ -156,17 +158,17 @@ def earlier(state):
     return found
 
 
-def test_the_names_of_its_first_versions(toolkits, tmp_path):
-    theirs = toolkits.make("fairseq iwslt_de_en")
-    content = theirs.content()
+def test_imports_early_fairseq_names(toolkits, tmp_path):
+    reference = toolkits.make("fairseq iwslt_de_en")
+    content = reference.content()
     new, _, _ = import_file(toolkits.save(content, tmp_path / "new.pt"))
-    content["model"] = earlier(content["model"])
+    content["model"] = rename_to_early_version(content["model"])
     old, _, _ = import_file(toolkits.save(content, tmp_path / "old.pt"))
     for (name, expected), found in zip(new.model.state_dict().items(), old.model.state_dict().values(), strict=True):
         assert torch.equal(expected, found), name
 
 
-def test_before_version_3_no_norm_followed_the_last_layer(toolkits, tmp_path):
+def test_fairseq_before_version_3_has_no_final_layer_norm(toolkits, tmp_path):
     content = toolkits.make("fairseq t2t").content()
     for side in ("encoder", "decoder"):
         content["model"][f"{side}.version"] = torch.tensor([1.0])
@@ -202,14 +204,14 @@ OPENNMT_FEATURES = [
 
 
 def mutations(content, part, options, features):
-    """Contents with one mistake each, and the words of which one must be told."""
+    """Yield contents with one error each, and names of which the message must contain one."""
     state = content["model"]
     keys = [key for key in state if key.endswith(WEIGHTS)]
     for key in keys:
         yield content | {"model": {k: v for k, v in state.items() if k != key}}, [key]
     for key in keys[::3]:
         yield content | {"model": state | {f"{key}.extra": torch.zeros(2)}}, [f"{key}.extra"]
-        if key != "encoder.embed_tokens.weight":  # of which no other tensor tells how many rows it has
+        if key != "encoder.embed_tokens.weight":  # no other tensor depends on its number of rows
             longer = torch.cat([state[key], state[key][:1]])
             yield content | {"model": state | {key: longer}}, [key.rsplit(".", 1)[0]]
         yield content | {"model": state | {key: state[key][..., None].expand(*state[key].shape, 2)}}, [key]
@@ -221,8 +223,8 @@ def mutations(content, part, options, features):
         )
 
 
-def mistake(content) -> str:
-    """What is told of a file's content; nothing of one that is taken."""
+def error_message(content) -> str:
+    """Return the error message of importing a content, or an empty string."""
     try:
         state, metadata = parse_checkpoint(content)
         layout, _ = find_layout(state)
@@ -236,16 +238,16 @@ def mistake(content) -> str:
     ("name", "part", "features"),
     [("fairseq base", "args", FAIRSEQ_FEATURES), ("opennmt 3 biases", "opt", OPENNMT_FEATURES)],
 )
-def test_files_with_a_mistake_are_refused_by_its_name(toolkits, name, part, features):
-    theirs = toolkits.make(name, layers=2)
-    given = theirs.arguments if part == "args" else theirs.options
-    found = list(mutations(theirs.content(), part, given, features))
+def test_error_contains_name(toolkits, name, part, features):
+    reference = toolkits.make(name, layers=2)
+    given = reference.arguments if part == "args" else reference.options
+    found = list(mutations(reference.content(), part, given, features))
     assert len(found) >= 100
-    for content, words in found:
-        told = mistake(content)
-        assert told, f"taken in spite of {words}"
-        assert "\n" not in told
-        assert any(word in told for word in words), (words, told)
+    for content, names in found:
+        message = error_message(content)
+        assert message, f"no error for {names}"
+        assert "\n" not in message
+        assert any(name in message for name in names), (names, message)
 
 
 class Payload:
@@ -257,8 +259,8 @@ class Payload:
 
 
 @pytest.mark.parametrize("name", ["fairseq base", "opennmt 2"])
-def test_a_payload_does_nothing(toolkits, tmp_path, name):
-    """What names a function of the system is refused; a name of the toolkits' own is never looked up."""
+def test_does_not_execute_payloads(toolkits, tmp_path, name):
+    """System functions are rejected. Names of the toolkits are not imported."""
     victim, content = tmp_path / "victim", toolkits.make(name).content()
     for payload in (Payload(os.mkdir, str(victim)), Payload(open, str(victim), "w"), Payload(eval, "1")):
         with pytest.raises(ValueError, match="is rejected, because reading it would execute code"):
@@ -269,7 +271,7 @@ def test_a_payload_does_nothing(toolkits, tmp_path, name):
             import_file(toolkits.save(content | {part: inner}, tmp_path / "model.pt"))
     assert not victim.exists()
 
-    function = toolkits.MADE["AnyNode"]  # pickled by its name, as any function of omegaconf's would be
+    function = toolkits.PICKLED_CLASSES["AnyNode"]  # pickled by its name, as a function of omegaconf
     with toolkits.importable():
         torch.save(content | {"more": Payload(function, str(victim))}, tmp_path / "model.pt")
     function.__new__ = lambda *arguments: victim.mkdir()
@@ -281,29 +283,29 @@ def test_a_payload_does_nothing(toolkits, tmp_path, name):
     assert not victim.exists()
 
 
-def test_heads_of_a_bare_state_are_asked_for(toolkits, tmp_path):
+def test_plain_state_dict_requires_num_heads(toolkits, tmp_path):
     torch.save(toolkits.make("fairseq base").state_dict(), tmp_path / "model.pt")
     with pytest.raises(ValueError, match="Set --num_heads"):
         import_file(tmp_path / "model.pt")
 
 
-def test_positions_beyond_the_table_are_refused(toolkits, tmp_path):
+def test_rejects_positions_beyond_the_table(toolkits, tmp_path):
     imported, _, _ = import_file(toolkits.save(toolkits.make("fairseq base").content(), tmp_path / "model.pt"))
     ids = torch.full((1, 41), 5)
     with pytest.raises(ValueError, match="41"):
         imported.model(input_ids=ids, decoder_input_ids=ids)
 
 
-def test_every_case_is_tested(toolkits):
+def test_covers_all_cases(toolkits):
     assert set(toolkits.CASES) == set(itertools.chain(NAMES, OPENNMT))
 
 
-def test_fairseqs_way_of_decoding_comes_along(toolkits, tmp_path):
-    """5 beams that end with as many translations, none of them empty, none with padding; by our search, too."""
-    theirs = toolkits.make("fairseq base")
-    theirs.decoder.output_projection.weight.data[2] *= 3  # the end is likely, and so is padding
-    theirs.decoder.output_projection.weight.data[1] *= 3
-    imported, _, _ = import_file(toolkits.save(theirs.content(), tmp_path / "model.pt"))
+def test_imports_fairseq_generation_config(toolkits, tmp_path):
+    """5 beams with early stopping, no empty translations and no padding, also with `beam_search`."""
+    reference = toolkits.make("fairseq base")
+    reference.decoder.output_projection.weight.data[2] *= 3  # makes EOS and padding likely
+    reference.decoder.output_projection.weight.data[1] *= 3
+    imported, _, _ = import_file(toolkits.save(reference.content(), tmp_path / "model.pt"))
     source, _ = batch((31, 37), 2)
     mask = (source != PAD).long()
     options = {"attention_mask": mask, "num_return_sequences": 5, "max_new_tokens": 12}
@@ -317,18 +319,18 @@ def test_fairseqs_way_of_decoding_comes_along(toolkits, tmp_path):
 
 
 @pytest.mark.parametrize(("token", "start"), [("<s>", 2), ("</s>", 3), (None, 2)])
-def test_the_start_token_of_opennmts_vocabulary_comes_along(toolkits, tmp_path, token, start):
+def test_imports_opennmt_start_token(toolkits, tmp_path, token, start):
     content = toolkits.make("opennmt 3").content()
     content["vocab"]["decoder_start_token"] = token
     imported, _, metadata = import_file(toolkits.save(content, tmp_path / "model.pt"))
     tokenizers = read_toolkit_tokenizers("opennmt", tmp_path / "model.pt", metadata, None, [])
-    for _ in range(2):  # as imported, and after the tokenizers have set their ids
+    for _ in range(2):  # before and after the tokenizers set their ids
         for settings_ in (imported.model.config, imported.model.generation_config):
             assert (settings_.decoder_start_token_id, settings_.bos_token_id) == (start, 2)
         tokenizers.apply_to(imported)
 
 
-def test_another_start_token_of_opennmts_is_an_error(toolkits):
+def test_rejects_other_opennmt_start_tokens(toolkits):
     content = toolkits.make("opennmt 3").content()
     content["vocab"]["decoder_start_token"] = "<blank>"
-    assert "decoder_start_token=<blank>, which is not supported" in mistake(content)
+    assert "decoder_start_token=<blank>, which is not supported" in error_message(content)

@@ -1,4 +1,4 @@
-"""Models of transformers' own classes, from folders and the Hub: OPUS-MT's MarianMT above all."""
+"""Import of native Transformers models from directories and the Hub, mainly MarianMT of OPUS-MT."""
 
 import json
 import pickle
@@ -36,58 +36,58 @@ LINES = ["the dog runs", "a cat sleeps in the house", "two birds sing: the old m
 
 
 def generated(model, tokenizer, **options) -> list[list[int]]:
-    """Ids of the translations of `LINES` by the settings that the folder itself has."""
+    """Return the generated ids of `LINES`, by default with the generation config of the model."""
     batch = tokenizer(LINES, return_tensors="pt", padding=True)
     with torch.no_grad():
         return model.generate(**batch, **options).tolist()
 
 
-def test_opus_mt_becomes_ours_and_goes_back(opus_folder, command, run_main, tmp_path, capsys):
+def test_opus_mt_round_trip(opus_folder, command, run_main, tmp_path, capsys):
     folder = opus_folder()
-    command(folder, tmp_path / "ours")
+    command(folder, tmp_path / "imported")
     assert "transformers' MarianMTModel agrees" in capsys.readouterr().out
-    report = json.loads((tmp_path / "ours" / "import_report.json").read_text())
+    report = json.loads((tmp_path / "imported" / "import_report.json").read_text())
     assert set(report["used"]) | set(report["left_out"]) == set(load_file(folder / "model.safetensors"))
     assert not set(report["used"]) & set(report["left_out"])
     assert report["layout"] == "marian"
     assert report["shapes"]["lm_head_bias"]
     assert report["parity"]["largest_difference_of_log_probabilities"] < 1e-5
 
-    theirs, ours = (AutoModelForSeq2SeqLM.from_pretrained(each) for each in (folder, tmp_path / "ours"))
-    first, second = (AutoTokenizer.from_pretrained(each) for each in (folder, tmp_path / "ours"))
+    original, imported = (AutoModelForSeq2SeqLM.from_pretrained(each) for each in (folder, tmp_path / "imported"))
+    first, second = (AutoTokenizer.from_pretrained(each) for each in (folder, tmp_path / "imported"))
     assert type(second).__name__ == "MarianTokenizer"
-    for way in ({"text": LINES}, {"text_target": LINES}):
-        assert first(**way)["input_ids"] == second(**way)["input_ids"]
-    assert ours.generation_config.num_beams == 6
+    for arguments in ({"text": LINES}, {"text_target": LINES}):
+        assert first(**arguments)["input_ids"] == second(**arguments)["input_ids"]
+    assert imported.generation_config.num_beams == 6
     for options in ({}, {"num_beams": 1}):
-        wanted = generated(theirs, first, **options)
-        assert generated(ours, second, **options) == wanted
-        assert len({tuple(ids) for ids in wanted}) > 2
-    texts = first.batch_decode(generated(theirs, first), skip_special_tokens=True)
-    translated = TranslationPipeline(model=ours, tokenizer=second)(LINES)
+        expected = generated(original, first, **options)
+        assert generated(imported, second, **options) == expected
+        assert len({tuple(ids) for ids in expected}) > 2
+    texts = first.batch_decode(generated(original, first), skip_special_tokens=True)
+    translated = TranslationPipeline(model=imported, tokenizer=second)(LINES)
     assert [each["translation_text"] for each in translated[:4]] == texts[:4]
 
-    run_main(export.main, tmp_path / "ours", tmp_path / "back", "--to", "transformers")
+    run_main(export.main, tmp_path / "imported", tmp_path / "back", "--to", "transformers")
     before, after = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "back"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     for name in ("source.spm", "target.spm"):
         assert (folder / name).read_bytes() == (tmp_path / "back" / name).read_bytes()
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "back")
-    assert generated(again, AutoTokenizer.from_pretrained(tmp_path / "back")) == generated(theirs, first)
+    assert generated(again, AutoTokenizer.from_pretrained(tmp_path / "back")) == generated(original, first)
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_pickles_are_read(opus_folder, command, tmp_path, old):
-    """As OPUS-MT has them, also in the format of before PyTorch 1.6, and with the sinusoids that are computed here."""
+def test_imports_pickles(opus_folder, command, tmp_path, old):
+    """Pickles of OPUS-MT contain the sinusoids, and may have the format before PyTorch 1.6."""
     folder = opus_folder()
-    state, theirs = load_file(folder / "model.safetensors"), AutoModelForSeq2SeqLM.from_pretrained(folder)
-    table = theirs.state_dict()["model.encoder.embed_positions.weight"]
+    state, original = load_file(folder / "model.safetensors"), AutoModelForSeq2SeqLM.from_pretrained(folder)
+    table = original.state_dict()["model.encoder.embed_positions.weight"]
     state |= {"model.encoder.embed_positions.weight": table, "model.encoder.version": torch.ones(1)}
     torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=not old)
     (folder / "model.safetensors").unlink()
-    command(folder, tmp_path / "ours")
-    report = json.loads((tmp_path / "ours" / "import_report.json").read_text())
+    command(folder, tmp_path / "imported")
+    report = json.loads((tmp_path / "imported" / "import_report.json").read_text())
     assert set(report["used"]) | set(report["left_out"]) == set(state)
     assert set(report["left_out"]) == {"model.encoder.embed_positions.weight", "model.encoder.version"}
 
@@ -97,14 +97,14 @@ class Payload:
         return (Path.touch, (Path("run"),))
 
 
-def test_a_pickle_with_a_payload_is_refused(opus_folder, command, tmp_path, capsys):
+def test_rejects_pickles_with_code(opus_folder, command, tmp_path, capsys):
     folder = opus_folder()
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"lm_head.weight": Payload()}))
-    command(folder, tmp_path / "ours", status=2)
+    command(folder, tmp_path / "imported", status=2)
     assert "is rejected, because reading it would execute code from the file" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-    assert not (tmp_path / "ours").exists()
+    assert not (tmp_path / "imported").exists()
 
 
 SIZE = {"vocab_size": 60, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 48}
@@ -113,163 +113,165 @@ SIZE |= {"max_position_embeddings": 40, "pad_token_id": 0, "bos_token_id": 1, "e
 
 
 @pytest.mark.parametrize("kind", ["bart", "m2m_100"])
-def test_other_classes_come_with_their_fast_tokenizer(command, tmp_path, train_bpe, special_tokens, kind):
-    """Bart has learned positions behind two rows that nothing reads, M2M100 sinusoids of its own."""
+def test_other_classes_with_fast_tokenizer(command, tmp_path, train_bpe, special_tokens, kind):
+    """Bart has two unused rows before its learned positions. M2M100 has the sinusoids of tensor2tensor."""
     if kind == "bart":
-        theirs = BartForConditionalGeneration(BartConfig(**SIZE, decoder_start_token_id=2))
+        original = BartForConditionalGeneration(BartConfig(**SIZE, decoder_start_token_id=2))
     else:
-        theirs = M2M100ForConditionalGeneration(M2M100Config(**SIZE, decoder_start_token_id=2))
-    theirs.eval().save_pretrained(tmp_path / kind)
+        original = M2M100ForConditionalGeneration(M2M100Config(**SIZE, decoder_start_token_id=2))
+    original.eval().save_pretrained(tmp_path / kind)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(LINES, 60), **special_tokens)
     tokenizer.save_pretrained(tmp_path / kind)
-    command(tmp_path / kind, tmp_path / "ours")
-    ours = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours")
-    assert ours.config.position_embedding_type == "learned"
-    same = AutoTokenizer.from_pretrained(tmp_path / "ours")
-    assert same(LINES[:3])["input_ids"] == tokenizer(LINES[:3])["input_ids"]
-    report = json.loads((tmp_path / "ours" / "import_report.json").read_text())
+    command(tmp_path / kind, tmp_path / "imported")
+    imported = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "imported")
+    assert imported.config.position_embedding_type == "learned"
+    imported_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "imported")
+    assert imported_tokenizer(LINES[:3])["input_ids"] == tokenizer(LINES[:3])["input_ids"]
+    report = json.loads((tmp_path / "imported" / "import_report.json").read_text())
     assert any("layerdrop" in line for line in report["check"]) == (kind == "m2m_100")
     batch = tokenizer(LINES[:3], return_tensors="pt", padding=True)
-    first, second = (each.generate(**batch, num_beams=3, max_new_tokens=6) for each in (theirs, ours))
+    first, second = (each.generate(**batch, num_beams=3, max_new_tokens=6) for each in (original, imported))
     assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_models_in_half_precision_are_imported(opus_folder, command, tmp_path, dtype):
-    """The computed positions of the original are not rounded, as ours are not."""
+def test_imports_half_precision_models(opus_folder, command, tmp_path, dtype):
+    """The computed positions are not rounded in the original model or in the imported one."""
     folder = opus_folder()
     AutoModelForSeq2SeqLM.from_pretrained(folder).to(dtype).save_pretrained(folder)
-    command(folder, tmp_path / "ours")
-    report = json.loads((tmp_path / "ours" / "import_report.json").read_text())
+    command(folder, tmp_path / "imported")
+    report = json.loads((tmp_path / "imported" / "import_report.json").read_text())
     assert report["parity"]["largest_difference_of_log_probabilities"] < 1e-5
-    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").dtype == torch.float32
+    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "imported").dtype == torch.float32
 
 
 @pytest.mark.parametrize("more", [{"early_stopping": True}, {"temperature": 0.9, "do_sample": False}])
-def test_a_generation_config_with_unused_fields_is_kept(opus_folder, command, tmp_path, more):
+def test_keeps_unused_generation_config_fields(opus_folder, command, tmp_path, more):
     """transformers only warns about such fields of a published model."""
     folder = opus_folder()
     path = folder / "generation_config.json"
     config = json.loads(path.read_text()) | {"num_beams": 1} | more
     path.write_text(json.dumps(config))
-    command(folder, tmp_path / "ours")
-    after = json.loads((tmp_path / "ours" / "generation_config.json").read_text())
+    command(folder, tmp_path / "imported")
+    after = json.loads((tmp_path / "imported" / "generation_config.json").read_text())
     assert more.items() <= after.items()
 
 
-def test_an_untied_model_has_an_unused_table(opus_folder, command, tmp_path):
+def test_drops_unused_table_of_untied_model(opus_folder, command, tmp_path):
     folder = opus_folder(tie_word_embeddings=False)
     assert "model.shared.weight" in load_file(folder / "model.safetensors")
-    command(folder, tmp_path / "ours")
-    report = json.loads((tmp_path / "ours" / "import_report.json").read_text())
+    command(folder, tmp_path / "imported")
+    report = json.loads((tmp_path / "imported" / "import_report.json").read_text())
     assert "model.shared.weight" in report["left_out"]
 
 
-def test_m2m100_that_starts_with_the_pad_token_is_rejected(command, tmp_path, capsys):
+def test_rejects_m2m100_with_pad_start_token(command, tmp_path, capsys):
     """Its class gives the pad token no position."""
     M2M100ForConditionalGeneration(M2M100Config(**SIZE, decoder_start_token_id=0)).save_pretrained(tmp_path / "m2m")
-    command(tmp_path / "m2m", tmp_path / "ours", status=2)
+    command(tmp_path / "m2m", tmp_path / "imported", status=2)
     assert "or its decoder starts with the pad token" in capsys.readouterr().err
-    assert not (tmp_path / "ours").exists()
+    assert not (tmp_path / "imported").exists()
 
 
-def test_what_is_wrong_is_one_line(opus_folder, save_checkpoint, command, tmp_path, capsys):
-    def refused(place, *options, because: str) -> None:
-        command(place, tmp_path / "out", *options, status=2)
+def test_errors_are_one_line(opus_folder, save_checkpoint, command, tmp_path, capsys):
+    def assert_rejected(location, *options, reason: str) -> None:
+        command(location, tmp_path / "out", *options, status=2)
         (line,) = capsys.readouterr().err.splitlines()
-        assert because in line
+        assert reason in line
         assert not (tmp_path / "out").exists()
 
     folder = opus_folder()
-    refused(folder, "--num_heads", 4, because="--num_heads is for files of tutorials")
-    refused(save_checkpoint()[2], because="is already a vanilla_transformer model")
-    refused("someone/something", because="not a local directory, and HF_HUB_OFFLINE is set")
+    assert_rejected(folder, "--num_heads", 4, reason="--num_heads is for files of tutorials")
+    assert_rejected(save_checkpoint()[2], reason="is already a vanilla_transformer model")
+    assert_rejected("user/missing", reason="not a local directory, and HF_HUB_OFFLINE is set")
     T5ForConditionalGeneration(
         T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     ).save_pretrained(tmp_path / "t5")
-    refused(tmp_path / "t5", because="a t5 is no model of this kind: it has relative positions")
+    assert_rejected(tmp_path / "t5", reason="a t5 is no model of this kind: it has relative positions")
     state = load_file(folder / "model.safetensors")
     save_file(state | {"model.encoder.adapter.weight": torch.ones(3)}, folder / "model.safetensors", {"format": "pt"})
-    refused(folder, because="model.encoder.adapter.weight does not exist in a MarianMTModel")
+    assert_rejected(folder, reason="model.encoder.adapter.weight does not exist in a MarianMTModel")
     del state["model.decoder.layers.0.fc1.bias"]
     save_file(state, folder / "model.safetensors", {"format": "pt"})
-    refused(folder, because="model.decoder.layers.0.fc1.bias")
+    assert_rejected(folder, reason="model.decoder.layers.0.fc1.bias")
     (folder / "model.safetensors").unlink()
-    refused(folder, because="contains no weights")
+    assert_rejected(folder, reason="contains no weights")
     (folder / "config.json").unlink()
-    refused(folder, because="has no config.json")
+    assert_rejected(folder, reason="has no config.json")
 
 
-def test_what_is_not_equal_is_not_written(opus_folder, command, tmp_path, capsys, monkeypatch):
-    def broken(theirs):
-        model = from_transformers(theirs)
+def test_writes_nothing_if_outputs_differ(opus_folder, command, tmp_path, capsys, monkeypatch):
+    def convert_wrongly(original):
+        model = from_transformers(original)
         model.lm_head.bias.data += torch.arange(len(model.lm_head.bias)) * 1e-3
         return model
 
     from_transformers = hub.importing.transformers_models.from_transformers
-    monkeypatch.setattr(hub.importing.transformers_models, "from_transformers", broken)
+    monkeypatch.setattr(hub.importing.transformers_models, "from_transformers", convert_wrongly)
     command(opus_folder(), tmp_path / "out", status=2)
     assert "MarianMTModel and of the imported model differ" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_of_a_repository_only_what_is_needed_is_downloaded(opus_folder, command, tmp_path, monkeypatch):
-    folder, asked = opus_folder(), []
+def test_downloads_only_required_files(opus_folder, command, tmp_path, monkeypatch):
+    folder, requests = opus_folder(), []
 
     def snapshot(repo_id, allow_patterns):
-        asked.append((repo_id, allow_patterns))
+        requests.append((repo_id, allow_patterns))
         return str(folder)
 
     monkeypatch.setattr(hub.importing.transformers_models, "snapshot_download", snapshot)
-    command("Helsinki-NLP/opus-mt-en-de", tmp_path / "ours")
-    assert [repo_id for repo_id, _ in asked] == ["Helsinki-NLP/opus-mt-en-de"]
-    assert "*.bin" not in str(asked)  # not beside safetensors
+    command("Helsinki-NLP/opus-mt-en-de", tmp_path / "imported")
+    assert [repo_id for repo_id, _ in requests] == ["Helsinki-NLP/opus-mt-en-de"]
+    assert "*.bin" not in str(requests)  # pickles are only a fallback for safetensors
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     command("Helsinki-NLP/opus-mt-en-de", tmp_path / "again")
-    assert "pytorch_model*.bin" in asked[-1][1]
-    first, second = (load_file(tmp_path / each / "model.safetensors") for each in ("ours", "again"))
+    assert "pytorch_model*.bin" in requests[-1][1]
+    first, second = (load_file(tmp_path / each / "model.safetensors") for each in ("imported", "again"))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_our_search_obeys_the_settings_that_came_along(opus_folder, command, tmp_path):
-    """Six beams, a forced end, padding that may never come: `beam_search` needs no `generate()` for it."""
-    command(opus_folder(), tmp_path / "ours")
-    ours, tokenizer = (auto.from_pretrained(tmp_path / "ours") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
-    ours.lm_head.bias.data[tokenizer.pad_token_id] = 9.0  # which it would otherwise choose
+def test_beam_search_follows_imported_generation_config(opus_folder, command, tmp_path):
+    """`beam_search` supports six beams, a forced EOS token and suppressed padding."""
+    command(opus_folder(), tmp_path / "imported")
+    imported, tokenizer = (
+        auto.from_pretrained(tmp_path / "imported") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer)
+    )
+    imported.lm_head.bias.data[tokenizer.pad_token_id] = 9.0  # would be chosen if it was not suppressed
     for options in ({}, {"num_beams": 1}):
-        wanted = generated(ours, tokenizer, **options)
-        assert generated(ours, tokenizer, **options, custom_generate=beam_search) == wanted
-        assert tokenizer.pad_token_id not in wanted[0][1:-1]
+        expected = generated(imported, tokenizer, **options)
+        assert generated(imported, tokenizer, **options, custom_generate=beam_search) == expected
+        assert tokenizer.pad_token_id not in expected[0][1:-1]
 
 
 @pytest.mark.slow
-def test_an_imported_model_learns_and_leaves(opus_folder, command, run_main, start_programs, tmp_path, repository):
-    """Fine-tuned, wholly and by LoRA; in CTranslate2 it decodes the same; it loads where our package is not."""
-    command(opus_folder(), tmp_path / "ours")
+def test_fine_tunes_and_exports_imported_model(opus_folder, command, run_main, start_programs, tmp_path, repository):
+    """Full and LoRA fine-tuning work, CTranslate2 gives the same output, and the upload check passes."""
+    command(opus_folder(), tmp_path / "imported")
     recipe = tmp_path / "tune.yaml"
     recipe.write_text(
-        "corpus: demo\nprocesses: 1\nmax_tokens: 512\nmax_steps: 30\nlearning_rate: 0.003\neval_strategy: 'no'\n"
+        "corpus: demo\nnum_processes: 1\nmax_tokens: 512\nmax_steps: 30\nlearning_rate: 0.003\neval_strategy: 'no'\n"
         "precision: fp32\nattn_implementation: sdpa\nnum_beams: 2\nmax_new_tokens: 12\n"
     )
-    before = load_file(tmp_path / "ours" / "model.safetensors")
+    before = load_file(tmp_path / "imported" / "model.safetensors")
     with start_programs("training.train") as programs:
         for name, options in {"tuned": (), "lora": ("--lora_rank", "2")}.items():
-            base = ("--base_model", tmp_path / "ours", "--output_dir", tmp_path / name)
+            base = ("--base_model", tmp_path / "imported", "--output_dir", tmp_path / name)
             programs.run("training.train", recipe, *map(str, base), *options)
             after = load_file(tmp_path / name / "model.safetensors")
             assert before.keys() == after.keys()
             assert any(not torch.equal(before[key], after[key]) for key in before)
     assert (tmp_path / "lora" / "adapter").is_dir()
-    ours, tokenizer = (auto.from_pretrained(tmp_path / "tuned") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    imported, tokenizer = (auto.from_pretrained(tmp_path / "tuned") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
     assert type(tokenizer).__name__ == "MarianTokenizer"
     run_main(export.main, tmp_path / "tuned", tmp_path / "ct2", "--to", "ctranslate2")
     tokens = [
         tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(LINES[:4])["input_ids"]
-    ]  # of "" it makes nothing
+    ]  # CTranslate2 returns nothing for ""
     results = ctranslate2.Translator(str(tmp_path / "ct2")).translate_batch(tokens, beam_size=1, max_decoding_length=9)
-    wanted = generated(ours, tokenizer, num_beams=1, max_new_tokens=9, forced_eos_token_id=None)[:4]
+    expected = generated(imported, tokenizer, num_beams=1, max_new_tokens=9, forced_eos_token_id=None)[:4]
     special = set(tokenizer.all_special_ids)
-    for result, ids in zip(results, wanted, strict=True):
+    for result, ids in zip(results, expected, strict=True):
         assert tokenizer.convert_tokens_to_ids(result.hypotheses[0]) == [i for i in ids if i not in special]
     run_main(push.main, tmp_path / "tuned", "me/mine", "--dry_run")

@@ -1,4 +1,4 @@
-"""Small files that torch's unpickler would be busy with for years."""
+"""Small files that the unpickler of torch would load for years."""
 
 import argparse
 import pickle
@@ -17,23 +17,23 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def trust_pickles():
-    """Takes the place of the fixture that loads files in this process."""
+    """Override of the fixture that loads files in this process."""
 
 
 @pytest.fixture
-def short(monkeypatch):
-    """Limits that the endless files reach soon."""
-    monkeypatch.setattr("hub.importing.unpickling.SECONDS", 3)
-    monkeypatch.setattr("hub.importing.unpickling.MEMORY", 2**30)
+def low_limits(monkeypatch):
+    """Set limits that the pickle bombs reach soon."""
+    monkeypatch.setattr("hub.importing.unpickling.MAX_CPU_SECONDS", 3)
+    monkeypatch.setattr("hub.importing.unpickling.MAX_MEMORY_BYTES", 2**30)
 
 
-def nested(width: int, depth: int) -> bytes:
-    """Operations that leave a tuple of the same tuple `width` times, and so on."""
-    return b"(" * depth + b")" + (b"q\x00" + b"h\x00" * (width - 1) + b"t") * depth
+def nested(size: int, depth: int) -> bytes:
+    """Return opcodes for a tuple that contains another tuple `size` times, nested `depth` times."""
+    return b"(" * depth + b")" + (b"q\x00" + b"h\x00" * (size - 1) + b"t") * depth
 
 
 def archive(path: Path, operations: bytes, name: str = "archive/data.pkl") -> Path:
-    """A file such as torch.save writes, with these operations."""
+    """Write a file as torch.save does, with the given opcodes as its pickle."""
     torch.save({"a": torch.zeros(1)}, path)
     with zipfile.ZipFile(path) as old:
         members = {member.partition("/")[2]: old.read(member) for member in old.namelist()}
@@ -45,7 +45,7 @@ def archive(path: Path, operations: bytes, name: str = "archive/data.pkl") -> Pa
 
 ONE = b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000"
 ONE += b"X\x03\x00\x00\x00cpuK\x01tQK\x00J\x00\x00\x00\x40\x85K\x00\x85\x89ccollections\nOrderedDict\n)RtR"
-ENDLESS = {
+PICKLE_BOMBS = {
     "key": b"}" + nested(2, 40) + b"Ns",
     "wide key": b"}" + nested(1000, 4) + b"Ns",
     "in a set": b"cbuiltins\nset\n]" + nested(2, 40) + b"a\x85R",
@@ -54,37 +54,37 @@ ENDLESS = {
     "set of a long tensor": b"cbuiltins\nset\n" + ONE + b"\x85R",
     "arguments from a tensor": b"ccollections\nCounter\n" + ONE + b"R",
     "filled from a tensor": b"ccollections\nOrderedDict\n)R" + ONE + b"b",
-    "by a stranger's hand": b"ctorch._tensor\n_rebuild_from_type_v2\n(cbuiltins\nset\ncbuiltins\nset\n"
+    "through _rebuild_from_type_v2": b"ctorch._tensor\n_rebuild_from_type_v2\n(cbuiltins\nset\ncbuiltins\nset\n"
     + ONE
     + b"\x85}tR",
 }
 
 
-@pytest.mark.parametrize("what", ENDLESS)
-def test_endless_files_are_refused(tmp_path, short, what):
-    path = archive(tmp_path / "model.pt", ENDLESS[what])
+@pytest.mark.parametrize("name", PICKLE_BOMBS)
+def test_rejects_pickle_bombs(tmp_path, low_limits, name):
+    path = archive(tmp_path / "model.pt", PICKLE_BOMBS[name])
     with pytest.raises(ValueError, match=r"model\.pt is rejected: reading it takes more than [0-9,]+ (s|bytes) "):
         read_checkpoint(path)
 
 
 @pytest.mark.parametrize("how", ["capitals", "bare", "fourth"])
-def test_endless_files_are_refused_in_every_format(tmp_path, short, how):
+def test_rejects_pickle_bombs_in_every_format(tmp_path, low_limits, how):
     path = tmp_path / "model.pt"
     if how == "capitals":
-        archive(path, ENDLESS["key"], "archive/DATA.PKL")
+        archive(path, PICKLE_BOMBS["key"], "archive/DATA.PKL")
     else:
         before = [pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})]
-        path.write_bytes((b"".join(before) if how == "fourth" else b"") + b"\x80\x02" + ENDLESS["key"] + b".")
+        path.write_bytes((b"".join(before) if how == "fourth" else b"") + b"\x80\x02" + PICKLE_BOMBS["key"] + b".")
     with pytest.raises(ValueError, match=r"model\.pt is rejected: "):
         read_checkpoint(path)
 
 
-def test_what_training_code_saves_is_read(tmp_path):
+def test_reads_training_files(tmp_path):
     model = torch.nn.Transformer(16, 2, 1, 1, 32)
     model(torch.zeros(2, 1, 16), torch.zeros(2, 1, 16)).sum().backward()
     optimizer = torch.optim.Adam(model.parameters())
     optimizer.step()
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 1, 3])  # holds a Counter
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 1, 3])  # contains a Counter
     betas = (0.9, 0.98)
     content = {
         "model": model.state_dict(),

@@ -1,4 +1,4 @@
-"""fairseq's and OpenNMT-py's models from their formulas, with their parameter names, and files as they write them."""
+"""Reference implementations of fairseq and OpenNMT-py models, and files in their formats."""
 
 import argparse
 import math
@@ -7,16 +7,16 @@ import types
 from contextlib import contextmanager
 
 import torch
-from references import Named, Table, attend, causal, randomize, table_of
+from references import Container, Table, attend, causal, randomize, sinusoids
 from torch import nn
 
 F = nn.functional
 ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "gelu_accurate": lambda x: F.gelu(x, approximate="tanh")}
 
 
-def halves(length, width):
-    """Sines in the first half, cosines in the second; the exponent runs over width / 2 - 1."""
-    angle = torch.arange(length)[:, None] / 10000 ** (torch.arange(width // 2) / (width // 2 - 1))
+def concatenated_sinusoids(length, d):
+    """Return the position table (length, d) with sines in the first half and cosines in the second."""
+    angle = torch.arange(length)[:, None] / 10000 ** (torch.arange(d // 2) / (d // 2 - 1))
     return torch.cat([angle.sin(), angle.cos()], 1)
 
 
@@ -33,7 +33,7 @@ class Attention(nn.Module):
 
 
 class Fairseq(nn.Module):
-    """`model(source, lengths, target)` gives (logits, None); padding is 1, and sources may be padded on the left."""
+    """`model(source, lengths, target)` returns (logits, None); the pad id is 1, also on the left of sources."""
 
     def __init__(self, d=16, heads=4, layers=2, ff=24, sizes=(31, 37), **arguments):
         super().__init__()
@@ -45,39 +45,44 @@ class Fairseq(nn.Module):
             **{"share_all_embeddings": False, "share_decoder_input_output_embed": False},
             **arguments,
         }
-        self.told = told = types.SimpleNamespace(**self.arguments)
-        self.pre, self.learned = told.encoder_normalize_before, self.arguments.get("encoder_learned_pos", False)
-        width = {name: self.arguments.get(f"decoder_{name}_dim", d) for name in ("input", "output")}
+        self.namespace = namespace = types.SimpleNamespace(**self.arguments)
+        self.pre, self.learned = namespace.encoder_normalize_before, self.arguments.get("encoder_learned_pos", False)
+        dims = {name: self.arguments.get(f"decoder_{name}_dim", d) for name in ("input", "output")}
         names = ("q_proj", "k_proj", "v_proj", "out_proj")
 
-        def layer(attentions, own_heads):
-            parts = {name: Attention(d, own_heads, names) for name in attentions}
+        def layer(attentions, num_heads):
+            parts = {name: Attention(d, num_heads, names) for name in attentions}
             norms = {f"{name}_layer_norm": nn.LayerNorm(d) for name in (*attentions, "final")}
-            return Named(**parts, **norms, fc1=nn.Linear(d, ff), fc2=nn.Linear(ff, d))
+            return Container(**parts, **norms, fc1=nn.Linear(d, ff), fc2=nn.Linear(ff, d))
 
-        def stack(size, inner, own_layers):
-            parts = {"embed_tokens": nn.Embedding(size, inner, padding_idx=1), "layers": nn.ModuleList(own_layers)}
+        def stack(size, embedding_dim, stack_layers):
+            parts = {
+                "embed_tokens": nn.Embedding(size, embedding_dim, padding_idx=1),
+                "layers": nn.ModuleList(stack_layers),
+            }
             parts |= {"layer_norm": nn.LayerNorm(d)} if self.pre else {}
             parts |= {"layernorm_embedding": nn.LayerNorm(d)} if self.arguments.get("layernorm_embedding") else {}
             parts |= {"embed_positions": nn.Embedding(42, d) if self.learned else Table("_float_tensor", torch.ones(1))}
-            made = Named(**parts)
-            made.register_buffer("version", torch.tensor([3.0]))
-            return made
+            module = Container(**parts)
+            module.register_buffer("version", torch.tensor([3.0]))
+            return module
 
         self.encoder = stack(sizes[0], d, [layer(["self_attn"], heads) for _ in range(layers)])
-        both = [layer(["self_attn", "encoder_attn"], told.decoder_attention_heads) for _ in range(layers)]
-        self.decoder = stack(sizes[1], width["input"], both)
-        self.decoder.output_projection = nn.Linear(width["output"], sizes[1], bias=False)
-        for name, shape in (("in", (width["input"], d)), ("out", (d, width["output"]))):
+        decoder_layers = [
+            layer(["self_attn", "encoder_attn"], namespace.decoder_attention_heads) for _ in range(layers)
+        ]
+        self.decoder = stack(sizes[1], dims["input"], decoder_layers)
+        self.decoder.output_projection = nn.Linear(dims["output"], sizes[1], bias=False)
+        for name, shape in (("in", (dims["input"], d)), ("out", (d, dims["output"]))):
             if shape[0] != shape[1]:
                 setattr(self.decoder, f"project_{name}_dim", nn.Linear(*shape, bias=False))
-        if told.share_all_embeddings:
+        if namespace.share_all_embeddings:
             self.decoder.embed_tokens = self.encoder.embed_tokens
-        if told.share_all_embeddings or told.share_decoder_input_output_embed:
+        if namespace.share_all_embeddings or namespace.share_decoder_input_output_embed:
             self.decoder.output_projection.weight = self.decoder.embed_tokens.weight
         self.scale = 1 if self.arguments.get("no_scale_embedding") else math.sqrt(d)
-        self.table = halves(200, d)
-        self.activation = ACTIVATIONS[told.activation_fn]
+        self.table = concatenated_sinusoids(200, d)
+        self.activation = ACTIVATIONS[namespace.activation_fn]
 
     def embed(self, stack, ids):
         x = self.scale * stack.embed_tokens(ids)
@@ -109,7 +114,7 @@ class Fairseq(nn.Module):
         return self.decoder.output_projection(x), None
 
     def content(self, how="args"):
-        """What fairseq's trainer saves: settings in a namespace, or in a configuration since version 0.10."""
+        """Return the content of a fairseq file, with settings in a namespace or (since 0.10) in a configuration."""
         content = {"model": dict(self.state_dict()), "last_optimizer_state": {"state": {}}, "best_loss": 3.5}
         if how == "args":
             return content | {"args": argparse.Namespace(task="translation", **self.arguments)}
@@ -124,9 +129,9 @@ class Fairseq(nn.Module):
 
 
 class OpenNMT(nn.Module):
-    """`model(source, source visible, target)` gives logits; pre-norm, padding is 1.
+    """`model(source, source mask, target)` returns logits; pre-norm, and the pad id is 1.
 
-    Version 2's source of its own has no <s> and </s>; its ids here are those of the file.
+    In version 2, a separate source vocabulary has no <s> and </s>. The source ids are those of the file.
     """
 
     def __init__(self, d=16, heads=4, layers=2, ff=24, sizes=(31, 37), version=3, bias=False, **options):
@@ -140,7 +145,7 @@ class OpenNMT(nn.Module):
         }
         self.eps = self.options.get("norm_eps", 1e-6)
         concat = self.options.get("position_encoding_type") == "SinusoidalConcat"
-        table = (halves if concat else table_of)(60, d)[:, None]
+        table = (concatenated_sinusoids if concat else sinusoids)(60, d)[:, None]
         names = ("linear_query", "linear_keys", "linear_values", "final_linear")
         bias = bias or version == 2
         self.activation = ACTIVATIONS[self.options["pos_ffn_activation_fn"]]
@@ -149,26 +154,26 @@ class OpenNMT(nn.Module):
             return nn.LayerNorm(d, eps=self.eps)
 
         def feed_forward():
-            return Named(w_1=nn.Linear(d, ff, bias=bias), w_2=nn.Linear(ff, d, bias=bias), layer_norm=norm())
+            return Container(w_1=nn.Linear(d, ff, bias=bias), w_2=nn.Linear(ff, d, bias=bias), layer_norm=norm())
 
         def embeddings(size):
             luts = nn.ModuleList([nn.Embedding(size, d, padding_idx=1)])
-            return Named(make_embedding=Named(emb_luts=luts, pe=Table("pe", table.clone())))
+            return Container(make_embedding=Container(emb_luts=luts, pe=Table("pe", table.clone())))
 
         def encoder_layer():
             attention = Attention(d, heads, names, bias)
-            return Named(self_attn=attention, feed_forward=feed_forward(), layer_norm=norm())
+            return Container(self_attn=attention, feed_forward=feed_forward(), layer_norm=norm())
 
         def decoder_layer():
             both = {name: Attention(d, heads, names, bias) for name in ("self_attn", "context_attn")}
-            return Named(**both, feed_forward=feed_forward(), layer_norm_1=norm(), layer_norm_2=norm())
+            return Container(**both, feed_forward=feed_forward(), layer_norm_1=norm(), layer_norm_2=norm())
 
-        self.encoder = Named(
+        self.encoder = Container(
             embeddings=embeddings(sizes[0]),
             transformer=nn.ModuleList(encoder_layer() for _ in range(layers)),
             layer_norm=norm(),
         )
-        self.decoder = Named(
+        self.decoder = Container(
             embeddings=embeddings(sizes[1]),
             transformer_layers=nn.ModuleList(decoder_layer() for _ in range(layers)),
             layer_norm=norm(),
@@ -207,7 +212,7 @@ class OpenNMT(nn.Module):
         return self.generator(self.decoder.layer_norm(x))
 
     def tokens(self):
-        """Source and target tokens by id."""
+        """Return the source and target tokens, ordered by id."""
         special = ["<unk>", "<blank>", "<s>", "</s>"]
         if self.options["share_embeddings"]:
             return [[*special, *(f"w{i}" for i in range(self.sizes[0] - 4))]] * 2
@@ -216,7 +221,7 @@ class OpenNMT(nn.Module):
         return [source, [*special, *(f"b{i}" for i in range(self.sizes[1] - 4))]]
 
     def content(self):
-        """What OpenNMT-py's model saver saves."""
+        """Return the content of an OpenNMT-py file."""
         state = dict(self.state_dict())
         generator = {name.split(".", 1)[1]: state.pop(name) for name in list(state) if name.startswith("generator.")}
         source, target = self.tokens()
@@ -233,15 +238,15 @@ CLASSES = {
     **{"omegaconf.nodes": ["AnyNode"], "torchtext.vocab": ["Vocab"], "torchtext.data.field": ["Field"]},
     "onmt.inputters.text_dataset": ["TextMultiField"],
 }
-MADE = {name: type(name, (), {"__module__": module}) for module, names in CLASSES.items() for name in names}
+PICKLED_CLASSES = {name: type(name, (), {"__module__": module}) for module, names in CLASSES.items() for name in names}
 
 
 @contextmanager
 def importable():
-    """Within it, the toolkits' classes can be pickled."""
+    """Context manager that makes the classes of the toolkits importable, so that they can be pickled."""
     parts = {module.rsplit(".", i)[0] for module in CLASSES for i in range(module.count(".") + 1)}
     modules = {module: types.ModuleType(module) for module in parts}
-    for each in MADE.values():
+    for each in PICKLED_CLASSES.values():
         setattr(modules[each.__module__], each.__name__, each)
     sys.modules.update(modules)
     try:
@@ -251,24 +256,26 @@ def importable():
             del sys.modules[module]
 
 
-def record(name, **state):
-    made = MADE[name]()
-    made.__dict__.update(state)
-    return made
+def create_object(name, **state):
+    instance = PICKLED_CLASSES[name]()
+    instance.__dict__.update(state)
+    return instance
 
 
 def as_omegaconf(value):
-    """Containers and nodes of OmegaConf's, with the attributes that it pickles."""
+    """Convert a value to OmegaConf containers and nodes with the attributes that OmegaConf pickles."""
     if isinstance(value, dict):
         content = {key: as_omegaconf(each) for key, each in value.items()}
-        return record("DictConfig", _metadata=record("ContainerMetadata", optional=True), _content=content)
-    return record("AnyNode", _metadata=None, _parent=None, _val=value)
+        return create_object(
+            "DictConfig", _metadata=create_object("ContainerMetadata", optional=True), _content=content
+        )
+    return create_object("AnyNode", _metadata=None, _parent=None, _val=value)
 
 
 def as_field(name, tokens):
-    """A field of torchtext's with its vocabulary."""
-    vocab = record("Vocab", itos=tokens, stoi={token: i for i, token in enumerate(tokens)}, unk_index=0)
-    return record("TextMultiField", fields=[(name, record("Field", vocab=vocab, pad_token="<blank>"))])
+    """Return a torchtext field with its vocabulary."""
+    vocab = create_object("Vocab", itos=tokens, stoi={token: i for i, token in enumerate(tokens)}, unk_index=0)
+    return create_object("TextMultiField", fields=[(name, create_object("Field", vocab=vocab, pad_token="<blank>"))])
 
 
 def save(content, path):
@@ -277,7 +284,7 @@ def save(content, path):
     return path
 
 
-BOTH = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 CASES = {  # name: (class, arguments)
     "fairseq base": (Fairseq, {}),
     "fairseq iwslt_de_en": (Fairseq, {"arch": "transformer_iwslt_de_en", "share_decoder_input_output_embed": True}),
@@ -291,8 +298,8 @@ CASES = {  # name: (class, arguments)
         },
     ),
     "fairseq vaswani big": (Fairseq, {"arch": "transformer_vaswani_wmt_en_de_big", "layers": 3}),
-    "fairseq t2t": (Fairseq, {"arch": "transformer_wmt_en_de_big_t2t", **BOTH}),
-    "fairseq norm of embeddings": (
+    "fairseq t2t": (Fairseq, {"arch": "transformer_wmt_en_de_big_t2t", **PRE_NORM}),
+    "fairseq embedding LayerNorm": (
         Fairseq,
         {"layernorm_embedding": True, "no_scale_embedding": True, "activation_fn": "gelu"},
     ),
@@ -300,8 +307,8 @@ CASES = {  # name: (class, arguments)
         Fairseq,
         {"encoder_learned_pos": True, "decoder_learned_pos": True, "activation_fn": "gelu_accurate"},
     ),
-    "fairseq width of the output": (Fairseq, {"decoder_output_dim": 12}),
-    "fairseq widths of input and output": (
+    "fairseq output dimension": (Fairseq, {"decoder_output_dim": 12}),
+    "fairseq input and output dimensions": (
         Fairseq,
         {"decoder_input_dim": 12, "decoder_output_dim": 12, "share_decoder_input_output_embed": True},
     ),
@@ -317,7 +324,7 @@ CASES = {  # name: (class, arguments)
 
 
 def make(name, **more):
-    """A model with weights as of a trained one."""
-    made, arguments = CASES[name]
+    """Create the model of a case with weights as in a trained model."""
+    model_class, arguments = CASES[name]
     torch.manual_seed(0)
-    return randomize(made(**(arguments | more)))
+    return randomize(model_class(**(arguments | more)))
