@@ -131,21 +131,20 @@ def is_state_dict(content: dict) -> bool:
 
 
 def format_key(key: Any) -> str:
-    """Format a key for a message. Only the type is given for other objects, whose text may be unbounded."""
+    """Format a key for a message. For other objects than strings, only the type is printed."""
     return key[:80] if isinstance(key, str) else f"a {type(key).__name__}"
 
 
 def validate_state(path: Path, state: dict) -> State:
-    """Return the state dict. Raise ValueError if it has other entries than dense tensors of a plausible size."""
+    """Return the state dict. Raise ValueError if an entry is not a dense tensor of a plausible size."""
     for name, tensor in state.items():
+        key = format_key(name)
         if not isinstance(name, str):
-            raise ValueError(f"{path} has a tensor whose name is {format_key(name)}, expected a string.")
+            raise ValueError(f"{path} has a tensor whose name is {key}, expected a string.")
         if not isinstance(tensor, torch.Tensor):
-            raise ValueError(
-                f"{path}: {format_key(name)} is a {type(tensor).__name__}, expected a tensor. {RESAVE_HINT}"
-            )
+            raise ValueError(f"{path}: {key} is a {type(tensor).__name__}, expected a tensor. {RESAVE_HINT}")
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_nested:
-            raise ValueError(f"{path}: {format_key(name)} is sparse, nested, quantized or without data. {RESAVE_HINT}")
+            raise ValueError(f"{path}: {key} is sparse, nested, quantized or without data. {RESAVE_HINT}")
     size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     if size > max_tensor_bytes(path):
         raise ValueError(f"{path} is rejected: {path.stat().st_size:,} bytes contain tensors of {size:,} bytes.")

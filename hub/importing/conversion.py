@@ -115,9 +115,7 @@ def map_tensors(state: State, layout: Layout, info: CheckpointInfo) -> MappedTen
             if value.ndim == 0:
                 raise ValueError(f"{name} has the shape (), expected at least one dimension.")
             if not value.isfinite().all():
-                raise ValueError(
-                    f"{name} contains NaN or values outside the range of float32. Import another checkpoint."
-                )
+                raise ValueError(f"{name} contains NaN or values outside the range of float32. Use other weights.")
             mapped.tensors[target], mapped.origin[target] = value, name
         if rule.note and targets:
             mapped.folds[rule.note] = rule.bound
@@ -182,7 +180,7 @@ def infer_architecture(
         "encoder_ffn_dim": rows("model.encoder.layers.0.feed_forward.fc1.weight"),
         "decoder_ffn_dim": rows("model.decoder.layers.0.feed_forward.fc1.weight"),
         **inferred,
-        "norm_position": "post",  # default values are listed for the report
+        "norm_position": "post",  # defaults are also listed in the report
         "position_embedding_type": "sinusoidal",
         "layer_norm_eps": layout.norm_eps(d_model),
         **fields,

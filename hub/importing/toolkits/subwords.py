@@ -84,11 +84,11 @@ def read_dictionary(path: Path) -> list[str]:
     ids = {token: i for i, token in enumerate(FAIRSEQ)}
     tokens = list(FAIRSEQ)
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):
-        overwrites = line.endswith(" #fairseq:overwrite")
+        is_overwrite = line.endswith(" #fairseq:overwrite")
         token, _, count = line.removesuffix(" #fairseq:overwrite").rstrip().rpartition(" ")
         if not token or not count.isdigit():
             raise ValueError(f"{path}, line {number}: expected `token count`, got {line[:80]!r}.")
-        if token in ids and not overwrites:
+        if token in ids and not is_overwrite:
             raise ValueError(f"{path}, line {number}: the token {token!r} is repeated.")
         if token in ids:  # keeps the earlier row, which is no longer used
             tokens[ids[token]] = f"<overwritten_{ids[token]}>"
@@ -142,16 +142,16 @@ def decode_text(content: bytes) -> str | None:
 def parse_merges(path: Path, text: str) -> list[tuple[str, str]]:
     """Parse the merges of subword-nmt (version 0.2) or fastBPE (with counts at the end of each line)."""
     lines = text.rstrip("\n").split("\n")
-    versioned = lines[0].startswith("#version:")
-    if versioned and lines[0].split()[-1] != "0.2":
-        raise ValueError(f"{path} has {lines[0][1:]} of the subword-nmt codes. Only version 0.2 is supported.")
+    has_version = lines[0].startswith("#version:")
+    if has_version and lines[0].split()[-1] != "0.2":
+        raise ValueError(f"{path} has subword-nmt codes of {lines[0][1:]}. Only version 0.2 is supported.")
     merges = []
-    for number, line in enumerate(lines[versioned:], 1 + versioned):
+    for number, line in enumerate(lines[has_version:], 1 + has_version):
         parts = line.strip("\r\n ").split(" ")
         if len(parts) != 2 and not (len(parts) == 3 and parts[2].isdigit()):
             raise ValueError(f"{path}, line {number}: {line[:80]!r} is not a pair of BPE codes.")
         merges.append((parts[0], parts[1], len(parts)))
-    if not versioned and any(right == WORD_END for _, right, _ in merges):
+    if not has_version and any(right == WORD_END for _, right, _ in merges):
         raise ValueError(f"{path} has codes of subword-nmt 0.1, which are not supported.")
     return list(dict.fromkeys((left, right) for left, right, _ in merges))  # drops repeated pairs
 
@@ -159,7 +159,7 @@ def parse_merges(path: Path, text: str) -> list[tuple[str, str]]:
 def build_bpe_tokenizer(tokens: list[str], merges: list[tuple[str, str]], unk: str, special: set[str]) -> Tokenizer:
     """Build a BPE tokenizer for subword-nmt or fastBPE codes. Tokens that end a word get the suffix </w>."""
 
-    def name(token: str) -> str:
+    def to_vocabulary(token: str) -> str:
         if token in special:
             return token
         if token == CONTINUATION:  # represents white space other than U+0020 inside a word
@@ -168,12 +168,12 @@ def build_bpe_tokenizer(tokens: list[str], merges: list[tuple[str, str]], unk: s
 
     vocabulary: dict[str, int] = {}
     for i, token in enumerate(tokens):
-        vocabulary.setdefault(name(token), i)
-    following = len(tokens)
+        vocabulary.setdefault(to_vocabulary(token), i)
+    next_id = len(tokens)
     for pair in merges:
         for part in (*pair, "".join(pair)):
             if part not in vocabulary:
-                vocabulary[part], following = following, following + 1
+                vocabulary[part], next_id = next_id, next_id + 1
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unk, end_of_word_suffix=WORD_END))
     tokenizer.normalizer = normalizers.Replace(Regex(r"[^\S ]"), SPACE)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
@@ -202,9 +202,9 @@ def build_sentencepiece_tokenizer(tokens: list[str], path: Path, content: bytes,
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in (1, 4, 6)}  # without control symbols
     letters = set("".join(scores)) | {" "}
     known = set(tokens)
-    others = known - scores.keys() - set(special.values())  # must not be used by the segmentation
-    foreign = {token for token in others if not letters & set(token) and not trainer.byte_fallback}
-    starts = {token: MARKERS[0] if token in foreign else MARKERS[1] for token in others}
+    uncovered = known - scores.keys() - set(special.values())  # must not be used by the segmentation
+    foreign = {token for token in uncovered if not letters & set(token) and not trainer.byte_fallback}
+    starts = {token: MARKERS[0] if token in foreign else MARKERS[1] for token in uncovered}
     names = [starts.get(token, "") + token + MARKERS[1] * (token in foreign) for token in tokens]
     vocabulary = [*names, *(piece for piece in scores if piece not in known)]
     if trainer.model_type == UNIGRAM:

@@ -10,7 +10,7 @@ import pytest
 
 from hub.importing.toolkits.subwords import read_dictionary, read_toolkit_tokenizers
 
-CONTINUED, LINES = "@@", 10_000
+CONTINUATION = "@@"
 
 
 def learn(counts: collections.Counter, number: int) -> list[tuple[str, str]]:
@@ -57,7 +57,7 @@ class ReferenceBPE:
             while pairs := [pair for pair in zip(parts, parts[1:], strict=False) if pair in self.ranks]:
                 parts = merge_pair(parts, min(pairs, key=self.ranks.__getitem__))
             parts[-1] = parts[-1].removesuffix("</w>")
-            self.cache[word] = [*(part + CONTINUED for part in parts[:-1]), parts[-1]]
+            self.cache[word] = [*(part + CONTINUATION for part in parts[:-1]), parts[-1]]
         return self.cache[word]
 
     def __call__(self, line):
@@ -114,14 +114,14 @@ def test_bpe_codes_give_reference_ids(lines, tmp_path, kind):
     assert set(rows[len(ids) :]) == {3}
     unknown, surplus = 0, 0
     for side in ("text", "text_target"):
-        for line, given in zip(test, tokenizer(**{side: test})["input_ids"], strict=True):
+        for line, encoded in zip(test, tokenizer(**{side: test})["input_ids"], strict=True):
             parts = reference(line)
             expected = [ids.get(part, 3) for part in parts]
             unknown += expected.count(3)
-            surplus += sum(each >= len(ids) for each in given)
-            assert [rows[each] for each in given] == [*expected, 2], line
-            text = " ".join("<unk>" if each == 3 else part for part, each in zip(parts, given[:-1], strict=True))
-            assert tokenizer.decode(given[:-1]) == f"{text} ".replace(f"{CONTINUED} ", "").rstrip(), line
+            surplus += sum(each >= len(ids) for each in encoded)
+            assert [rows[each] for each in encoded] == [*expected, 2], line
+            text = " ".join("<unk>" if each == 3 else part for part, each in zip(parts, encoded[:-1], strict=True))
+            assert tokenizer.decode(encoded[:-1]) == f"{text} ".replace(f"{CONTINUATION} ", "").rstrip(), line
     assert unknown > 10
     assert surplus  # the text must contain subwords that the dictionary lacks
     assert tokenizer.decode([]) == tokenizer.decode([2], skip_special_tokens=True) == ""
@@ -161,8 +161,8 @@ def test_sentencepiece(lines, tmp_path, kind):
     pieces = collections.Counter(piece for line in train for piece in processor.encode(line, out_type=str))
     ids = write_dictionary(tmp_path / "dict.txt", pieces)
     tokenizers = read_toolkit_tokenizers("fairseq", tmp_path / "model.pt", {}, None, [tmp_path / "model.model"])
-    given = tokenizers.tokenizer(test)["input_ids"]
-    for line, each in zip(test, given, strict=True):
+    encoded = tokenizers.tokenizer(test)["input_ids"]
+    for line, each in zip(test, encoded, strict=True):
         expected = processor.encode(line, out_type=str)
         assert [tokenizers.source.rows[i] for i in each] == [*(ids.get(piece, 3) for piece in expected), 2], line
         if 3 not in each:
@@ -255,7 +255,7 @@ def test_opennmt_sources_have_no_eos():
 
 
 @pytest.mark.parametrize(
-    ("files", "metadata", "given", "message"),
+    ("files", "metadata", "option", "message"),
     [
         (
             {"dict.de.txt": "a 1\n"},
@@ -275,13 +275,13 @@ def test_opennmt_sources_have_no_eos():
         ({"dict.txt": "a 1\n"}, {}, "codes", "cannot be read"),
     ],
 )
-def test_rejects_invalid_vocabularies_and_codes(tmp_path, files, metadata, given, message):
+def test_rejects_invalid_vocabularies_and_codes(tmp_path, files, metadata, option, message):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    codes = [tmp_path / "missing"] if given == "codes" else []
+    codes = [tmp_path / "missing"] if option == "codes" else []
     with pytest.raises(ValueError, match=".") as error:
         read_toolkit_tokenizers(
-            "fairseq", tmp_path / "model.pt", metadata, tmp_path if given == "data" else None, codes
+            "fairseq", tmp_path / "model.pt", metadata, tmp_path if option == "data" else None, codes
         )
     assert message in str(error.value)
 

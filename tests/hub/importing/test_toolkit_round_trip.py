@@ -108,8 +108,8 @@ def train_reference(reference, logits_of, folder: Path, pairs, updates: int = 30
         sources, targets = (list(side) for side in zip(*chosen, strict=True))
         batch = tokenizer(sources, text_target=targets, return_tensors="pt", padding=True)
         labels = batch["labels"]
-        given = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], 1)
-        logits = logits_of(batch["input_ids"], batch["attention_mask"], given)
+        decoder_input_ids = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], 1)
+        logits = logits_of(batch["input_ids"], batch["attention_mask"], decoder_input_ids)
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=tokenizer.pad_token_id)
         loss.backward()

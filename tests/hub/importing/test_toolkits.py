@@ -71,10 +71,12 @@ def test_fairseq(toolkits, tmp_path, name, d, ff):
     mask = (source != 1).long()
     with torch.no_grad():
         expected = reference(source, None, target)[0]
-        found = imported.model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
-    assert (found - expected).abs().max() <= 1e-4
-    given = imported.model.generate(source, attention_mask=mask, num_beams=1, max_new_tokens=8, suppress_tokens=[PAD])
-    assert_same_until_eos(given, decode_greedily(lambda ids: reference(source, None, ids)[0], 2, never_first=2))
+        actual = imported.model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
+    assert (actual - expected).abs().max() <= 1e-4
+    generated = imported.model.generate(
+        source, attention_mask=mask, num_beams=1, max_new_tokens=8, suppress_tokens=[PAD]
+    )
+    assert_same_until_eos(generated, decode_greedily(lambda ids: reference(source, None, ids)[0], 2, never_first=2))
     assert set(imported.used) | set(imported.dropped) == set(state)
     config = imported.model.config
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (
@@ -101,12 +103,12 @@ def test_opennmt(toolkits, tmp_path, name, d, ff):
     source_ids = torch.where(mask == 1, source + shift, 1)
     with torch.no_grad():
         expected = reference(source, mask, target)
-        found = imported.model(input_ids=source_ids, attention_mask=mask, decoder_input_ids=target).logits
-    assert (found - expected).abs().max() <= 1e-4
-    given = imported.model.generate(
+        actual = imported.model(input_ids=source_ids, attention_mask=mask, decoder_input_ids=target).logits
+    assert (actual - expected).abs().max() <= 1e-4
+    generated = imported.model.generate(
         source_ids, attention_mask=mask, num_beams=1, max_new_tokens=8, suppress_tokens=[PAD]
     )
-    assert_same_until_eos(given, decode_greedily(lambda ids: reference(source, mask, ids), start=2), eos=3)
+    assert_same_until_eos(generated, decode_greedily(lambda ids: reference(source, mask, ids), start=2), eos=3)
     config = imported.model.config
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (
         1,
@@ -128,11 +130,11 @@ def test_rejects_missing_generator_weight(toolkits, name):
 @pytest.mark.parametrize("how", ["cfg", "omegaconf"])
 def test_reads_fairseq_configurations(toolkits, tmp_path, how):
     reference = toolkits.make("fairseq t2t", heads=2)
-    plain, _, metadata = import_file(toolkits.save(reference.content(), tmp_path / "args.pt"))
-    found, _, others = import_file(toolkits.save(reference.content(how), tmp_path / "cfg.pt"))
-    assert others == metadata
-    assert found.shapes == plain.shapes
-    assert others["encoder_attention_heads"] == 2
+    from_args, _, metadata = import_file(toolkits.save(reference.content(), tmp_path / "args.pt"))
+    from_config, _, config_metadata = import_file(toolkits.save(reference.content(how), tmp_path / "cfg.pt"))
+    assert config_metadata == metadata
+    assert from_config.shapes == from_args.shapes
+    assert config_metadata["encoder_attention_heads"] == 2
 
 
 def test_reads_files_before_pytorch_1_6(toolkits, tmp_path):
@@ -145,17 +147,17 @@ def test_reads_files_before_pytorch_1_6(toolkits, tmp_path):
 
 def rename_to_early_version(state):
     """Convert a state dict to the early fairseq format: fused projections, numbered norms, tied LM head."""
-    found = {}
+    renamed = {}
     for key, value in state.items():
         if ".q_proj." in key:
             parts = [state[key.replace("q_proj", f"{name}_proj")] for name in "qkv"]
-            found[key.replace("q_proj.", "in_proj_")] = torch.cat(parts)
+            renamed[key.replace("q_proj.", "in_proj_")] = torch.cat(parts)
         elif "k_proj" not in key and "v_proj" not in key and "output_projection" not in key:
             layer = [("self_attn", 0), ("encoder_attn", 1), ("final", 2 if key.startswith("decoder") else 1)]
             for name, number in layer:
                 key = key.replace(f".{name}_layer_norm.", f".layer_norms.{number}.")
-            found[key] = value
-    return found
+            renamed[key] = value
+    return renamed
 
 
 def test_imports_early_fairseq_names(toolkits, tmp_path):
@@ -164,8 +166,8 @@ def test_imports_early_fairseq_names(toolkits, tmp_path):
     new, _, _ = import_file(toolkits.save(content, tmp_path / "new.pt"))
     content["model"] = rename_to_early_version(content["model"])
     old, _, _ = import_file(toolkits.save(content, tmp_path / "old.pt"))
-    for (name, expected), found in zip(new.model.state_dict().items(), old.model.state_dict().values(), strict=True):
-        assert torch.equal(expected, found), name
+    for (name, expected), actual in zip(new.model.state_dict().items(), old.model.state_dict().values(), strict=True):
+        assert torch.equal(expected, actual), name
 
 
 def test_fairseq_before_version_3_has_no_final_layer_norm(toolkits, tmp_path):
@@ -240,10 +242,10 @@ def error_message(content) -> str:
 )
 def test_error_contains_name(toolkits, name, part, features):
     reference = toolkits.make(name, layers=2)
-    given = reference.arguments if part == "args" else reference.options
-    found = list(mutations(reference.content(), part, given, features))
-    assert len(found) >= 100
-    for content, names in found:
+    settings = reference.arguments if part == "args" else reference.options
+    mutated = list(mutations(reference.content(), part, settings, features))
+    assert len(mutated) >= 100
+    for content, names in mutated:
         message = error_message(content)
         assert message, f"no error for {names}"
         assert "\n" not in message
@@ -309,13 +311,13 @@ def test_imports_fairseq_generation_config(toolkits, tmp_path):
     source, _ = batch((31, 37), 2)
     mask = (source != PAD).long()
     options = {"attention_mask": mask, "num_return_sequences": 5, "max_new_tokens": 12}
-    found = imported.model.generate(source, **options)
-    assert torch.equal(imported.model.generate(source, **options, custom_generate=beam_search), found)
-    assert (found[:, 1] != 2).all()
-    for row in found.tolist():
+    actual = imported.model.generate(source, **options)
+    assert torch.equal(imported.model.generate(source, **options, custom_generate=beam_search), actual)
+    assert (actual[:, 1] != 2).all()
+    for row in actual.tolist():
         assert PAD not in row[: row.index(2, 1) if 2 in row[1:] else None]
-    free = {"suppress_tokens": None, "min_new_tokens": None, "early_stopping": None}
-    assert not torch.equal(imported.model.generate(source, **options, **free)[:, :4], found[:, :4])
+    unrestricted = {"suppress_tokens": None, "min_new_tokens": None, "early_stopping": None}
+    assert not torch.equal(imported.model.generate(source, **options, **unrestricted)[:, :4], actual[:, :4])
 
 
 @pytest.mark.parametrize(("token", "start"), [("<s>", 2), ("</s>", 3), (None, 2)])
