@@ -31,7 +31,7 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
-        counts: torch.Tensor | None,
+        mask: torch.Tensor | None,
         smoothing: float,
         needed: tuple[bool, bool, bool],
     ) -> torch.Tensor:
@@ -51,13 +51,13 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
                 logits = (rows @ matrix.T).float()  # (n, V)
                 log_p = (logits if bias is None else logits.add_(bias)).log_softmax(1)
                 gains = (1 - smoothing) * log_p.gather(1, ids)[:, 0] + smoothing * log_p.mean(1)  # (n)
-                total -= (gains if counts is None else gains * counts[chunk]).sum()
+                total -= (gains if mask is None else gains * mask[chunk]).sum()
                 if not any(needed):
                     continue
                 error = log_p.exp_().sub_(smoothing / size)  # softmax - smoothed one-hot
                 error.scatter_add_(1, ids, error.new_full(ids.shape, smoothing - 1))
-                if counts is not None:
-                    error *= counts[chunk, None]
+                if mask is not None:
+                    error *= mask[chunk, None]
                 if bias_gradient is not None:
                     bias_gradient += error.sum(0)
                 error = error.to(dtype)
@@ -101,12 +101,12 @@ def fused_linear_cross_entropy(
         logits, targets = projection(states).float().flatten(0, -2), labels.flatten()
         return nn.functional.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
     is_target = labels != -100
-    counts = None
+    mask = None
     if is_eager_on_cpu(labels):
         states, targets = states[is_target], labels[is_target]
     else:
         states, targets = states.flatten(0, -2), labels.clamp(min=0).flatten()
-        counts = is_target.flatten().float()
+        mask = is_target.flatten().float()
     inputs = states, projection.weight, projection.bias
     needed = tuple(torch.is_grad_enabled() and each is not None and each.requires_grad for each in inputs)
-    return _FusedLinearCrossEntropy.apply(*inputs, targets, counts, smoothing, needed)
+    return _FusedLinearCrossEntropy.apply(*inputs, targets, mask, smoothing, needed)

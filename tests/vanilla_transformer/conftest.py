@@ -1,4 +1,4 @@
-"""What several tests of the package share."""
+"""Fixtures that several test modules of the package use."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ import torch
 from vanilla_transformer import generation_vanilla_transformer
 
 
-@pytest.fixture(params=["moving", "in place"])
-def way(request, monkeypatch):
-    """Our search as on a CPU, where sentences leave the batch, and as on a GPU, where they stay in their places."""
-    if request.param == "in place":
+@pytest.fixture(params=["dynamic batch", "static batch"])
+def search_mode(request, monkeypatch):
+    """Beam search as on a CPU (finished sentences leave the batch) and as on a GPU (they stay in it)."""
+    if request.param == "static batch":
         monkeypatch.setattr(generation_vanilla_transformer, "is_async_device", lambda device: True)
 
 

@@ -1,4 +1,4 @@
-"""Adapters of PEFT, hooks and quantization: the loss in chunks is the loss of the logits, and decoding uses them."""
+"""PEFT adapters, hooks and quantization: the chunked loss equals the loss of the logits, and decoding uses them."""
 
 import pytest
 import torch
@@ -25,8 +25,8 @@ def lora(targets, **options):
     return peft.LoraConfig("SEQ_2_SEQ_LM", r=4, target_modules=targets, **options)
 
 
-def methods():
-    """Yield each method with its options: LoRA on every module, and the other methods on each module they support."""
+def peft_configs():
+    """Yield PEFT configs by name: LoRA on every module, and other methods on each module that they support."""
     for targets in [*TARGETS, "all-linear"]:
         yield f"LoRA {targets}", lora(targets)
         yield f"DoRA {targets}", lora(targets, use_dora=True)
@@ -59,7 +59,7 @@ def methods():
 
 @pytest.fixture
 def make_adapted(make_model):
-    """(architecture, PEFT config) -> the model with an adapter whose weights are not those that change nothing."""
+    """Factory of a model with an adapter of a PEFT config, whose weights are randomized to have an effect."""
 
     def make(architecture, config):
         model = peft.get_peft_model(make_model(**TINY, **architecture), config)
@@ -72,8 +72,8 @@ def make_adapted(make_model):
     return make
 
 
-def results(model, batch, labels, **options):
-    """Loss, and the gradient of each trained parameter."""
+def compute_gradients(model, batch, labels, **options):
+    """Return the loss and the gradient of each trained parameter."""
     model.zero_grad()
     torch.manual_seed(0)
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
@@ -87,23 +87,23 @@ def results(model, batch, labels, **options):
 
 
 def assert_equal_losses(model, batch, name=""):
-    """With and without `smoothing=0.0`; each adapted part has a gradient."""
+    """Compare with and without `smoothing=0.0`, and assert that adapted parameters have gradients."""
     labels = batch["decoder_input_ids"].clone()
     labels[1, 4:] = -100
-    expected, found = results(model, batch, labels), results(model, batch, labels, smoothing=0.0)
+    expected, actual = compute_gradients(model, batch, labels), compute_gradients(model, batch, labels, smoothing=0.0)
     assert any(gradient.any() for each, gradient in expected.items() if each != "loss"), name
     for key in expected:
         torch.testing.assert_close(
-            found[key], expected[key], rtol=1e-4, atol=1e-5, msg=lambda text, key=key: f"{name}, {key}: {text}"
+            actual[key], expected[key], rtol=1e-4, atol=1e-5, msg=lambda text, key=key: f"{name}, {key}: {text}"
         )
 
 
 @pytest.mark.parametrize(
     "architecture", [ARCHITECTURES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in ARCHITECTURES[1:])]
 )
-def test_the_loss_is_that_of_the_logits_under_every_method_of_peft(make_adapted, batch, architecture):
-    """Gradients included; and greedy decoding picks the best tokens of the adapted model."""
-    for name, config in methods():
+def test_loss_equals_loss_of_logits_for_all_peft_methods(make_adapted, batch, architecture):
+    """Gradients are equal, too, and greedy decoding selects the best tokens of the adapted model."""
+    for name, config in peft_configs():
         model = make_adapted(architecture, config)
         assert_equal_losses(model, batch, name)
         inputs = {each: batch[each] for each in ("input_ids", "attention_mask")}
@@ -116,8 +116,8 @@ def test_the_loss_is_that_of_the_logits_under_every_method_of_peft(make_adapted,
             assert torch.equal(logits.argmax(-1), ids[:, 1:]), name
 
 
-def test_trained_rows_of_the_source_embedding_leave_the_target_embedding_as_it_is(make_adapted):
-    """Two vocabularies: the same id is another token on the target side."""
+def test_trained_source_rows_do_not_change_target_embedding(make_adapted):
+    """With two vocabularies, an id is a different token in the target vocabulary."""
     config = lora(["q_proj"], trainable_token_indices=[3, 5])
     model = make_adapted({"share_encoder_decoder_embeddings": False}, config).base_model.model
     ids = torch.tensor([3, 5])
@@ -139,7 +139,7 @@ def add_backward_hook(head):
 
 
 def replace_forward(head):
-    """As Accelerate does for a module on another device."""
+    """Replace `forward`, as Accelerate does for a module on a different device."""
     head.forward = lambda states, forward=head.forward: forward(states) * 2
 
 
@@ -155,7 +155,7 @@ CHANGES = (add_forward_hook, add_pre_hook, add_backward_hook, replace_forward, p
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_hooks_and_replaced_parts_of_the_lm_head_act(make_model, batch, change):
+def test_modified_lm_head_is_called(make_model, batch, change):
     model = make_model(tie_word_embeddings=False, lm_head_bias=True)
     assert is_unmodified_linear(model.lm_head)
     change(model.lm_head)
@@ -163,7 +163,7 @@ def test_hooks_and_replaced_parts_of_the_lm_head_act(make_model, batch, change):
     assert_equal_losses(model, batch)
 
 
-def test_a_quantized_lm_head_is_called(make_model, batch):
+def test_quantized_lm_head_is_called(make_model, batch):
     torchao = pytest.importorskip("torchao.quantization")
     model = make_model(d_model=64, tie_word_embeddings=False)
     torchao.quantize_(model.lm_head, torchao.Int8WeightOnlyConfig(version=2))
@@ -173,15 +173,15 @@ def test_a_quantized_lm_head_is_called(make_model, batch):
     torch.testing.assert_close(*losses)
 
 
-def test_adapters_elsewhere_keep_the_loss_in_chunks(make_adapted, batch, monkeypatch):
-    """All linear layers but the LM head, as LoRA in training: no logits are kept."""
+def test_adapters_on_other_layers_keep_chunked_loss(make_adapted, batch, monkeypatch):
+    """With LoRA on all linear layers except for the LM head, as in training, no logits are kept."""
     model = make_adapted({}, lora("all-linear"))
     assert is_unmodified_linear(model.base_model.model.lm_head)
     monkeypatch.setattr(loss_vanilla_transformer, "CPU_CHUNK_SIZE", 60)
     assert_equal_losses(model, batch)
 
 
-def test_smoothing_is_that_of_the_logits_under_an_adapter(make_adapted, batch):
+def test_smoothed_loss_with_adapter(make_adapted, batch):
     model, labels = make_adapted({}, lora(["lm_head"])), batch["decoder_input_ids"].clone()
     labels[0, 3:] = -100
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
@@ -191,7 +191,7 @@ def test_smoothing_is_that_of_the_logits_under_an_adapter(make_adapted, batch):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_merged_adapter_is_saved_with_its_lm_head(make_model, tmp_path, shared):
+def test_merged_adapter_is_saved_with_lm_head(make_model, tmp_path, shared):
     sizes = {} if shared else {"decoder_vocab_size": 17}
     model = make_model(**TINY, share_encoder_decoder_embeddings=shared, tie_word_embeddings=True, **sizes)
     config = lora(["q_proj", "v_proj"], init_lora_weights=False)

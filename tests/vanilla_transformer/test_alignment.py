@@ -1,4 +1,4 @@
-"""Alignments and scores of tokens against the plain way to compute them."""
+"""Comparison of alignments and token scores with simple reference implementations."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ from vanilla_transformer import TranslationPipeline
 from vanilla_transformer import alignment_vanilla_transformer as alignment
 from vanilla_transformer.alignment_vanilla_transformer import align, choose_alignment_heads, word_spans
 
-SOURCES = ["the dog runs", "a cat sleeps in the house, alone", "two", "the old man reads"]
+SOURCES = ["the dog runs", "a cat sleeps in the house, today", "two", "the old man reads"]
 TARGETS = ["der Hund rennt", "eine Katze schläft im Haus.", "zwei!", "der Mann"]
 
 
@@ -34,27 +34,29 @@ def words(text: str) -> list[str]:
         ("co\u00adop", ["co\u00adop"]),
     ],
 )
-def test_words(text, expected):
+def test_word_spans(text, expected):
     assert words(text) == expected
 
 
-def plain_links(model, tokenizer, source: str, target: str, heads) -> list:
-    """One pair, token by token: each word of the target with the word whose tokens its tokens look at most."""
-    here = tokenizer(source, return_offsets_mapping=True)
-    there = tokenizer(text_target=target, return_offsets_mapping=True)
-    ids = [model.config.decoder_start_token_id, *there["input_ids"][:-1]]
+def reference_links(model, tokenizer, source: str, target: str, heads) -> list:
+    """Return the links of one pair, computed token by token."""
+    source_encoding = tokenizer(source, return_offsets_mapping=True)
+    target_encoding = tokenizer(text_target=target, return_offsets_mapping=True)
+    ids = [model.config.decoder_start_token_id, *target_encoding["input_ids"][:-1]]
     with torch.no_grad():
         attentions = model(
-            input_ids=torch.tensor([here["input_ids"]]), decoder_input_ids=torch.tensor([ids]), output_attentions=True
+            input_ids=torch.tensor([source_encoding["input_ids"]]),
+            decoder_input_ids=torch.tensor([ids]),
+            output_attentions=True,
         ).cross_attentions
     if heads is None:
         heads = [(layer, head) for layer in range(len(attentions)) for head in range(attentions[0].shape[1])]
     links = []
     for start, end in word_spans(target):
-        rows = [i for i, (a, b) in enumerate(there["offset_mapping"]) if a < end and start < b]
+        rows = [i for i, (a, b) in enumerate(target_encoding["offset_mapping"]) if a < end and start < b]
         totals = {}
         for a, b in word_spans(source):
-            columns = [i for i, (c, d) in enumerate(here["offset_mapping"]) if c < b and a < d]
+            columns = [i for i, (c, d) in enumerate(source_encoding["offset_mapping"]) if c < b and a < d]
             totals[a, b] = sum(
                 float(attentions[layer][0, head, i, j]) for layer, head in heads for i in rows for j in columns
             )
@@ -64,26 +66,28 @@ def plain_links(model, tokenizer, source: str, target: str, heads) -> list:
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("heads", [None, [[0, 3], [1, 1]]])
-def test_align_is_the_plain_reading_of_attention(make_model, make_tokenizer, shared, heads):
+def test_align_matches_reference(make_model, make_tokenizer, shared, heads):
     tokenizer, sizes = make_tokenizer(shared)
     model = make_model(**sizes)
     model.set_attn_implementation("sdpa")
     found = align(model, tokenizer, SOURCES, TARGETS, heads=heads, batch_size=3)
     assert model.config._attn_implementation == "sdpa"
     model.set_attn_implementation("eager")
-    assert found == [plain_links(model, tokenizer, *pair, heads) for pair in zip(SOURCES, TARGETS, strict=True)]
+    assert found == [reference_links(model, tokenizer, *pair, heads) for pair in zip(SOURCES, TARGETS, strict=True)]
 
 
-def test_aligning_leaves_the_model_as_it_is(make_model, make_tokenizer):
+def test_align_does_not_modify_model(make_model, make_tokenizer):
     """Other threads may use the model at the same time."""
     tokenizer, sizes = make_tokenizer(True)
     model = make_model(**sizes).train()
     model.set_attn_implementation("sdpa")
-    seen = set()
-    model.model.encoder.register_forward_hook(lambda *_: seen.add((model.training, model.config._attn_implementation)))
+    states = set()
+    model.model.encoder.register_forward_hook(
+        lambda *_: states.add((model.training, model.config._attn_implementation))
+    )
     expected = align(model, tokenizer, SOURCES, TARGETS)
     choose_alignment_heads(model, tokenizer, SOURCES, TARGETS)
-    assert seen == {(True, "sdpa")}
+    assert states == {(True, "sdpa")}
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
@@ -92,18 +96,18 @@ def test_aligning_leaves_the_model_as_it_is(make_model, make_tokenizer):
     finally:
         sys.setswitchinterval(interval)
     assert found == [expected] * 12
-    assert seen == {(True, "sdpa")}
+    assert states == {(True, "sdpa")}
     assert model.training
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_what_has_no_words_has_no_links(make_model, make_tokenizer):
+def test_texts_without_words_have_no_links(make_model, make_tokenizer):
     tokenizer, sizes = make_tokenizer(True)
     found = align(make_model(**sizes), tokenizer, ["", "a dog", " "], ["der Hund", "", "x"])
     assert found == [[], [], []]
 
 
-def test_the_checkpoints_own_heads_are_the_default(make_model, make_tokenizer, tmp_path):
+def test_alignment_heads_of_checkpoint_are_default(make_model, make_tokenizer, tmp_path):
     tokenizer, sizes = make_tokenizer(True)
     model = make_model(**sizes)
     model.generation_config = GenerationConfig(decoder_start_token_id=1, alignment_heads=[[1, 2]])
@@ -114,13 +118,13 @@ def test_the_checkpoints_own_heads_are_the_default(make_model, make_tokenizer, t
     assert found != align(model, tokenizer, SOURCES, TARGETS, heads=[[0, 0]])
 
 
-def test_the_needed_word_is_the_one_whose_absence_costs_most(make_model, make_tokenizer):
+def test_prediction_difference_matches_reference(make_model, make_tokenizer):
     tokenizer, sizes = make_tokenizer(True)
     model = make_model(**sizes)
     source, target = SOURCES[1], TARGETS[1]
-    here = tokenizer(source, return_offsets_mapping=True)
-    there = tokenizer(text_target=target, return_offsets_mapping=True)
-    labels = there["input_ids"]
+    source_encoding = tokenizer(source, return_offsets_mapping=True)
+    target_encoding = tokenizer(text_target=target, return_offsets_mapping=True)
+    labels = target_encoding["input_ids"]
 
     def scores(ids):
         decoder_ids = torch.tensor([[model.config.decoder_start_token_id, *labels[:-1]]])
@@ -131,33 +135,33 @@ def test_the_needed_word_is_the_one_whose_absence_costs_most(make_model, make_to
 
     expected = []
     for start, end in word_spans(target):
-        rows = [i for i, (a, b) in enumerate(there["offset_mapping"]) if a < end and start < b]
+        rows = [i for i, (a, b) in enumerate(target_encoding["offset_mapping"]) if a < end and start < b]
         losses = []
         for a, b in word_spans(source):
-            hidden = [
+            masked = [
                 0 if c < b and a < d else id
-                for id, (c, d) in zip(here["input_ids"], here["offset_mapping"], strict=True)
+                for id, (c, d) in zip(source_encoding["input_ids"], source_encoding["offset_mapping"], strict=True)
             ]
-            losses.append(float((scores(here["input_ids"]) - scores(hidden))[rows].sum()))
+            losses.append(float((scores(source_encoding["input_ids"]) - scores(masked))[rows].sum()))
         expected.append(max(range(len(losses)), key=losses.__getitem__))
     assert alignment.prediction_difference_alignment(model, tokenizer, source, target).tolist() == expected
 
 
-def test_the_heads_that_agree_are_chosen(make_model, make_tokenizer, monkeypatch):
-    """Where what is needed is what head 2 of layer 1 looks at, this head alone is right."""
+def test_chooses_heads_that_agree(make_model, make_tokenizer, monkeypatch):
+    """If the gold alignment is that of head 2 of layer 1, only this head is chosen."""
     tokenizer, sizes = make_tokenizer(True)
     model = make_model(**sizes).train()
-    looked_at = {
+    gold = {
         (SOURCES[i], TARGETS[i]): weights[1, 2].argmax(-1)
         for i, _, _, weights in alignment.iter_word_attention(model, tokenizer, SOURCES, TARGETS, 4)
     }
-    monkeypatch.setattr(alignment, "prediction_difference_alignment", lambda model, tokenizer, *pair: looked_at[pair])
+    monkeypatch.setattr(alignment, "prediction_difference_alignment", lambda model, tokenizer, *pair: gold[pair])
     assert choose_alignment_heads(model, tokenizer, SOURCES, TARGETS) == [[1, 2]]
     assert model.training
     assert choose_alignment_heads(model, tokenizer, ["two"], ["zwei"]) is None
 
 
-def test_a_tokenizer_without_places_is_refused(make_model):
+def test_rejects_slow_tokenizer(make_model):
     class Slow:
         is_fast = False
 
@@ -178,10 +182,10 @@ def make_translator(make_model, make_tokenizer):
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3, "num_return_sequences": 2}])
-def test_scores_of_tokens_are_the_models(make_translator, shared, options):
-    """Each is log p by a pass over that sequence alone, and their mean is the search's own score."""
+def test_token_scores_match_model(make_translator, shared, options):
+    """They are log-probabilities of one forward pass per sequence, and their mean is the score of the search."""
     translator = make_translator(shared)
-    translator.model.generation_config.eos_token_id = [2, 9]  # some end, some do not
+    translator.model.generation_config.eos_token_id = [2, 9]  # only some translations end
     model, tokenizer = translator.model, translator.tokenizer
     found = translator(SOURCES, return_scores=True, return_token_scores=True, **options)
     for source, candidates in zip(SOURCES, found, strict=True):
@@ -206,19 +210,19 @@ def test_token_scores_in_small_batches(make_translator, monkeypatch):
         assert one["token_scores"] == pytest.approx(other["token_scores"], abs=1e-4)
 
 
-def test_the_pipeline_aligns_what_it_returns(make_translator):
+def test_pipeline_returns_alignments(make_translator):
     translator = make_translator()
     options = {"num_beams": 3, "num_return_sequences": 2}
-    plain = translator([*SOURCES, ""], **options)
+    unaligned = translator([*SOURCES, ""], **options)
     found = translator([*SOURCES, ""], return_alignments=True, **options)
-    for source, candidates, expected in zip([*SOURCES, ""], found, plain, strict=True):
+    for source, candidates, expected in zip([*SOURCES, ""], found, unaligned, strict=True):
         texts = [each["translation_text"] for each in candidates]
         assert texts == [each["translation_text"] for each in expected]
         links = align(translator.model, translator.tokenizer, [source] * len(texts), texts)
         assert [each.get("alignments", []) for each in candidates] == links
 
 
-def test_halves_of_surrogate_pairs_are_told(make_translator):
+def test_reports_lone_surrogates(make_translator):
     logging.getLogger("transformers").propagate = True
     outputs = make_translator()(["a \ud800 b", "the dog"])
     assert "character 3 of the sentence is half of a surrogate pair" in outputs[0]["error"]
@@ -226,7 +230,7 @@ def test_halves_of_surrogate_pairs_are_told(make_translator):
     assert "error" not in outputs[1]
 
 
-def test_a_sentence_without_tokens_is_told(make_model, special_tokens, train_bpe):
+def test_reports_sentences_without_tokens(make_model, special_tokens, train_bpe):
     tokenizer = train_bpe(["a b"], 20)
     tokenizer.post_processor = None
     tokenizer.normalizer = normalizers.Replace("x", "")
@@ -236,8 +240,8 @@ def test_a_sentence_without_tokens_is_told(make_model, special_tokens, train_bpe
     assert translator("xx")[0]["error"] == "the sentence has no tokens."
 
 
-def test_the_end_of_a_line_is_no_part_of_its_sentence(make_model, special_tokens):
-    """With a tokenizer that has a token for it."""
+def test_strips_line_breaks(make_model, special_tokens):
+    """The tokenizer has a token for line breaks."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate([*special_tokens.values(), *alphabet])}
     rust = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))

@@ -1,4 +1,4 @@
-"""Padding never matters, sentences of a batch never meet, and every attention implementation is the same function."""
+"""Padding and other sentences of a batch have no effect, and all attention implementations agree."""
 
 import pytest
 import torch
@@ -28,12 +28,12 @@ def test_attention_implementations_agree(make_model, batch, variant):
     model = make_model(**variant)
     model.set_attn_implementation("eager")
     expected = logits_of(model, **batch)
-    for attention in ATTENTIONS[1:] if not variant else ["sdpa"]:  # FlexAttention compiles for each shape anew
+    for attention in ATTENTIONS[1:] if not variant else ["sdpa"]:  # FlexAttention recompiles for each shape
         model.set_attn_implementation(attention)
         torch.testing.assert_close(logits_of(model, **batch), expected, atol=1e-5, rtol=0)
 
 
-def test_attention_is_chosen_at_construction(make_config):
+def test_attention_implementation_is_set_at_construction(make_config):
     from vanilla_transformer import VanillaTransformerForConditionalGeneration
 
     model = VanillaTransformerForConditionalGeneration._from_config(make_config(), attn_implementation="eager")
@@ -60,29 +60,29 @@ def test_left_and_right_padding_give_the_same_logits(make_model, batch, attentio
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_a_sentence_is_the_same_alone_and_in_any_batch(make_model_for_hypothesis, data):
-    """Random lengths, random places in the batch, random amounts of padding on either side."""
-    model = make_model_for_hypothesis
+def test_logits_do_not_depend_on_batch(module_model, data):
+    """Lengths, rows in the batch and padding on either side are random."""
+    model = module_model
     lengths = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
-    width = max(lengths) + data.draw(st.integers(0, 4))
+    padded_length = max(lengths) + data.draw(st.integers(0, 4))
     target_length = data.draw(st.integers(1, 7))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 10**6)))
-    ids = torch.zeros(len(lengths), width, dtype=torch.long)
+    ids = torch.zeros(len(lengths), padded_length, dtype=torch.long)
     mask = torch.zeros_like(ids)
     targets = torch.randint(3, 60, (len(lengths), target_length), generator=generator)
     sources = [torch.randint(3, 60, (length,), generator=generator) for length in lengths]
     for row, source in enumerate(sources):
-        start = data.draw(st.integers(0, width - len(source)))
+        start = data.draw(st.integers(0, padded_length - len(source)))
         ids[row, start : start + len(source)] = source
         mask[row, start : start + len(source)] = 1
-    together = logits_of(model, input_ids=ids, attention_mask=mask, decoder_input_ids=targets)
+    batched = logits_of(model, input_ids=ids, attention_mask=mask, decoder_input_ids=targets)
     for row, source in enumerate(sources):
-        alone = logits_of(model, input_ids=source[None], decoder_input_ids=targets[row : row + 1])
-        torch.testing.assert_close(together[row : row + 1], alone, atol=1e-5, rtol=0)
+        single = logits_of(model, input_ids=source[None], decoder_input_ids=targets[row : row + 1])
+        torch.testing.assert_close(batched[row : row + 1], single, atol=1e-5, rtol=0)
 
 
 @pytest.fixture(scope="module")
-def make_model_for_hypothesis():
+def module_model():
     from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 
     torch.manual_seed(0)
@@ -93,8 +93,8 @@ def make_model_for_hypothesis():
     return VanillaTransformerForConditionalGeneration(config).eval()
 
 
-def test_the_mask_is_used(make_model, batch):
-    """What stands at padding must not matter, and what stands elsewhere must."""
+def test_attention_mask_is_applied(make_model, batch):
+    """Ids at padding positions have no effect, ids at other positions have one."""
     model = make_model()
     expected = logits_of(model, **batch)
     changed = batch | {"input_ids": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 17)}
@@ -118,8 +118,8 @@ def test_left_padded_targets(make_model, batch):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_decoder_sees_no_future_token(make_model, batch, attention):
-    """By gradient: the logits at position t depend on the embeddings of positions <= t, and on all of those."""
+def test_decoder_attention_is_causal(make_model, batch, attention):
+    """Gradients show that logits at position t depend on the embeddings of all positions <= t, and on no others."""
     model = make_model()
     model.set_attn_implementation(attention)
     embeddings = model.model.decoder.embed_tokens(batch["decoder_input_ids"]).detach().requires_grad_()
@@ -129,7 +129,7 @@ def test_decoder_sees_no_future_token(make_model, batch, attention):
         (gradient,) = torch.autograd.grad(logits[0, position].pow(2).sum(), embeddings, retain_graph=True)
         assert (gradient[0, position + 1 :] == 0).all()
         assert (gradient[0, : position + 1].abs().amax(-1) > 0).all()
-        assert (gradient[1:] == 0).all()  # nor another sentence
+        assert (gradient[1:] == 0).all()  # no other sentence of the batch
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_decoder_sees_no_future_token(make_model, batch, attention):
     [(name, dtype) for name in ATTENTIONS[:2] for dtype in (torch.float32, torch.bfloat16, torch.float16)]
     + [("flex_attention", torch.float32)],
 )
-def test_rows_without_any_token_stay_finite(make_model, batch, attention, dtype):
-    """Padded target positions see nothing; and an empty source, where nobody checks (a GPU, a compiled graph)."""
+def test_fully_masked_rows_are_finite(make_model, batch, attention, dtype):
+    """These are padded target positions and empty sources, which are not rejected on a GPU or in compiled code."""
     model = make_model().to(dtype)
     model.set_attn_implementation(attention)
     mask = torch.ones_like(batch["decoder_input_ids"])
@@ -162,7 +162,7 @@ def test_half_precision_is_close_to_single(make_model, batch, dtype):
 
 
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
-def test_half_precision_survives_large_weights(make_model, batch, norm_position):
+def test_half_precision_is_finite_with_large_weights(make_model, batch, norm_position):
     model = make_model(norm_position=norm_position).half()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -170,14 +170,14 @@ def test_half_precision_survives_large_weights(make_model, batch, norm_position)
     assert logits_of(model, **batch).isfinite().all()
 
 
-def test_sinusoidal_positions_have_no_last_one(make_model):
+def test_sinusoidal_positions_are_unlimited(make_model):
     model = make_model(max_position_embeddings=8)
     ids = torch.randint(3, 60, (1, 40))
     assert logits_of(model, input_ids=ids, decoder_input_ids=ids).isfinite().all()
     assert model.generate(ids, max_new_tokens=30, min_new_tokens=30).shape[1] == 31
 
 
-def test_learned_positions_name_both_lengths(make_model):
+def test_rejects_sequences_longer_than_learned_positions(make_model):
     model = make_model(position_embedding_type="learned", max_position_embeddings=8)
     ids = torch.randint(3, 60, (1, 9))
     with pytest.raises(ValueError, match="9 tokens is longer than the 8 learned positions"):
@@ -186,7 +186,7 @@ def test_learned_positions_name_both_lengths(make_model):
         model.generate(ids[:, :3], max_new_tokens=20, min_new_tokens=20)
 
 
-def test_padding_does_not_use_up_learned_positions(make_model):
+def test_padding_does_not_count_as_learned_position(make_model):
     model = make_model(position_embedding_type="learned", max_position_embeddings=8)
     ids, target = torch.randint(3, 60, (1, 5)), torch.randint(3, 60, (1, 4))
     padded = functional.pad(ids, (6, 0))
@@ -197,14 +197,14 @@ def test_padding_does_not_use_up_learned_positions(make_model):
 
 @pytest.mark.parametrize("side", ["input_ids", "decoder_input_ids"])
 @pytest.mark.parametrize("bad", [60, -3])
-def test_ids_outside_the_vocabulary_are_named(make_model, batch, side, bad):
+def test_rejects_ids_outside_vocabulary(make_model, batch, side, bad):
     ids = batch[side].clone()
     ids[1, 2] = bad
     with pytest.raises(ValueError, match=rf"{side} contains the id {bad}, outside the vocabulary of 60 tokens"):
         make_model()(**(batch | {side: ids}))
 
 
-def test_empty_sources_are_named(make_model, batch):
+def test_rejects_empty_sources(make_model, batch):
     mask = batch["attention_mask"].clone()
     mask[1] = 0
     with pytest.raises(ValueError, match="Source 1 of the batch is empty"):
@@ -213,7 +213,7 @@ def test_empty_sources_are_named(make_model, batch):
         make_model()(input_ids=torch.zeros(2, 0, dtype=torch.long), decoder_input_ids=batch["decoder_input_ids"][:2])
 
 
-def test_exactly_one_kind_of_input(make_model, batch):
+def test_requires_exactly_one_of_ids_and_embeddings(make_model, batch):
     model = make_model()
     with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
         model(decoder_input_ids=batch["decoder_input_ids"])

@@ -9,7 +9,7 @@ from transformers import MarianConfig, MarianMTModel
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 from vanilla_transformer.search_vanilla_transformer import best_token, best_tokens
 
-pytestmark = pytest.mark.usefixtures("way")
+pytestmark = pytest.mark.usefixtures("search_mode")
 
 
 def until_end(sequences: torch.Tensor) -> list[list[int]]:

@@ -13,7 +13,7 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria, Stoppin
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 
-pytestmark = pytest.mark.usefixtures("way")
+pytestmark = pytest.mark.usefixtures("search_mode")
 
 
 def until_end(sequences: torch.Tensor, ends: list[int]) -> list[list[int]]:

@@ -5,14 +5,10 @@ from transformers import AutoConfig
 from vanilla_transformer import VanillaTransformerConfig
 
 
-def test_default_is_the_papers_base_model():
+def test_default_is_base_model_of_paper():
     config = VanillaTransformerConfig()
-    assert (config.encoder_layers, config.decoder_layers, config.d_model, config.encoder_attention_heads) == (
-        6,
-        6,
-        512,
-        8,
-    )
+    assert (config.encoder_layers, config.decoder_layers) == (6, 6)
+    assert (config.d_model, config.encoder_attention_heads) == (512, 8)
     assert (config.encoder_ffn_dim, config.dropout, config.vocab_size) == (2048, 0.1, 37000)
     assert config.norm_position == "post"
     assert config.position_embedding_type == "sinusoidal"
@@ -32,30 +28,30 @@ def test_sizes_of_table_3(size, expected):
     assert model.num_parameters() == pytest.approx(expected, rel=0.02)
 
 
-def test_unknown_size_is_refused():
+def test_rejects_unknown_size():
     with pytest.raises(ValueError, match="'huge' is not supported: choose one of base, big, tiny"):
         VanillaTransformerConfig.from_size("huge")
 
 
-def test_unknown_field_suggests_the_right_one():
+def test_unknown_field_suggests_similar_field():
     with pytest.raises(ValueError, match="'d_modle' is not a field .* did you mean 'd_model'"):
         VanillaTransformerConfig(d_modle=5)
 
 
-def test_decoding_parameter_is_sent_to_the_generation_config():
+def test_rejects_generation_parameter():
     with pytest.raises(ValueError, match="'num_beams' is a generation parameter"):
         VanillaTransformerConfig(num_beams=4)
 
 
 def test_from_dict_keeps_unknown_keys():
-    values = VanillaTransformerConfig().to_dict() | {"auto_map": {"AutoConfig": "x.Y"}, "field_of_the_future": 3}
+    values = VanillaTransformerConfig().to_dict() | {"auto_map": {"AutoConfig": "x.Y"}, "future_field": 3}
     config = VanillaTransformerConfig.from_dict(values)
-    assert config.field_of_the_future == 3
+    assert config.future_field == 3
     assert config.auto_map == {"AutoConfig": "x.Y"}
-    assert config.to_dict()["field_of_the_future"] == 3
+    assert config.to_dict()["future_field"] == 3
 
 
-def test_from_dict_lets_keywords_win_and_returns_unused_ones():
+def test_from_dict_prefers_keywords_and_returns_unused_ones():
     values = VanillaTransformerConfig().to_dict() | {"custom": 1}
     config, unused = VanillaTransformerConfig.from_dict(
         values, custom=2, dropout=0.3, other=4, return_unused_kwargs=True
@@ -75,35 +71,35 @@ def test_from_dict_lets_keywords_win_and_returns_unused_ones():
         ({"d_model": 9, "encoder_attention_heads": 3, "decoder_attention_heads": 3}, "d_model=9 is odd"),
     ],
 )
-def test_inconsistent_values_are_refused_with_both_and_the_cure(values, message):
+def test_rejects_inconsistent_values(values, message):
     with pytest.raises(ValueError, match=message):
         VanillaTransformerConfig(**values)
 
 
-def test_wrong_types_are_refused():
+def test_rejects_wrong_types():
     with pytest.raises(StrictDataclassFieldValidationError):
         VanillaTransformerConfig(d_model="512")
     with pytest.raises(StrictDataclassFieldValidationError):
         VanillaTransformerConfig(norm_position="middle")
 
 
-def test_whole_numbers_are_probabilities_too():
+def test_integers_are_valid_probabilities():
     assert VanillaTransformerConfig(dropout=0, attention_dropout=0).dropout == 0
 
 
-def test_own_head_sizes_need_no_divisor():
+def test_explicit_head_dimensions_need_no_divisor():
     config = VanillaTransformerConfig(d_model=10, key_head_dim=3, value_head_dim=5)
     assert config.key_head_dim == 3
 
 
-def test_decoder_vocabulary_follows_a_shared_one():
+def test_decoder_vocab_size_follows_shared_vocabulary():
     assert VanillaTransformerConfig(vocab_size=100).decoder_vocab_size == 100
     config = VanillaTransformerConfig()
     config.vocab_size = 100
     assert config.decoder_vocab_size == 100
 
 
-def test_two_vocabularies_keep_their_sizes_over_a_round_trip(tmp_path):
+def test_two_vocabulary_sizes_survive_round_trip(tmp_path):
     config = VanillaTransformerConfig(
         vocab_size=8000, decoder_vocab_size=37000, share_encoder_decoder_embeddings=False, custom_pipelines={}
     )
@@ -112,7 +108,7 @@ def test_two_vocabularies_keep_their_sizes_over_a_round_trip(tmp_path):
     assert (loaded.vocab_size, loaded.decoder_vocab_size) == (8000, 37000)
 
 
-def test_decoder_view_that_caches_and_beam_search_read():
+def test_decoder_text_config():
     config = VanillaTransformerConfig(
         encoder_layers=2, decoder_layers=5, vocab_size=50, decoder_vocab_size=70, share_encoder_decoder_embeddings=False
     )

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Watermarking
 
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 
-pytestmark = pytest.mark.usefixtures("way")
+pytestmark = pytest.mark.usefixtures("search_mode")
 
 MODELS = int(os.environ.get("VT_MODELS", "4"))  # random ones, in the slow test
 BOTH, DRAWN = ({"num_beams": 1}, {"num_beams": 3}), ({"do_sample": True}, {"do_sample": True, "num_beams": 3})

@@ -1,4 +1,4 @@
-"""Dropout with cheap masks beside `nn.functional.dropout`."""
+"""Comparison of dropout with `nn.functional.dropout`."""
 
 import pytest
 import torch
@@ -9,18 +9,18 @@ from vanilla_transformer.dropout_vanilla_transformer import apply_dropout
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.9])
-def test_its_distribution_is_that_of_torch(p, dtype):
-    states = torch.ones(1001, 999, dtype=dtype, requires_grad=True)  # not a multiple of the draws in a word
+def test_distribution_matches_torch(p, dtype):
+    states = torch.ones(1001, 999, dtype=dtype, requires_grad=True)  # not a multiple of 4 samples
     dropped = apply_dropout(states, p, True)
     kept = dropped != 0
-    for share in (kept.double().mean(), *(kept[:, i::4].double().mean() for i in range(4))):
-        assert abs(share - (1 - p)) < 0.005
+    for fraction in (kept.double().mean(), *(kept[:, i::4].double().mean() for i in range(4))):
+        assert abs(fraction - (1 - p)) < 0.005
     assert abs(dropped.double().mean() - 1) < (0.02 if p == 0.9 else 0.005)
-    theirs = nn.functional.dropout(states, p, True)
-    torch.testing.assert_close(dropped[kept].unique(), theirs[theirs != 0].unique(), rtol=1e-4, atol=1e-3)
+    reference = nn.functional.dropout(states, p, True)
+    torch.testing.assert_close(dropped[kept].unique(), reference[reference != 0].unique(), rtol=1e-4, atol=1e-3)
 
     neighbours = (kept[:, 1:] & kept[:, :-1]).double().mean(), (kept[1:] & kept[:-1]).double().mean()
-    assert all(abs(both - (1 - p) ** 2) < 0.005 for both in neighbours)  # independent of each other
+    assert all(abs(both - (1 - p) ** 2) < 0.005 for both in neighbours)  # independent samples
 
     dropped.sum().backward()
     assert torch.equal(states.grad, dropped.detach())

@@ -1,4 +1,4 @@
-"""What people do with models of transformers, each by name: export, LoRA, quantization, FSDP, tensor parallelism."""
+"""Compatibility with other tools: export, LoRA, quantization, FSDP and tensor parallelism."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def test_torch_export(make_model, batch):
-    """Any batch size and lengths, from one exported program."""
+    """One exported program supports any batch size and lengths."""
     model = make_model()
     dims = {"batch": torch.export.Dim.AUTO, "source": torch.export.Dim.AUTO, "target": torch.export.Dim.AUTO}
     shapes = {
@@ -30,7 +30,7 @@ def test_torch_export(make_model, batch):
 
 
 def test_fake_tensors(make_model, batch):
-    """Shapes without numbers, as memory planners and exporters run a model."""
+    """Fake tensors have shapes but no values, as in memory planners and exporters."""
     model = make_model()
     expected = model(**batch).logits.shape
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -39,8 +39,8 @@ def test_fake_tensors(make_model, batch):
 
 
 @pytest.mark.parametrize(("shared", "source"), [(True, "encoder"), (False, "decoder")])
-def test_the_projection_names_the_embedding_that_it_is_tied_to(make_model, shared, source):
-    """PEFT reads the class's own word for it, where an adapter of one is to be the other's, too."""
+def test_tied_weights_keys_of_lm_head(make_model, shared, source):
+    """PEFT reads `_tied_weights_keys` to apply an adapter of one tied module to the other."""
     model = make_model(share_encoder_decoder_embeddings=shared)
     assert model._tied_weights_keys == {"lm_head.weight": f"model.{source}.embed_tokens.weight"}
     assert model.lm_head.weight is model.get_decoder().embed_tokens.weight
@@ -100,8 +100,8 @@ def test_output_attentions_and_hidden_states(make_model, batch):
     assert (len(outputs.encoder_hidden_states), len(outputs.decoder_hidden_states)) == (3, 4)
     for weights in (*outputs.encoder_attentions, *outputs.decoder_attentions, *outputs.cross_attentions):
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
-    assert outputs.cross_attentions[0][2, :, :, 3:].abs().max() == 0  # nothing on the source's padding
-    assert outputs.decoder_attentions[0].triu(1).abs().max() == 0  # nor on the future
+    assert outputs.cross_attentions[0][2, :, :, 3:].abs().max() == 0  # no attention to padding
+    assert outputs.decoder_attentions[0].triu(1).abs().max() == 0  # no attention to later positions
 
 
 def test_inputs_embeds(make_model, batch):
@@ -116,7 +116,7 @@ def test_inputs_embeds(make_model, batch):
     torch.testing.assert_close(got, expected)
 
 
-def test_tuples(make_model, batch):
+def test_tuple_outputs(make_model, batch):
     model = make_model()
     logits, *_ = model(**batch, return_dict=False)
     torch.testing.assert_close(logits, model(**batch).logits)
@@ -125,7 +125,7 @@ def test_tuples(make_model, batch):
     torch.testing.assert_close(model(**batch, encoder_outputs=states).logits, logits)
 
 
-def test_plans_for_parallelism_name_modules_that_exist(make_model):
+def test_tensor_parallel_plans_match_module_names(make_model):
     import re
 
     model = make_model()
@@ -160,7 +160,7 @@ for name in (name, "model.encoder.layers.0.feed_forward.fc1.weight", "model.enco
     gradient = model.get_parameter(name).grad
     gradient = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
     wanted = reference.get_parameter(name).grad
-    if gradient.shape != wanted.shape:                  # this process's rows
+    if gradient.shape != wanted.shape:                  # the rows of this process
         wanted = wanted.chunk(2)[dist.get_rank()]
     torch.testing.assert_close(gradient, wanted, atol=1e-6, rtol=1e-4, msg=lambda text: name + text)
 print("equal", flush=True)
@@ -173,8 +173,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
 @pytest.mark.parametrize("kind", ["fsdp", "tp"])
 def test_two_processes(make_model, batch, tmp_path, kind, norm_position):
-    """FSDP2 and tensor parallelism by transformers' own plans, over two real processes (gloo): logits and gradients
-    are those of one process."""
+    """Logits and gradients of two processes (gloo) with FSDP2 or tensor parallelism equal those of one process."""
     make_model(norm_position=norm_position).save_pretrained(tmp_path)
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")} | {"labels": batch["decoder_input_ids"]}
     torch.save(inputs, tmp_path / "batch.pt")

@@ -11,7 +11,7 @@ from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.constraints_vanilla_transformer import GlossaryMatcher, LexicalConstraints
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 
-pytestmark = pytest.mark.usefixtures("way")
+pytestmark = pytest.mark.usefixtures("search_mode")
 
 CONTINUING = torch.arange(30) >= 25  # as if these tokens went on with a word
 

@@ -1,4 +1,4 @@
-"""The model against other implementations of the same formulas, with the same weights."""
+"""Comparison of the model with other implementations of the same formulas, with the same weights."""
 
 import math
 
@@ -16,35 +16,35 @@ from vanilla_transformer.modeling_vanilla_transformer import (
 D, HEADS, LAYERS, FFN = 32, 4, 2, 48
 
 
-def copy_attention(ours, theirs: nn.MultiheadAttention) -> None:
-    theirs.in_proj_weight.copy_(torch.cat([ours.q_proj.weight, ours.k_proj.weight, ours.v_proj.weight]))
-    theirs.in_proj_bias.copy_(torch.cat([ours.q_proj.bias, ours.k_proj.bias, ours.v_proj.bias]))
-    theirs.out_proj.load_state_dict(ours.out_proj.state_dict())
+def copy_attention(source, target: nn.MultiheadAttention) -> None:
+    target.in_proj_weight.copy_(torch.cat([source.q_proj.weight, source.k_proj.weight, source.v_proj.weight]))
+    target.in_proj_bias.copy_(torch.cat([source.q_proj.bias, source.k_proj.bias, source.v_proj.bias]))
+    target.out_proj.load_state_dict(source.out_proj.state_dict())
 
 
 @torch.no_grad()
-def torch_transformer(model) -> nn.Transformer:
-    """`torch.nn.Transformer` with the weights of our model."""
+def make_torch_transformer(model) -> nn.Transformer:
+    """Return a `torch.nn.Transformer` with the weights of `model`."""
     config = model.config
-    theirs = nn.Transformer(
+    reference = nn.Transformer(
         D, HEADS, LAYERS, LAYERS, FFN, dropout=0.0, batch_first=True, norm_first=config.norm_position == "pre"
     )
-    for ours, layer in zip(model.model.encoder.layers, theirs.encoder.layers, strict=True):
-        copy_attention(ours.self_attn, layer.self_attn)
-        layer.norm1.load_state_dict(ours.self_attn_layer_norm.state_dict())
-        layer.norm2.load_state_dict(ours.feed_forward_layer_norm.state_dict())
-    for ours, layer in zip(model.model.decoder.layers, theirs.decoder.layers, strict=True):
-        copy_attention(ours.self_attn, layer.self_attn)
-        copy_attention(ours.cross_attn, layer.multihead_attn)
-        layer.norm1.load_state_dict(ours.self_attn_layer_norm.state_dict())
-        layer.norm2.load_state_dict(ours.cross_attn_layer_norm.state_dict())
-        layer.norm3.load_state_dict(ours.feed_forward_layer_norm.state_dict())
-    for stack, their_stack in ((model.model.encoder, theirs.encoder), (model.model.decoder, theirs.decoder)):
-        for ours, layer in zip(stack.layers, their_stack.layers, strict=True):
-            layer.linear1.load_state_dict(ours.feed_forward.fc1.state_dict())
-            layer.linear2.load_state_dict(ours.feed_forward.fc2.state_dict())
-        their_stack.norm.load_state_dict(stack.norm.state_dict())
-    return theirs
+    for layer, reference_layer in zip(model.model.encoder.layers, reference.encoder.layers, strict=True):
+        copy_attention(layer.self_attn, reference_layer.self_attn)
+        reference_layer.norm1.load_state_dict(layer.self_attn_layer_norm.state_dict())
+        reference_layer.norm2.load_state_dict(layer.feed_forward_layer_norm.state_dict())
+    for layer, reference_layer in zip(model.model.decoder.layers, reference.decoder.layers, strict=True):
+        copy_attention(layer.self_attn, reference_layer.self_attn)
+        copy_attention(layer.cross_attn, reference_layer.multihead_attn)
+        reference_layer.norm1.load_state_dict(layer.self_attn_layer_norm.state_dict())
+        reference_layer.norm2.load_state_dict(layer.cross_attn_layer_norm.state_dict())
+        reference_layer.norm3.load_state_dict(layer.feed_forward_layer_norm.state_dict())
+    for stack, reference_stack in ((model.model.encoder, reference.encoder), (model.model.decoder, reference.decoder)):
+        for layer, reference_layer in zip(stack.layers, reference_stack.layers, strict=True):
+            reference_layer.linear1.load_state_dict(layer.feed_forward.fc1.state_dict())
+            reference_layer.linear2.load_state_dict(layer.feed_forward.fc2.state_dict())
+        reference_stack.norm.load_state_dict(stack.norm.state_dict())
+    return reference
 
 
 def embed(model, stack, ids):
@@ -55,12 +55,12 @@ def embed(model, stack, ids):
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_equals_torch_nn_transformer(make_model, batch, norm_position, attention):
-    """Logits within 1e-5 and gradients within 1e-4, with padding, post- and pre-norm."""
+    """Logits agree within 1e-5 and gradients within 1e-4, with padding, post-norm and pre-norm."""
     model = make_model(norm_position=norm_position, final_norm=True, lm_head_bias=True, tie_word_embeddings=False)
     model.set_attn_implementation(attention)
-    theirs = torch_transformer(model)
+    reference = make_torch_transformer(model)
     padding = batch["attention_mask"] == 0
-    states = theirs(
+    states = reference(
         embed(model, model.model.encoder, batch["input_ids"]),
         embed(model, model.model.decoder, batch["decoder_input_ids"]),
         tgt_mask=nn.Transformer.generate_square_subsequent_mask(batch["decoder_input_ids"].shape[1]),
@@ -74,36 +74,36 @@ def test_equals_torch_nn_transformer(make_model, batch, norm_position, attention
 
     weight = torch.randn_like(logits)
     (expected * weight).sum().backward()
-    wanted = {
+    expected_gradients = {
         "embedding": model.model.encoder.embed_tokens.weight.grad.clone(),
         "head": model.lm_head.weight.grad.clone(),
     }
-    layer = theirs.decoder.layers[0]
-    wanted["cross_query"] = layer.multihead_attn.in_proj_weight.grad[:D]
-    wanted["encoder_ffn"] = theirs.encoder.layers[1].linear1.weight.grad
-    wanted["decoder_norm"] = layer.norm2.weight.grad
+    reference_layer = reference.decoder.layers[0]
+    expected_gradients["cross_query"] = reference_layer.multihead_attn.in_proj_weight.grad[:D]
+    expected_gradients["encoder_ffn"] = reference.encoder.layers[1].linear1.weight.grad
+    expected_gradients["decoder_norm"] = reference_layer.norm2.weight.grad
     model.zero_grad()
     (logits * weight).sum().backward()
     decoder_layer = model.model.decoder.layers[0]
-    got = {
+    gradients = {
         "embedding": model.model.encoder.embed_tokens.weight.grad,
         "head": model.lm_head.weight.grad,
         "cross_query": decoder_layer.cross_attn.q_proj.weight.grad,
         "encoder_ffn": model.model.encoder.layers[1].feed_forward.fc1.weight.grad,
         "decoder_norm": decoder_layer.cross_attn_layer_norm.weight.grad,
     }
-    for name, gradient in got.items():
+    for name, gradient in gradients.items():
         torch.testing.assert_close(
-            gradient, wanted[name], atol=1e-4, rtol=1e-4, msg=lambda text, n=name: f"{n}: {text}"
+            gradient, expected_gradients[name], atol=1e-4, rtol=1e-4, msg=lambda text, n=name: f"{n}: {text}"
         )
 
 
 @torch.no_grad()
-def marian(model) -> MarianMTModel:
-    """`MarianMTModel` with the weights of our model; its sinusoids stand in halves, ours alternate."""
+def make_marian(model) -> MarianMTModel:
+    """Return a `MarianMTModel` with the weights of `model`. Marian has all sines before all cosines."""
     config = model.config
-    order = torch.cat([torch.arange(0, D, 2), torch.arange(1, D, 2)])  # our dimension at each of Marian's
-    theirs = MarianMTModel(
+    order = torch.cat([torch.arange(0, D, 2), torch.arange(1, D, 2)])  # index of each dimension of Marian in `model`
+    reference = MarianMTModel(
         MarianConfig(
             vocab_size=config.vocab_size, decoder_vocab_size=config.decoder_vocab_size, d_model=D,
             encoder_layers=LAYERS, decoder_layers=LAYERS, encoder_attention_heads=HEADS, decoder_attention_heads=HEADS,
@@ -125,27 +125,27 @@ def marian(model) -> MarianMTModel:
         state[name] = tensor
     state["model.shared.weight"] = state["model.encoder.embed_tokens.weight"]
     state["lm_head.weight"] = state["model.shared.weight"]
-    missing, unexpected = theirs.load_state_dict(state, strict=False)
+    missing, unexpected = reference.load_state_dict(state, strict=False)
     assert not unexpected
     assert all("embed_positions" in name or name == "final_logits_bias" for name in missing)
-    return theirs.eval()
+    return reference.eval()
 
 
 def test_equals_marian(make_model, batch):
-    """Logits within 1e-5 on right-padded batches; the same translations."""
+    """Logits agree within 1e-5 on right-padded batches, and translations are equal."""
     model = make_model()
-    theirs = marian(model)
+    reference = make_marian(model)
     with torch.no_grad():
         logits = model(**batch).logits
-        torch.testing.assert_close(logits, theirs(**batch).logits, atol=1e-5, rtol=0)
+        torch.testing.assert_close(logits, reference(**batch).logits, atol=1e-5, rtol=0)
     source = {name: batch[name] for name in ("input_ids", "attention_mask")}
     for settings in ({"num_beams": 1}, {"num_beams": 4}):
-        ours = model.generate(**source, max_new_tokens=12, **settings)
-        assert torch.equal(ours, theirs.generate(**source, max_new_tokens=12, **settings))
+        ids = model.generate(**source, max_new_tokens=12, **settings)
+        assert torch.equal(ids, reference.generate(**source, max_new_tokens=12, **settings))
 
 
-def test_attention_is_the_formula(make_config):
-    """Equation 1 and section 3.2.2, written out head by head."""
+def test_attention_matches_formula(make_config):
+    """The reference computes equation 1 and section 3.2.2 head by head."""
     attention = MultiHeadAttention(make_config(), HEADS)
     attention.config._attn_implementation = "eager"
     x, memory = torch.randn(2, 5, D), torch.randn(2, 7, D)
@@ -163,7 +163,7 @@ def test_attention_is_the_formula(make_config):
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, HEADS, 5))
 
 
-def test_feed_forward_is_the_formula(make_config):
+def test_feed_forward_matches_formula(make_config):
     """Equation 2: max(0, x W_1 + b_1) W_2 + b_2."""
     network = PositionWiseFeedForward(make_config(), FFN)
     x = torch.randn(2, 5, D)
@@ -171,7 +171,7 @@ def test_feed_forward_is_the_formula(make_config):
     torch.testing.assert_close(network(x), hidden @ network.fc2.weight.T + network.fc2.bias)
 
 
-def test_positions_are_the_formula():
+def test_positions_match_formula():
     """Section 3.5, in double precision."""
     encoding = sinusoidal_encoding(torch.arange(300), 16)
     for position in (0, 1, 7, 299):
@@ -193,7 +193,7 @@ def test_positions_are_exact_under_bfloat16(make_model):
     assert (encoding[0] - encoding[1]).abs().max() > 0.1
 
 
-def test_embeddings_are_scaled_by_the_root_of_d_model(make_model):
+def test_embeddings_are_scaled_by_sqrt_d_model(make_model):
     """Section 3.4."""
     model = make_model()
     ids = torch.tensor([[5, 6]])
@@ -201,7 +201,7 @@ def test_embeddings_are_scaled_by_the_root_of_d_model(make_model):
     torch.testing.assert_close(got, embed(model, model.model.encoder, ids))
 
 
-def test_hand_written_post_norm_layer(make_model, batch):
+def test_post_norm_layer_matches_formula(make_model, batch):
     """Section 3.1: LayerNorm(x + Sublayer(x)), without dropout."""
     layer = make_model().model.encoder.layers[0]
     x = torch.randn(3, 7, D)

@@ -27,48 +27,48 @@ def make_translator(make_model, tokenizer):
     return make
 
 
-def one_by_one(translator, texts=TEXTS):
+def translate_one_by_one(translator, texts=TEXTS):
     model, tokenizer = translator.model, translator.tokenizer
     outputs = (model.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=8) for text in texts)
     return [tokenizer.decode(ids[0], skip_special_tokens=True) for ids in outputs]
 
 
-def test_a_string(make_translator):
+def test_string(make_translator):
     translator = make_translator()
-    assert translator(TEXTS[0]) == [{"translation_text": one_by_one(translator)[0]}]
+    assert translator(TEXTS[0]) == [{"translation_text": translate_one_by_one(translator)[0]}]
 
 
-def test_a_list_in_input_order_whatever_the_batches(make_translator):
+def test_list_keeps_input_order(make_translator):
     translator = make_translator()
-    expected = [{"translation_text": text} for text in one_by_one(translator)]
+    expected = [{"translation_text": text} for text in translate_one_by_one(translator)]
     for batch_size in (1, 2, 32):
         assert translator(TEXTS, batch_size=batch_size) == expected
 
 
-def test_a_generator_is_read_as_it_goes(make_translator, monkeypatch):
+def test_generator_is_read_lazily(make_translator, monkeypatch):
     monkeypatch.setattr("vanilla_transformer.pipeline_vanilla_transformer.BATCHES_PER_WINDOW", 1)
     translator = make_translator()
-    read = []
+    consumed = []
 
     def texts():
         for text in TEXTS:
-            read.append(text)
+            consumed.append(text)
             yield text
 
     outputs = translator(texts(), batch_size=2)
     first = next(iter(outputs))
-    assert len(read) == 2
-    assert [first, *outputs] == [{"translation_text": text} for text in one_by_one(translator)]
+    assert len(consumed) == 2
+    assert [first, *outputs] == [{"translation_text": text} for text in translate_one_by_one(translator)]
 
 
-def test_a_file(make_translator, tmp_path):
+def test_file(make_translator, tmp_path):
     translator = make_translator()
     (tmp_path / "source.txt").write_text("\n".join(TEXTS) + "\n")
     with open(tmp_path / "source.txt") as lines:
         assert list(translator(lines)) == translator(TEXTS)
 
 
-def test_a_datasets_column(make_translator):
+def test_dataset_column(make_translator):
     datasets = pytest.importorskip("datasets")
     translator = make_translator()
     column = datasets.Dataset.from_dict({"en": TEXTS})["en"]
@@ -95,7 +95,7 @@ def test_n_best_with_scores(make_translator):
     assert [c["score"] for c in many[0]] == pytest.approx([c["score"] for c in best])
 
 
-def test_scores_of_greedy_and_beam_are_the_same_measure(make_translator):
+def test_greedy_score_is_mean_log_probability(make_translator):
     translator = make_translator()
     (greedy,) = translator(TEXTS[1], return_scores=True)
     ids = translator.model.generate(**translator.tokenizer(TEXTS[1], return_tensors="pt"), max_new_tokens=8)
@@ -106,15 +106,15 @@ def test_scores_of_greedy_and_beam_are_the_same_measure(make_translator):
     assert greedy["score"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_settings_of_the_constructor_and_of_the_call(make_model, tokenizer):
+def test_call_overrides_constructor(make_model, tokenizer):
     model = make_model(vocab_size=len(tokenizer))
     translator = TranslationPipeline(model=model, tokenizer=tokenizer, num_beams=3, return_scores=True, batch_size=2)
     assert "score" in translator("the dog")[0]
     assert "score" not in translator("the dog", return_scores=False)[0]
 
 
-def test_length_follows_the_source_where_nothing_sets_it(make_model, tokenizer):
-    """Section 6.1: input length + 50, not transformers' 20 tokens."""
+def test_default_length_depends_on_source(make_model, tokenizer):
+    """The default is that of section 6.1, input length + 50, not the 20 tokens of transformers."""
     model = make_model(vocab_size=len(tokenizer))
     translator = TranslationPipeline(model=model, tokenizer=tokenizer, eos_token_id=-1)
     tokens = len(tokenizer("the dog")["input_ids"])
@@ -123,14 +123,14 @@ def test_length_follows_the_source_where_nothing_sets_it(make_model, tokenizer):
     assert outputs["sequences"].shape[-1] == 1 + tokens + 50
 
 
-def test_an_empty_string_has_an_empty_translation(make_translator):
+def test_empty_string_has_empty_translation(make_translator):
     translator = make_translator()
     assert translator("") == [{"translation_text": ""}]
     outputs = translator(["", TEXTS[0], "  "])
     assert [bool(output["translation_text"]) for output in outputs] == [False, True, False]
 
 
-def test_a_sentence_that_is_too_long_is_reported(make_translator, caplog):
+def test_reports_overlong_sentences(make_translator, caplog):
     translator = make_translator(position_embedding_type="learned", max_position_embeddings=16)
     logging.getLogger("transformers").propagate = True
     outputs = translator([TEXTS[0], "dog " * 40, TEXTS[2]])
@@ -140,17 +140,17 @@ def test_a_sentence_that_is_too_long_is_reported(make_translator, caplog):
     assert outputs[2] == translator(TEXTS[2])[0]
 
 
-def test_sinusoidal_positions_take_any_length(make_translator):
+def test_sinusoidal_positions_support_any_length(make_translator):
     translator = make_translator(max_position_embeddings=8)
     assert "error" not in translator("dog " * 40)[0]
 
 
-def test_what_is_no_string_is_refused(make_translator):
+def test_rejects_non_strings(make_translator):
     with pytest.raises(ValueError, match="7 is not a string"):
         make_translator()(["a", 7])
 
 
-def test_progress_bar_on_request(make_translator, capsys):
+def test_progress_bar(make_translator, capsys):
     translator = make_translator()
     translator(TEXTS)
     assert "sentences" not in capsys.readouterr().err
@@ -159,8 +159,8 @@ def test_progress_bar_on_request(make_translator, capsys):
 
 
 @pytest.fixture
-def searches(monkeypatch):
-    """The pipeline's calls of our own search: a list that grows with each."""
+def search_calls(monkeypatch):
+    """List of the keyword arguments of each call of `beam_search`."""
     calls = []
 
     @functools.wraps(beam_search)
@@ -172,36 +172,36 @@ def searches(monkeypatch):
     return calls
 
 
-def test_our_search_is_taken_for_a_config_made_of_the_models(make_translator, searches):
-    """Such a config also says how the model is run, which changes no translation."""
+def test_uses_beam_search_with_config_from_model_config(make_translator, search_calls):
+    """The config also has options that do not change translations."""
     translator = make_translator()
     expected = translator(TEXTS)
-    assert searches
-    searches.clear()
+    assert search_calls
+    search_calls.clear()
     config = GenerationConfig.from_model_config(translator.model.config)
     config.update(max_new_tokens=8, use_cache=False, output_attentions=True, output_scores=True)
     translator.model.generation_config = config
     assert translator(TEXTS) == expected
-    assert searches
+    assert search_calls
 
 
 @pytest.mark.parametrize("options", [{"no_repeat_ngram_size": 2}, {"num_beams": 3, "bad_words_ids": [[7]]}])
-def test_our_search_obeys_every_setting(make_translator, searches, options):
+def test_beam_search_applies_generation_options(make_translator, search_calls, options):
     translator = make_translator()
     ids = translator.model.generate(**translator.tokenizer(TEXTS, padding=True, return_tensors="pt"), **options)
     expected = translator.tokenizer.batch_decode(ids, skip_special_tokens=True)
     assert [each["translation_text"] for each in translator(TEXTS, **options)] == expected
-    assert searches
+    assert search_calls
 
 
-def test_a_setting_that_our_search_has_not_goes_to_generate(make_translator, searches):
+def test_unsupported_options_use_generate(make_translator, search_calls):
     translator = make_translator()
     assert len(translator(TEXTS, prompt_lookup_num_tokens=2, batch_size=1)) == len(TEXTS)
-    assert not searches
+    assert not search_calls
 
 
-def test_a_prefix_of_peft_is_heard(make_translator, searches):
-    """Prefix tuning puts keys and values in front of the decoder's, where our search has none."""
+def test_prefix_tuning_uses_generate(make_translator, search_calls):
+    """Prefix tuning prepends keys and values to those of the decoder, which `beam_search` does not support."""
     peft = pytest.importorskip("peft")
     translator = make_translator()
     source = translator.tokenizer(TEXTS, padding=True, return_tensors="pt")
@@ -217,11 +217,11 @@ def test_a_prefix_of_peft_is_heard(make_translator, searches):
     assert [each["translation_text"] for each in translated] == translator.tokenizer.batch_decode(
         expected, skip_special_tokens=True
     )
-    assert not searches
+    assert not search_calls
 
 
-def test_an_ensemble(make_translator, make_model, tokenizer):
-    """As `beam_search` has it, given in the constructor or in a call; what its search has not is refused."""
+def test_ensemble(make_translator, make_model, tokenizer):
+    """The ensemble is that of `beam_search`, given to the constructor or a call. Unsupported options are rejected."""
     translator = make_translator(seed=1)
     other = make_model(seed=2, vocab_size=len(tokenizer))
     batch = tokenizer(TEXTS, return_tensors="pt", padding=True)
@@ -238,7 +238,7 @@ def test_an_ensemble(make_translator, make_model, tokenizer):
         both(TEXTS, guidance_scale=2.0)
 
 
-def test_positions_of_the_whole_ensemble_are_the_limit(make_translator, make_model, tokenizer):
+def test_ensemble_uses_smallest_position_limit(make_translator, make_model, tokenizer):
     other = make_model(1, vocab_size=len(tokenizer), position_embedding_type="learned", max_position_embeddings=6)
     translator = make_translator()
     long, short = translator(["the dog runs the dog runs", "the"], ensemble=[other], max_new_tokens=20)
@@ -249,27 +249,27 @@ def test_positions_of_the_whole_ensemble_are_the_limit(make_translator, make_mod
     assert translator.model.generate(**batch, **options, extra_tokens=20).shape[1] <= 6
 
 
-def test_batches_of_a_gpu_are_as_large_as_its_memory_allows(make_translator, monkeypatch):
-    """Fewer sentences where they are longer, have more beams or may become longer; never none, never too many."""
+def test_gpu_batch_size_fits_memory(make_translator, monkeypatch):
+    """Longer sentences, more beams and longer outputs give smaller batches, from 1 to the maximum."""
     translator = make_translator()
     assert translator._auto_batch_size(5, {}) == DEFAULT_BATCH_SIZE
     monkeypatch.setattr(type(translator.model), "device", property(lambda model: torch.device("cuda")))
     free = {"bytes": 4e6}
     monkeypatch.setattr(f"{TranslationPipeline.__module__}.get_free_memory", lambda device: free["bytes"])
-    most = translator._auto_batch_size(5, {})
-    others = [{"num_beams": 5}, {"max_new_tokens": 50}, {"ensemble": [translator.model]}]
-    fitting = [translator._auto_batch_size(5, options) for options in others]
-    assert 0 < max(fitting) < most < MAX_GPU_BATCH_SIZE
-    assert translator._auto_batch_size(50, {}) < most
+    largest = translator._auto_batch_size(5, {})
+    more_options = [{"num_beams": 5}, {"max_new_tokens": 50}, {"ensemble": [translator.model]}]
+    sizes = [translator._auto_batch_size(5, options) for options in more_options]
+    assert 0 < max(sizes) < largest < MAX_GPU_BATCH_SIZE
+    assert translator._auto_batch_size(50, {}) < largest
     free["bytes"] = 8e6
-    assert most < translator._auto_batch_size(5, {}) <= 2 * most + 1
+    assert largest < translator._auto_batch_size(5, {}) <= 2 * largest + 1
     free["bytes"] = 1
     assert translator._auto_batch_size(5, {}) == 1
     free["bytes"] = 1e12
     assert translator._auto_batch_size(5, {}) == MAX_GPU_BATCH_SIZE
 
 
-def test_batches_may_differ_in_size(make_translator, monkeypatch):
+def test_batch_sizes_may_vary(make_translator, monkeypatch):
     translator = make_translator()
     expected = translator(TEXTS)
     sizes = iter((1, 3, 7))

@@ -1,4 +1,4 @@
-"""A translation depends on its sentence and the settings, not on its batch; limits are those of `generate()`."""
+"""Translations do not depend on the batch, and length limits are those of `generate()`."""
 
 import random
 
@@ -9,8 +9,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS
 
-CALLS = 500
-FEW = 6  # instead of EXTRA_TOKENS, for shorter tests
+NUM_CALLS = 500
+FEW_EXTRA_TOKENS = 6  # instead of EXTRA_TOKENS, for shorter tests
 WORDS = ["the", "dog", "cat", "runs", "sleeps", "in", "house", "old", "man", "reads", "a", "book"]
 
 
@@ -31,7 +31,7 @@ def make_translator(make_model, tokenizer):
     return make
 
 
-def generated(translator, text, **options) -> list[list[int]]:
+def generate(translator, text, **options) -> list[list[int]]:
     ids = translator.model.generate(**translator.tokenizer(text, return_tensors="pt"), **options)
     return [translator.tokenizer.decode(row, skip_special_tokens=True) for row in ids]
 
@@ -43,7 +43,9 @@ def texts_of(found) -> list[str]:
 def default_limit(translator, text) -> int:
     length, config = len(translator.tokenizer(text)["input_ids"]), translator.model.config
     is_learned = config.position_embedding_type == "learned"
-    return min(length + FEW, config.max_position_embeddings - 1 if is_learned else length + FEW)
+    return min(
+        length + FEW_EXTRA_TOKENS, config.max_position_embeddings - 1 if is_learned else length + FEW_EXTRA_TOKENS
+    )
 
 
 def random_texts(rng, n):
@@ -51,9 +53,9 @@ def random_texts(rng, n):
 
 
 @pytest.mark.slow
-def test_limits_are_those_of_generate(make_translator, monkeypatch):
-    """500 random settings of model, call and keywords. Without a limit: 50 tokens more than the source."""
-    monkeypatch.setattr("vanilla_transformer.pipeline_vanilla_transformer.EXTRA_TOKENS", FEW)
+def test_limits_match_generate(make_translator, monkeypatch):
+    """Settings of the model, the call and keywords are sampled 500 times. The default limit depends on the source."""
+    monkeypatch.setattr("vanilla_transformer.pipeline_vanilla_transformer.EXTRA_TOKENS", FEW_EXTRA_TOKENS)
     rng = random.Random(0)
     translators = [make_translator(0), make_translator(1, position_embedding_type="learned")]
     keys = {
@@ -65,37 +67,38 @@ def test_limits_are_those_of_generate(make_translator, monkeypatch):
         "num_return_sequences": [1, 2],
     }
 
-    def some(share: float) -> dict:
-        return {name: rng.choice(values) for name, values in keys.items() if rng.random() < share}
+    def sample_options(probability: float) -> dict:
+        return {name: rng.choice(values) for name, values in keys.items() if rng.random() < probability}
 
     defaults = dict.fromkeys(keys)
-    tried = 0
-    while tried < CALLS:
+    num_tried = 0
+    while num_tried < NUM_CALLS:
         translator = rng.choice(translators)
-        own, call, words = some(0.2), some(0.2) if rng.random() < 0.5 else None, some(0.25)
-        merged = own | (call or {}) | words
+        own, keywords = sample_options(0.2), sample_options(0.25)
+        call = sample_options(0.2) if rng.random() < 0.5 else None
+        merged = own | (call or {}) | keywords
         if any(each.get("num_return_sequences", 1) > each.get("num_beams", 1) for each in (own, call or {}, merged)):
             continue  # an error of transformers
         translator.model.generation_config.update(**(defaults | own))
-        options = words if call is None else {"generation_config": GenerationConfig(**call), **words}
+        options = keywords if call is None else {"generation_config": GenerationConfig(**call), **keywords}
         (text,) = random_texts(rng, 1)
         expected = options
         if not {"max_new_tokens", "max_length"} & merged.keys():
             expected = options | {"max_new_tokens": default_limit(translator, text)}
         found = translator([text], **options)[0]
-        assert texts_of(found) == generated(translator, text, **expected), (own, call, words)
+        assert texts_of(found) == generate(translator, text, **expected), (own, call, keywords)
         assert isinstance(found, list) == (merged.get("num_return_sequences", 1) > 1)
-        tried += 1
+        num_tried += 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
 def test_translations_do_not_depend_on_the_batch(make_translator, monkeypatch, kind):
-    """500 random calls: each batch size and each order gives what one sentence at a time gives."""
-    monkeypatch.setattr("vanilla_transformer.pipeline_vanilla_transformer.EXTRA_TOKENS", FEW)
+    """In random calls, each batch size and each order gives the same translations as single sentences."""
+    monkeypatch.setattr("vanilla_transformer.pipeline_vanilla_transformer.EXTRA_TOKENS", FEW_EXTRA_TOKENS)
     rng = random.Random(kind)
     translators = [make_translator(seed, position_embedding_type=kind) for seed in (0, 1)]
-    for number in range(CALLS // 2):
+    for number in range(NUM_CALLS // 2):
         translator = rng.choice(translators)
         limit = rng.choice([None, None, 4])
         translator.model.generation_config.update(max_new_tokens=limit)
@@ -110,12 +113,12 @@ def test_translations_do_not_depend_on_the_batch(make_translator, monkeypatch, k
         rng.shuffle(texts)
         single = [translator([text], batch_size=1, **options)[0] for text in texts]
         size = rng.choice([2, 3, len(texts), None])
-        check_equal(translator(texts, batch_size=size, **options), single, (number, size, options))
-        check_equal(translator(texts[::-1], batch_size=size, **options)[::-1], single, (number, size, options))
+        assert_equal(translator(texts, batch_size=size, **options), single, (number, size, options))
+        assert_equal(translator(texts[::-1], batch_size=size, **options)[::-1], single, (number, size, options))
 
 
-def check_equal(found, expected, message) -> None:
-    """Scores may differ in the last digits: matrix products of other sizes add in another order."""
+def assert_equal(found, expected, message) -> None:
+    """Assert equality. Scores may differ slightly, because matrix products of other sizes sum in another order."""
     for one, other in zip(found, expected, strict=True):
         for a, b in zip(as_list(one), as_list(other), strict=True):
             assert a.keys() == b.keys(), message
@@ -130,8 +133,8 @@ def as_list(found) -> list:
     return found if isinstance(found, list) else [found]
 
 
-def test_each_sentence_has_its_own_limit(make_translator):
-    """Without an end token, a translation has exactly 50 tokens more than its source."""
+def test_each_sentence_has_separate_limit(make_translator):
+    """Without an EOS token, a translation has exactly 50 tokens more than its source."""
     translator = make_translator()
     translator.model.generation_config.eos_token_id = None
     texts = ["the dog", "the old man reads a book in the house", "a cat sleeps"]
@@ -142,14 +145,14 @@ def test_each_sentence_has_its_own_limit(make_translator):
         assert lengths == [len(translator.tokenizer(text)["input_ids"]) + EXTRA_TOKENS for text in texts]
 
 
-def test_a_limit_beyond_the_positions_is_the_last_position(make_translator):
+def test_limit_is_capped_at_last_position(make_translator):
     translator = make_translator(position_embedding_type="learned", max_position_embeddings=12)
     translator.model.generation_config.update(max_length=200, eos_token_id=None)
     found = translator("the dog", return_token_scores=True)[0]
-    assert len(found["tokens"]) == 11  # and the start token
+    assert len(found["tokens"]) == 11  # without the start token
 
 
-def test_a_decoder_prompt_counts_in_the_positions(make_translator):
+def test_decoder_prompt_counts_as_positions(make_translator):
     translator = make_translator(position_embedding_type="learned", max_position_embeddings=12)
     translator.model.generation_config.eos_token_id = None
     for limit in ({}, {"max_new_tokens": 100}, {"max_length": 100}):
@@ -159,8 +162,8 @@ def test_a_decoder_prompt_counts_in_the_positions(make_translator):
             assert len(found["tokens"]) == 11
 
 
-def test_a_stop_string_is_no_end_token(make_translator):
-    """The pad token is the end token, and a stopped sentence of a batch is padded with it."""
+def test_stop_string_does_not_add_eos_token(make_translator):
+    """The pad token equals the EOS token, and pads the stopped sentences of a batch."""
     translator = make_translator()
     config = translator.model.generation_config
     config.update(pad_token_id=translator.tokenizer.eos_token_id, max_new_tokens=8)
@@ -170,14 +173,14 @@ def test_a_stop_string_is_no_end_token(make_translator):
     options |= {"return_scores": True, "return_token_scores": True}
     single = [translator([text], **options)[0] for text in texts]
     assert len({len(each["tokens"]) for each in single}) > 1
-    check_equal(translator(texts, batch_size=30, **options), single, "stop_strings")
+    assert_equal(translator(texts, batch_size=30, **options), single, "stop_strings")
 
 
-def test_the_models_own_settings_hold_under_a_config_of_the_call(make_translator):
+def test_config_of_call_keeps_settings_of_model(make_translator):
     translator = make_translator()
     translator.model.generation_config.update(max_length=5, num_beams=2, num_return_sequences=2, eos_token_id=None)
     found = translator("the dog", generation_config=GenerationConfig(num_beams=3), return_token_scores=True)
-    assert [len(each["tokens"]) for each in found] == [4, 4]  # and the start token
+    assert [len(each["tokens"]) for each in found] == [4, 4]  # without the start token
 
 
 def test_empty_sentences_have_all_keys(make_translator):
@@ -192,7 +195,7 @@ def test_empty_sentences_have_all_keys(make_translator):
 
 
 @pytest.mark.parametrize("pad", ["eos", None, "pad"])
-def test_greedy_scores_include_the_end_token(make_translator, pad):
+def test_greedy_scores_include_eos_token(make_translator, pad):
     translator = make_translator()
     config, ids = translator.model.generation_config, translator.tokenizer
     bias = torch.zeros(len(ids))
@@ -205,8 +208,8 @@ def test_greedy_scores_include_the_end_token(make_translator, pad):
     assert found["score"] == pytest.approx(found["log_probability"], abs=1e-6)
 
 
-def test_a_translation_beyond_the_positions_has_no_alignments(make_translator, monkeypatch):
-    """Tokenized again a translation may be longer than it was; the other sentences keep their alignments."""
+def test_overlong_translation_has_no_alignments(make_translator, monkeypatch):
+    """After re-tokenization, a translation may be longer than before. Other sentences keep their alignments."""
     translator = make_translator(position_embedding_type="learned", max_position_embeddings=12)
     decode = translator.tokenizer.batch_decode
 

@@ -1,4 +1,4 @@
-"""Save and load: round trips in this process and in fresh ones, tied weights, vocabularies of other sizes."""
+"""Saving and loading: round trips in this process and in new ones, tied weights and resized vocabularies."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_round_trip(make_model, batch, tmp_path, variant):
 
 
 @pytest.mark.parametrize(("variant", "matrices"), list(zip(VARIANTS[:4], MATRICES, strict=True)))
-def test_tied_weights_are_one_parameter_and_stored_once(make_model, tmp_path, variant, matrices):
+def test_tied_weights_are_stored_once(make_model, tmp_path, variant, matrices):
     make_model(**variant).save_pretrained(tmp_path)
     stored = {
         name for name in load_file(tmp_path / "model.safetensors") if "embed_tokens" in name or "lm_head.w" in name
@@ -62,16 +62,16 @@ def test_tied_weights_are_one_parameter_and_stored_once(make_model, tmp_path, va
     assert len({loaded.get_submodule(name).weight.data_ptr() for name in names}) == len(matrices)
 
 
-def test_base_model_loads_from_the_whole_model_and_back(make_model, batch, tmp_path):
+def test_base_model_loads_from_full_model_and_back(make_model, batch, tmp_path):
     model = make_model()
-    model.save_pretrained(tmp_path / "whole")
-    base = AutoModel.from_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "full")
+    base = AutoModel.from_pretrained(tmp_path / "full")
     assert type(base) is VanillaTransformerModel
     with torch.no_grad():
         assert torch.equal(base(**batch).last_hidden_state, model.model(**batch).last_hidden_state)
     base.save_pretrained(tmp_path / "base")
-    whole = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base")
-    assert torch.equal(logits_of(whole, batch), logits_of(model, batch))
+    full_model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "base")
+    assert torch.equal(logits_of(full_model, batch), logits_of(model, batch))
 
 
 def test_registration_can_be_repeated():
@@ -109,7 +109,7 @@ def test_sharded_files(make_model, batch, tmp_path):
     assert torch.equal(logits_of(AutoModelForSeq2SeqLM.from_pretrained(tmp_path), batch), logits_of(model, batch))
 
 
-def test_one_vocabulary_is_resized_on_both_sides(make_model, batch, tmp_path):
+def test_resizes_shared_vocabulary(make_model, batch, tmp_path):
     model = make_model()
     before = logits_of(model, batch)
     model.resize_token_embeddings(70)
@@ -125,7 +125,7 @@ def test_one_vocabulary_is_resized_on_both_sides(make_model, batch, tmp_path):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_two_vocabularies_are_resized_one_by_one(make_model, batch, tmp_path, tied):
+def test_resizes_two_vocabularies_separately(make_model, batch, tmp_path, tied):
     model = make_model(
         share_encoder_decoder_embeddings=False, decoder_vocab_size=61, tie_word_embeddings=tied, lm_head_bias=True
     )
@@ -148,7 +148,7 @@ def test_two_vocabularies_are_resized_one_by_one(make_model, batch, tmp_path, ti
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_frozen_vocabulary_stays_frozen_when_it_is_resized(make_model, tied):
+def test_resized_vocabulary_stays_frozen(make_model, tied):
     model = make_model(share_encoder_decoder_embeddings=False, tie_word_embeddings=tied, lm_head_bias=True)
     model.requires_grad_(False)
     model.resize_token_embeddings(70)
@@ -184,7 +184,7 @@ from .modeling_vanilla_transformer import VanillaTransformerForConditionalGenera
 class Mine(VanillaTransformerForConditionalGeneration):
     added = 1
 """
-LOAD_ELSEWHERE = """
+LOAD_WITHOUT_PACKAGE = """
 import sys
 sys.modules["vanilla_transformer"] = None
 from transformers import AutoModel, AutoModelForSeq2SeqLM
@@ -196,7 +196,7 @@ assert type(AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)).__na
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "told", "loaded"),
+    ("kind", "warning", "loaded"),
     [
         ("module", "The code of Mine is saved with the model. If", "Mine 1"),
         (
@@ -206,8 +206,8 @@ assert type(AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)).__na
         ),
     ],
 )
-def test_a_subclass_is_saved_with_its_code_and_ours(repository, tmp_path, kind, told, loaded):
-    """If its code cannot be saved, a warning states it, and the checkpoint loads as the class it is derived from."""
+def test_subclass_is_saved_with_its_code(repository, tmp_path, kind, warning, loaded):
+    """If its code cannot be saved, a warning is logged, and the checkpoint loads as the base class."""
     (tmp_path / "mine.py").write_text(MINE.replace("from .modeling", "from vanilla_transformer.modeling"))
     environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": f"{repository}:{tmp_path}"}
 
@@ -222,14 +222,14 @@ def test_a_subclass_is_saved_with_its_code_and_ours(repository, tmp_path, kind, 
     saved = run(SUBCLASS, kind)
     if kind == "module":
         assert (tmp_path / "saved" / "mine.py").read_text() == (tmp_path / "mine.py").read_text()
-        (tmp_path / "saved" / "mine.py").write_text(MINE)  # as a file of remote code imports
-    assert told in saved.stderr
+        (tmp_path / "saved" / "mine.py").write_text(MINE)  # with the relative import of remote code
+    assert warning in saved.stderr
     assert "use Mine.from_pretrained" in saved.stderr
-    assert run(LOAD_ELSEWHERE).stdout.strip().splitlines()[-1] == loaded
+    assert run(LOAD_WITHOUT_PACKAGE).stdout.strip().splitlines()[-1] == loaded
 
 
-def test_a_model_under_fsdp_is_saved_with_the_code_of_its_own_class(make_model, tmp_path):
-    """FSDP 2 replaces the class; PyTorch's module is not the code of the model."""
+def test_fsdp_model_is_saved_with_original_class(make_model, tmp_path):
+    """FSDP 2 replaces the class of the model, whose module is part of PyTorch."""
     from torch import distributed
     from torch.distributed.fsdp import fully_shard
 
@@ -248,7 +248,7 @@ def test_a_model_under_fsdp_is_saved_with_the_code_of_its_own_class(make_model, 
     assert not list(tmp_path.glob("_fsdp*"))
 
 
-OUTSIDE = """
+ROUND_TRIP_WITHOUT_PACKAGE = """
 import json, sys
 sys.modules["vanilla_transformer"] = None          # as if the package were not installed
 import torch
@@ -262,18 +262,18 @@ for loader in (AutoModelForSeq2SeqLM, AutoModel, AutoConfig):
         assert "trust_remote_code" in str(error), error
 try:
     AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    assert "source_tokenizer.json" not in __import__("os").listdir(folder), "wrong vocabulary in silence"
+    assert "source_tokenizer.json" not in __import__("os").listdir(folder), "silently loaded the wrong vocabulary"
 except ValueError as error:
     assert "trust_remote_code" in str(error), error
 assert AutoModel.from_pretrained(folder, trust_remote_code=True).config.model_type == "vanilla_transformer"
 results = []
-for place in (folder, again):                      # as published, and saved once more by a stranger
-    model = AutoModelForSeq2SeqLM.from_pretrained(place, trust_remote_code=True)
-    tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=True)
+for path in (folder, again):                       # the original, and a copy saved without the package
+    model = AutoModelForSeq2SeqLM.from_pretrained(path, trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
     batch = tokenizer("the dog runs", text_target="der Hund rennt", return_tensors="pt")
     with torch.no_grad():
         logits = model(**batch).logits
-    translator = pipeline("translation", model=place, trust_remote_code=True)
+    translator = pipeline("translation", model=path, trust_remote_code=True)
     results.append({
         "labels": batch["labels"].tolist(),
         "logits": logits.double().flatten().tolist(),
@@ -287,8 +287,8 @@ print(json.dumps(results))
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared vocabulary", "two vocabularies"])
-def test_a_checkpoint_carries_its_code(make_model, train_bpe, sentences, special_tokens, tmp_path, shared):
-    """A fresh process without the package: the same logits bit for bit, pipeline included; refused without trust."""
+def test_checkpoint_contains_its_code(make_model, train_bpe, sentences, special_tokens, tmp_path, shared):
+    """A process without the package computes exactly the same logits. Without `trust_remote_code`, loading fails."""
     english, german = train_bpe(sentences["en"], 60), train_bpe(sentences["de"], 70)
     if shared:
         both = train_bpe(sentences["en"] + sentences["de"], 90)
@@ -303,14 +303,14 @@ def test_a_checkpoint_carries_its_code(make_model, train_bpe, sentences, special
             decoder_vocab_size=german.get_vocab_size(),
             share_encoder_decoder_embeddings=False,
         )
-    folder, again, elsewhere = tmp_path / "model", tmp_path / "again", tmp_path / "elsewhere"
+    folder, again, empty_dir = tmp_path / "model", tmp_path / "again", tmp_path / "empty"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    elsewhere.mkdir()
+    empty_dir.mkdir()
     environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     process = subprocess.run(
-        [sys.executable, "-c", OUTSIDE, str(folder), str(again)],
-        cwd=elsewhere, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        [sys.executable, "-c", ROUND_TRIP_WITHOUT_PACKAGE, str(folder), str(again)],
+        cwd=empty_dir, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stdout + process.stderr
     batch = tokenizer("the dog runs", text_target="der Hund rennt", return_tensors="pt")
@@ -327,7 +327,7 @@ def test_a_checkpoint_carries_its_code(make_model, train_bpe, sentences, special
         assert result["class"] == "TranslationPipeline"
 
 
-def test_the_saved_config_maps_every_auto_class(make_model, tmp_path):
+def test_saved_config_maps_auto_classes(make_model, tmp_path):
     make_model().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert set(config["auto_map"]) == {"AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM"}
@@ -336,7 +336,7 @@ def test_the_saved_config_maps_every_auto_class(make_model, tmp_path):
         assert (tmp_path / f"{name.split('.')[0]}.py").exists()
 
 
-def test_the_package_wins_over_shipped_code(make_model, train_bpe, sentences, special_tokens, tmp_path):
+def test_installed_package_takes_precedence_over_saved_code(make_model, train_bpe, sentences, special_tokens, tmp_path):
     make_model().save_pretrained(tmp_path)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(sentences["en"], 60), **special_tokens)
     tokenizer.save_pretrained(tmp_path)
@@ -345,7 +345,7 @@ def test_the_package_wins_over_shipped_code(make_model, train_bpe, sentences, sp
     assert AutoTokenizer.from_pretrained(tmp_path)("the dog").input_ids == tokenizer("the dog").input_ids
 
 
-WITNESS_STRANGER = """
+GOLDEN_CHECKPOINT_SCRIPT = """
 import json, sys
 sys.modules["vanilla_transformer"] = None
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -365,8 +365,8 @@ def assert_as_expected(folder, found) -> None:
 
 
 @pytest.mark.parametrize("name", ["shared", "two"])
-def test_checkpoints_of_version_0_1_go_on_loading(repository, name):
-    """tests/witness was written by version 0.1: one shared vocabulary; two, pre-norm, with the code of that version."""
+def test_checkpoints_of_version_0_1_load(repository, name):
+    """Version 0.1 wrote `tests/witness`: a shared vocabulary, and two vocabularies with pre-norm and saved code."""
     folder = repository / "tests" / "witness" / name
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     batch = tokenizer("the dog runs", text_target="der Hund rennt", return_tensors="pt")
@@ -376,10 +376,10 @@ def test_checkpoints_of_version_0_1_go_on_loading(repository, name):
 
 
 @pytest.mark.slow
-def test_the_code_of_version_0_1_goes_on_running(repository, tmp_path):
+def test_code_of_version_0_1_runs(repository, tmp_path):
     folder = repository / "tests" / "witness" / "two"
     process = subprocess.run(
-        [sys.executable, "-c", WITNESS_STRANGER, str(folder)],
+        [sys.executable, "-c", GOLDEN_CHECKPOINT_SCRIPT, str(folder)],
         cwd=tmp_path, env=os.environ | {"HF_HOME": str(tmp_path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr[-2000:]

@@ -18,7 +18,7 @@ def tokenizer(train_bpe, sentences, special_tokens):
     )
 
 
-def test_each_side_has_its_vocabulary(tokenizer, train_bpe, sentences):
+def test_source_and_target_vocabularies(tokenizer, train_bpe, sentences):
     batch = tokenizer("the dog runs", text_target="der Hund rennt")
     assert batch["input_ids"] == train_bpe(sentences["en"], 60).encode("the dog runs").ids
     assert batch["labels"] == train_bpe(sentences["de"], 70).encode("der Hund rennt").ids
@@ -26,8 +26,8 @@ def test_each_side_has_its_vocabulary(tokenizer, train_bpe, sentences):
     assert (len(tokenizer), tokenizer.target_tokenizer.get_vocab_size()) == (60, 70)
 
 
-def test_tokens_without_rows_of_earlier_imports_are_unknown(tokenizer, special_tokens, sentences, tmp_path):
-    """Tokens that are added to such a tokenizer are counted, and read as themselves."""
+def test_ids_without_embedding_rows_are_unknown(tokenizer, special_tokens, sentences, tmp_path):
+    """Earlier versions imported such tokenizers. Tokens that are added to them are not replaced."""
     earlier = VanillaTransformerTokenizer(
         source_tokenizer_object=tokenizer.source_tokenizer, target_tokenizer_object=tokenizer.target_tokenizer,
         known=[40, 30], **special_tokens,
@@ -39,16 +39,16 @@ def test_tokens_without_rows_of_earlier_imports_are_unknown(tokenizer, special_t
         assert earlier(**{argument: texts})["input_ids"] == expected
         assert sum(expected, []) != sum(tokenizer(**{argument: texts})["input_ids"], [])
     assert len(earlier) == 40
-    without = tokenizer.source_tokenizer.id_to_token(50)
+    token_without_row = tokenizer.source_tokenizer.id_to_token(50)
     assert earlier.add_tokens(["newword"]) == 1
     assert len(earlier) == 61
     assert earlier("newword")["input_ids"] == [60, 2]
     assert earlier("the newword")["input_ids"][-2:] == [60, 2]
-    earlier.add_tokens([without])
-    assert earlier(without)["input_ids"] == [50, 2]
+    earlier.add_tokens([token_without_row])
+    assert earlier(token_without_row)["input_ids"] == [50, 2]
 
 
-def test_decode_reads_targets(tokenizer):
+def test_decode_uses_target_vocabulary(tokenizer):
     ids = tokenizer(text_target="der Hund rennt")["input_ids"]
     assert tokenizer.decode(ids) == "der Hund rennt</s>"
     assert tokenizer.decode([0, 1, *ids, 0], skip_special_tokens=True) == "der Hund rennt"
@@ -57,7 +57,7 @@ def test_decode_reads_targets(tokenizer):
     assert tokenizer.decode(source, skip_special_tokens=True, use_source_tokenizer=True) == "the dog runs"
 
 
-def test_pickle_and_files(tokenizer, tmp_path):
+def test_pickle_and_save(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.glob("*.json")} == {
         "source_tokenizer.json",
@@ -72,7 +72,7 @@ def test_pickle_and_files(tokenizer, tmp_path):
         other.save_pretrained(tmp_path / "again")
 
 
-def test_auto_tokenizer_knows_it(tokenizer, make_config, tmp_path):
+def test_auto_tokenizer(tokenizer, make_config, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     make_config().save_pretrained(tmp_path)
     assert type(AutoTokenizer.from_pretrained(tmp_path)) is VanillaTransformerTokenizer
@@ -101,7 +101,7 @@ def test_special_tokens_must_have_equal_ids(train_bpe, sentences, special_tokens
         )
 
 
-def test_special_tokens_are_added_to_both_sides_or_refused(train_bpe, sentences, special_tokens):
+def test_special_tokens_are_added_to_both_sides(train_bpe, sentences, special_tokens):
     tokenizer = VanillaTransformerTokenizer(
         source_tokenizer_object=train_bpe(sentences["en"], 60),
         target_tokenizer_object=train_bpe(sentences["de"], 60),
@@ -112,27 +112,27 @@ def test_special_tokens_are_added_to_both_sides_or_refused(train_bpe, sentences,
     assert tokenizer.decode([60, 60], skip_special_tokens=True) == ""
 
 
-def test_both_tokenizers_are_needed(train_bpe, sentences):
+def test_requires_both_tokenizers(train_bpe, sentences):
     with pytest.raises(ValueError, match="target tokenizer is missing"):
         VanillaTransformerTokenizer(source_tokenizer_object=train_bpe(sentences["en"], 60))
 
 
-def test_the_callers_tokenizers_are_left_alone(train_bpe, sentences, special_tokens):
+def test_does_not_modify_given_tokenizers(train_bpe, sentences, special_tokens):
     source, target = train_bpe(sentences["en"], 60), train_bpe(sentences["de"], 70)
     before = source.to_str(), target.to_str()
     VanillaTransformerTokenizer(source_tokenizer_object=source, target_tokenizer_object=target, **special_tokens)
     assert (source.to_str(), target.to_str()) == before
 
 
-def test_a_refused_special_token_changes_neither_side(tokenizer):
+def test_rejected_special_token_changes_neither_side(tokenizer):
     before = tokenizer.source_tokenizer.to_str(), tokenizer.target_tokenizer.to_str()
     with pytest.raises(ValueError, match="'<de>' has the id 60 in the source vocabulary and 70"):
         tokenizer.add_special_tokens({"additional_special_tokens": ["<de>"]})
     assert (tokenizer.source_tokenizer.to_str(), tokenizer.target_tokenizer.to_str()) == before
 
 
-def test_threads_do_not_exchange_the_sides(tokenizer):
-    """One encodes sources while others decode targets; a switch between threads every few microseconds."""
+def test_target_mode_is_thread_safe(tokenizer):
+    """Threads encode sources and decode targets, with a switch every few microseconds."""
     text, ids = "the old man reads", tokenizer(text_target="der alte Mann liest")["input_ids"]
     expected = tokenizer(text)["input_ids"], tokenizer.decode(ids)
     interval = sys.getswitchinterval()
@@ -145,7 +145,7 @@ def test_threads_do_not_exchange_the_sides(tokenizer):
     assert sum(each != expected for each in found) == 0
 
 
-def test_an_error_leaves_no_tokenizer_at_the_targets(tokenizer):
+def test_error_resets_target_mode(tokenizer):
     texts = {"text": "the dog", "text_target": "der Hund"}
     expected = tokenizer.tokenize(texts["text"])
     with pytest.raises((TypeError, ValueError)):
@@ -154,8 +154,8 @@ def test_an_error_leaves_no_tokenizer_at_the_targets(tokenizer):
     assert tokenizer.tokenize(texts["text"]) == expected
 
 
-def test_a_tokenizer_at_the_place_of_a_former_one_reads_sources(tokenizer):
-    """An object may get the id() of one that is gone; a copy never has the mode of its original."""
+def test_new_tokenizer_is_in_source_mode(tokenizer):
+    """An object may have the id() of a deleted one. Copies do not inherit the mode of the original."""
     for _ in range(50):
         copied = copy.copy(tokenizer)
         assert copied.backend_tokenizer is copied.source_tokenizer
@@ -165,7 +165,7 @@ def test_a_tokenizer_at_the_place_of_a_former_one_reads_sources(tokenizer):
         del copied
 
 
-def test_a_side_as_transformers_own_class(tokenizer):
+def test_one_side_as_fast_tokenizer(tokenizer):
     target = tokenizer.stock("target")
     ids = tokenizer(text_target="der Hund rennt")["input_ids"]
     assert type(target) is PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""Loss, gradients and the Trainer."""
+"""Loss, gradients and training with the Trainer."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def labels():
     return labels
 
 
-def test_loss_is_the_mean_over_real_labels(make_model, batch, labels):
+def test_loss_is_mean_over_labels(make_model, batch, labels):
     model = make_model()
     source = {name: batch[name] for name in ("input_ids", "attention_mask")}
     outputs = model(**source, labels=labels)
@@ -27,7 +27,7 @@ def test_loss_is_the_mean_over_real_labels(make_model, batch, labels):
     assert outputs.past_key_values is None
 
 
-def test_loss_is_divided_by_the_number_of_items(make_model, batch, labels):
+def test_loss_is_divided_by_num_items_in_batch(make_model, batch, labels):
     model = make_model()
     source = {name: batch[name] for name in ("input_ids", "attention_mask")}
     mean = model(**source, labels=labels).loss
@@ -36,14 +36,14 @@ def test_loss_is_divided_by_the_number_of_items(make_model, batch, labels):
         torch.testing.assert_close(model(**source, labels=labels, num_items_in_batch=items).loss, mean / 4)
 
 
-def test_labels_need_ids_to_shift_with(make_model, batch, labels):
+def test_labels_require_decoder_start_token_id(make_model, batch, labels):
     model = make_model(decoder_start_token_id=None)
     with pytest.raises(ValueError, match="decoder_start_token_id is None"):
         model(input_ids=batch["input_ids"], labels=labels)
 
 
 def test_no_cache_in_training(make_model, batch):
-    """The Trainer takes the labels away where it smooths them; a cache would then be built for nothing."""
+    """A Trainer with label smoothing removes the labels. An unneeded cache is not created then."""
     model = make_model()
     assert model.train()(**batch).past_key_values is None
     assert model.eval()(**batch).past_key_values is not None
@@ -75,7 +75,7 @@ def test_gradient_checkpointing(make_model, batch, labels, reentrant):
     model.zero_grad()
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable({"use_reentrant": reentrant})
-    else:  # its name until transformers 5.20
+    else:  # the name until transformers 5.20
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     if reentrant:
         model.enable_input_require_grads()
@@ -104,8 +104,8 @@ def test_initialization_by_name(make_config, initialization, bias):
     assert (layer.self_attn_layer_norm.weight == 1).all()
 
 
-def pairs(tokens=range(3, 60), count=64, length=6):
-    """A little language to learn: the target is the source backwards."""
+def make_pairs(tokens=range(3, 60), count=64, length=6):
+    """Return pairs of a synthetic task: the target is the reversed source."""
     generator = torch.Generator().manual_seed(3)
     sources = torch.randint(min(tokens), max(tokens) + 1, (count, length), generator=generator)
     return [{"input_ids": [*row, 2], "labels": [*reversed(row), 2]} for row in sources.tolist()]
@@ -121,8 +121,8 @@ def make_trainer(train_bpe, sentences, special_tokens, tmp_path):
         return Seq2SeqTrainer(
             model=model,
             args=Seq2SeqTrainingArguments(**arguments),
-            train_dataset=pairs(),
-            eval_dataset=pairs(count=8),
+            train_dataset=make_pairs(),
+            eval_dataset=make_pairs(count=8),
             processing_class=tokenizer,
             data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
         )
@@ -130,20 +130,20 @@ def make_trainer(train_bpe, sentences, special_tokens, tmp_path):
     return make
 
 
-def test_it_learns_by_heart(make_config, make_trainer):
+def test_memorizes_training_data(make_config, make_trainer):
     from vanilla_transformer import VanillaTransformerForConditionalGeneration
 
     model = VanillaTransformerForConditionalGeneration(make_config(d_model=64, dropout=0.0, initialization="normal"))
     make_trainer(model, max_steps=250, learning_rate=3e-3, warmup_steps=20, adam_beta2=0.98).train()
-    examples = pairs(count=16)
+    examples = make_pairs(count=16)
     ids = torch.tensor([example["input_ids"] for example in examples])
     outputs = model.generate(ids, max_new_tokens=8)
     correct = (outputs[:, 1:8] == torch.tensor([example["labels"] for example in examples])).all(-1)
     assert correct.float().mean() > 0.9
 
 
-def test_a_gradient_does_not_depend_on_accumulation(make_model, make_trainer):
-    """One batch of 64, and 4 steps of 16 with unequal numbers of labels: within 1e-6 of the gradient's norm."""
+def test_gradient_does_not_depend_on_accumulation(make_model, make_trainer):
+    """One batch of 64 equals 4 batches of 16 with unequal numbers of labels, within 1e-6 of the gradient norm."""
     gradients = []
     for steps in (1, 4):
         model = make_model()
@@ -157,7 +157,7 @@ def test_a_gradient_does_not_depend_on_accumulation(make_model, make_trainer):
             max_grad_norm=0.0,
         )
         trainer.train_dataset = [
-            {"input_ids": p["input_ids"], "labels": p["labels"][: 1 + i % 7]} for i, p in enumerate(pairs())
+            {"input_ids": p["input_ids"], "labels": p["labels"][: 1 + i % 7]} for i, p in enumerate(make_pairs())
         ]
         before = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
         trainer.train()
@@ -166,7 +166,7 @@ def test_a_gradient_does_not_depend_on_accumulation(make_model, make_trainer):
     assert (gradients[0] - gradients[1]).norm() <= 1e-6 * gradients[0].norm()
 
 
-def test_parameters_after_twenty_updates_do_not_depend_on_accumulation(make_model, make_trainer):
+def test_parameters_after_20_updates_do_not_depend_on_accumulation(make_model, make_trainer):
     results = []
     for steps in (1, 4):
         model = make_model()
@@ -180,7 +180,7 @@ def test_parameters_after_twenty_updates_do_not_depend_on_accumulation(make_mode
 def test_label_smoothing_through_the_trainer(make_model, make_trainer):
     model = make_model()
     trainer = make_trainer(model, label_smoothing_factor=0.1, max_steps=1)
-    examples = trainer.data_collator(pairs(count=4))
+    examples = trainer.data_collator(make_pairs(count=4))
     loss = trainer.compute_loss(model.train(), dict(examples), num_items_in_batch=torch.tensor(28))
     with torch.no_grad():
         log_probabilities = model(**examples).logits.log_softmax(-1)
@@ -194,4 +194,4 @@ def test_label_smoothing_through_the_trainer(make_model, make_trainer):
 def test_evaluation_with_generation(make_model, make_trainer):
     trainer = make_trainer(make_model(), predict_with_generate=True, generation_max_length=9)
     assert trainer.evaluate()["eval_loss"] > 0
-    assert trainer.predict(pairs(count=3)).predictions.shape[0] == 3
+    assert trainer.predict(make_pairs(count=3)).predictions.shape[0] == 3

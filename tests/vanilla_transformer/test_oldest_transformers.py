@@ -1,4 +1,4 @@
-"""A checkpoint with its code in the oldest transformers that the manual says it loads in, without our package."""
+"""Loading a checkpoint with its code in the oldest supported version of transformers, without this package."""
 
 import json
 import os
@@ -14,7 +14,7 @@ VERSION = "5.18.0"  # a lower bound of pyproject.toml
 
 @pytest.fixture(scope="module")
 def oldest_transformers(tmp_path_factory) -> Path:
-    """In a folder of its own; what else it needs is the environment's."""
+    """The oldest version in a separate directory; its dependencies are those of the environment."""
     site = tmp_path_factory.mktemp("transformers")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, f"transformers=={VERSION}"]
     if subprocess.run(pip, capture_output=True, check=False).returncode:
@@ -22,7 +22,7 @@ def oldest_transformers(tmp_path_factory) -> Path:
     return site
 
 
-STRANGER = """
+LOAD_SCRIPT = """
 import json, sys
 site, version, folder, lines = sys.argv[1:]
 sys.path.insert(0, site)
@@ -41,25 +41,26 @@ print(json.dumps([logits.tolist(), tokenizer.batch_decode(ids, skip_special_toke
 """
 
 
-def test_the_version_is_what_is_promised(repository):
+def test_version_matches_documentation(repository):
     assert f'"transformers>={VERSION.removesuffix(".0")},<6"' in (repository / "pyproject.toml").read_text()
     assert f"transformers {VERSION.removesuffix('.0')}, or newer" in (repository / "docs" / "sharing.md").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
-def test_it_computes_the_same(oldest_transformers, make_model, make_tokenizer, sentences, tmp_path, shared):
-    """Logits, and what greedy search translates."""
+def test_oldest_version_computes_the_same(oldest_transformers, make_model, make_tokenizer, sentences, tmp_path, shared):
+    """Logits and greedy translations are equal."""
     tokenizer, sizes = make_tokenizer(shared)
     model = make_model(**sizes)
-    model.save_pretrained(tmp_path / "ours")
-    tokenizer.save_pretrained(tmp_path / "ours")
+    folder = tmp_path / "checkpoint"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     batch = tokenizer(sentences["en"], return_tensors="pt", padding=True)
     with torch.no_grad():
         logits = model(**batch, decoder_input_ids=torch.tensor([[1, 5, 7]] * len(sentences["en"]))).logits
     ids = model.generate(**batch, num_beams=1, max_new_tokens=12)
     process = subprocess.run(
-        [sys.executable, "-c", STRANGER, oldest_transformers, VERSION, tmp_path / "ours", json.dumps(sentences["en"])],
+        [sys.executable, "-c", LOAD_SCRIPT, oldest_transformers, VERSION, folder, json.dumps(sentences["en"])],
         cwd=tmp_path, env=os.environ | {"HF_HOME": str(tmp_path / "home")}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr[-3000:]
