@@ -70,10 +70,10 @@ def test_align_matches_reference(make_model, make_tokenizer, shared, heads):
     tokenizer, sizes = make_tokenizer(shared)
     model = make_model(**sizes)
     model.set_attn_implementation("sdpa")
-    found = align(model, tokenizer, SOURCES, TARGETS, heads=heads, batch_size=3)
+    actual = align(model, tokenizer, SOURCES, TARGETS, heads=heads, batch_size=3)
     assert model.config._attn_implementation == "sdpa"
     model.set_attn_implementation("eager")
-    assert found == [reference_links(model, tokenizer, *pair, heads) for pair in zip(SOURCES, TARGETS, strict=True)]
+    assert actual == [reference_links(model, tokenizer, *pair, heads) for pair in zip(SOURCES, TARGETS, strict=True)]
 
 
 def test_align_does_not_modify_model(make_model, make_tokenizer):
@@ -92,10 +92,10 @@ def test_align_does_not_modify_model(make_model, make_tokenizer):
     sys.setswitchinterval(1e-5)
     try:
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda _: align(model, tokenizer, SOURCES, TARGETS), range(12)))
+            actual = list(pool.map(lambda _: align(model, tokenizer, SOURCES, TARGETS), range(12)))
     finally:
         sys.setswitchinterval(interval)
-    assert found == [expected] * 12
+    assert actual == [expected] * 12
     assert states == {(True, "sdpa")}
     assert model.training
     assert model.config._attn_implementation == "sdpa"
@@ -103,8 +103,8 @@ def test_align_does_not_modify_model(make_model, make_tokenizer):
 
 def test_texts_without_words_have_no_links(make_model, make_tokenizer):
     tokenizer, sizes = make_tokenizer(True)
-    found = align(make_model(**sizes), tokenizer, ["", "a dog", " "], ["der Hund", "", "x"])
-    assert found == [[], [], []]
+    actual = align(make_model(**sizes), tokenizer, ["", "a dog", " "], ["der Hund", "", "x"])
+    assert actual == [[], [], []]
 
 
 def test_alignment_heads_of_checkpoint_are_default(make_model, make_tokenizer, tmp_path):
@@ -113,9 +113,9 @@ def test_alignment_heads_of_checkpoint_are_default(make_model, make_tokenizer, t
     model.generation_config = GenerationConfig(decoder_start_token_id=1, alignment_heads=[[1, 2]])
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path)
-    found = align(loaded, tokenizer, SOURCES, TARGETS)
-    assert found == align(model, tokenizer, SOURCES, TARGETS, heads=[[1, 2]])
-    assert found != align(model, tokenizer, SOURCES, TARGETS, heads=[[0, 0]])
+    actual = align(loaded, tokenizer, SOURCES, TARGETS)
+    assert actual == align(model, tokenizer, SOURCES, TARGETS, heads=[[1, 2]])
+    assert actual != align(model, tokenizer, SOURCES, TARGETS, heads=[[0, 0]])
 
 
 def test_prediction_difference_matches_reference(make_model, make_tokenizer):
@@ -187,8 +187,8 @@ def test_token_scores_match_model(make_translator, shared, options):
     translator = make_translator(shared)
     translator.model.generation_config.eos_token_id = [2, 9]  # only some translations end
     model, tokenizer = translator.model, translator.tokenizer
-    found = translator(SOURCES, return_scores=True, return_token_scores=True, **options)
-    for source, candidates in zip(SOURCES, found, strict=True):
+    actual = translator(SOURCES, return_scores=True, return_token_scores=True, **options)
+    for source, candidates in zip(SOURCES, actual, strict=True):
         for each in candidates if options else [candidates]:
             target = tokenizer.stock("target") if not shared else tokenizer
             ids = target.convert_tokens_to_ids(each["tokens"])
@@ -214,8 +214,8 @@ def test_pipeline_returns_alignments(make_translator):
     translator = make_translator()
     options = {"num_beams": 3, "num_return_sequences": 2}
     unaligned = translator([*SOURCES, ""], **options)
-    found = translator([*SOURCES, ""], return_alignments=True, **options)
-    for source, candidates, expected in zip([*SOURCES, ""], found, unaligned, strict=True):
+    actual = translator([*SOURCES, ""], return_alignments=True, **options)
+    for source, candidates, expected in zip([*SOURCES, ""], actual, unaligned, strict=True):
         texts = [each["translation_text"] for each in candidates]
         assert texts == [each["translation_text"] for each in expected]
         links = align(translator.model, translator.tokenizer, [source] * len(texts), texts)

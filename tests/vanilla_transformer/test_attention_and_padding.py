@@ -156,9 +156,9 @@ def test_fully_masked_rows_are_finite(make_model, batch, attention, dtype):
 def test_half_precision_is_close_to_single(make_model, batch, dtype):
     model = make_model()
     expected = functional.log_softmax(logits_of(model, **batch), dim=-1)
-    got = functional.log_softmax(logits_of(model.to(dtype), **batch).float(), dim=-1)
-    assert got.isfinite().all()
-    assert (got - expected).abs().mean() < 0.05
+    actual = functional.log_softmax(logits_of(model.to(dtype), **batch).float(), dim=-1)
+    assert actual.isfinite().all()
+    assert (actual - expected).abs().mean() < 0.05
 
 
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
@@ -191,8 +191,8 @@ def test_padding_does_not_count_as_learned_position(make_model):
     ids, target = torch.randint(3, 60, (1, 5)), torch.randint(3, 60, (1, 4))
     padded = functional.pad(ids, (6, 0))
     mask = functional.pad(torch.ones_like(ids), (6, 0))
-    got = logits_of(model, input_ids=padded, attention_mask=mask, decoder_input_ids=target)
-    torch.testing.assert_close(got, logits_of(model, input_ids=ids, decoder_input_ids=target), atol=1e-5, rtol=0)
+    actual = logits_of(model, input_ids=padded, attention_mask=mask, decoder_input_ids=target)
+    torch.testing.assert_close(actual, logits_of(model, input_ids=ids, decoder_input_ids=target), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("side", ["input_ids", "decoder_input_ids"])

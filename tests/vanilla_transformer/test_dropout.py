@@ -12,15 +12,15 @@ from vanilla_transformer.dropout_vanilla_transformer import apply_dropout
 def test_distribution_matches_torch(p, dtype):
     states = torch.ones(1001, 999, dtype=dtype, requires_grad=True)  # not a multiple of 4 samples
     dropped = apply_dropout(states, p, True)
-    kept = dropped != 0
-    for fraction in (kept.double().mean(), *(kept[:, i::4].double().mean() for i in range(4))):
+    mask = dropped != 0
+    for fraction in (mask.double().mean(), *(mask[:, i::4].double().mean() for i in range(4))):
         assert abs(fraction - (1 - p)) < 0.005
     assert abs(dropped.double().mean() - 1) < (0.02 if p == 0.9 else 0.005)
     reference = nn.functional.dropout(states, p, True)
-    torch.testing.assert_close(dropped[kept].unique(), reference[reference != 0].unique(), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(dropped[mask].unique(), reference[reference != 0].unique(), rtol=1e-4, atol=1e-3)
 
-    neighbours = (kept[:, 1:] & kept[:, :-1]).double().mean(), (kept[1:] & kept[:-1]).double().mean()
-    assert all(abs(both - (1 - p) ** 2) < 0.005 for both in neighbours)  # independent samples
+    neighbors = (mask[:, 1:] & mask[:, :-1]).double().mean(), (mask[1:] & mask[:-1]).double().mean()
+    assert all(abs(fraction - (1 - p) ** 2) < 0.005 for fraction in neighbors)  # independent samples
 
     dropped.sum().backward()
     assert torch.equal(states.grad, dropped.detach())

@@ -25,8 +25,8 @@ def test_torch_export(make_model, batch):
             model, (), batch | {"use_cache": False}, dynamic_shapes=shapes | {"use_cache": None}
         )
         other = {name: tensor[:2, :4] for name, tensor in batch.items()}
-        got = program.module()(**other, use_cache=False).logits
-        torch.testing.assert_close(got, model(**other).logits, atol=1e-5, rtol=0)
+        actual = program.module()(**other, use_cache=False).logits
+        torch.testing.assert_close(actual, model(**other).logits, atol=1e-5, rtol=0)
 
 
 def test_fake_tensors(make_model, batch):
@@ -85,8 +85,8 @@ def test_torchao_weight_only_quantization(make_model, batch, tmp_path):
     weight = quantized.model.encoder.layers[0].self_attn.q_proj.weight
     assert "Int8" in type(weight).__name__
     with torch.no_grad():
-        expected, got = model(**batch).logits, quantized(**batch).logits
-    assert 0 < (got - expected).abs().max() < 0.1 * expected.abs().max()
+        expected, actual = model(**batch).logits, quantized(**batch).logits
+    assert 0 < (actual - expected).abs().max() < 0.1 * expected.abs().max()
     assert quantized.generate(batch["input_ids"], max_new_tokens=4).shape[0] == 3
 
 
@@ -108,12 +108,12 @@ def test_inputs_embeds(make_model, batch):
     model = make_model()
     expected = model(**batch).logits
     embeddings = model.get_input_embeddings()
-    got = model(
+    actual = model(
         inputs_embeds=embeddings(batch["input_ids"]),
         attention_mask=batch["attention_mask"],
         decoder_inputs_embeds=embeddings(batch["decoder_input_ids"]),
     ).logits
-    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_tuple_outputs(make_model, batch):
@@ -151,18 +151,18 @@ name = "model.decoder.layers.1.cross_attn.q_proj.weight"
 weight = model.get_parameter(name)
 local = weight.to_local() if isinstance(weight, DTensor) else weight
 assert local.shape[0] * 2 == reference.get_parameter(name).shape[0], "not split"
-expected, got = reference(**batch), model(**batch)
-logits = got.logits.full_tensor() if isinstance(got.logits, DTensor) else got.logits
+expected, actual = reference(**batch), model(**batch)
+logits = actual.logits.full_tensor() if isinstance(actual.logits, DTensor) else actual.logits
 torch.testing.assert_close(logits, expected.logits, atol=1e-5, rtol=0)
 expected.loss.backward()
-got.loss.backward()
+actual.loss.backward()
 for name in (name, "model.encoder.layers.0.feed_forward.fc1.weight", "model.encoder.embed_tokens.weight"):
     gradient = model.get_parameter(name).grad
     gradient = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-    wanted = reference.get_parameter(name).grad
-    if gradient.shape != wanted.shape:                  # the rows of this process
-        wanted = wanted.chunk(2)[dist.get_rank()]
-    torch.testing.assert_close(gradient, wanted, atol=1e-6, rtol=1e-4, msg=lambda text: name + text)
+    expected_gradient = reference.get_parameter(name).grad
+    if gradient.shape != expected_gradient.shape:                  # the rows of this process
+        expected_gradient = expected_gradient.chunk(2)[dist.get_rank()]
+    torch.testing.assert_close(gradient, expected_gradient, atol=1e-6, rtol=1e-4, msg=lambda text: name + text)
 print("equal", flush=True)
 dist.barrier()
 dist.destroy_process_group()

@@ -48,8 +48,8 @@ def test_value_and_gradients_match_reference(case, monkeypatch, bias, smoothing,
         monkeypatch.setattr(loss_vanilla_transformer, "CPU_CHUNK_SIZE", 4 * 50)
     states, projection, labels = case(bias)
     expected = gradients(reference_loss, states, projection, labels, smoothing)
-    found = gradients(fused_linear_cross_entropy, states, projection, labels, smoothing)
-    for one, other in zip(found, expected, strict=True):
+    actual = gradients(fused_linear_cross_entropy, states, projection, labels, smoothing)
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
@@ -57,16 +57,16 @@ def test_autocast_keeps_gradients_in_float32(case):
     states, projection, labels = case(True)
     with torch.autocast("cpu", torch.bfloat16):
         expected = gradients(reference_loss, states, projection, labels, 0.1)
-        found = gradients(fused_linear_cross_entropy, states, projection, labels, 0.1)
+        actual = gradients(fused_linear_cross_entropy, states, projection, labels, 0.1)
     assert projection.weight.grad.dtype == torch.float32
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
 
 
 def test_batch_without_labels_has_zero_loss(case):
     states, projection, labels = case(True)
-    found = gradients(fused_linear_cross_entropy, states, projection, torch.full_like(labels, -100), 0.1)
-    assert [float(each.abs().sum()) for each in found] == [0.0] * 4
+    actual = gradients(fused_linear_cross_entropy, states, projection, torch.full_like(labels, -100), 0.1)
+    assert [float(each.abs().sum()) for each in actual] == [0.0] * 4
 
 
 @pytest.mark.parametrize("variant", [{}, {"tie_word_embeddings": False, "lm_head_bias": True}])
@@ -96,8 +96,8 @@ def test_smoothed_model_loss_matches_reference(make_model, batch, variant):
 def test_loss_without_gradients(case):
     states, projection, labels = case(False)
     with torch.no_grad():
-        found = fused_linear_cross_entropy(states, projection, labels, 0.1)
-        torch.testing.assert_close(found, reference_loss(states, projection, labels, 0.1))
+        actual = fused_linear_cross_entropy(states, projection, labels, 0.1)
+        torch.testing.assert_close(actual, reference_loss(states, projection, labels, 0.1))
 
 
 class MatmulCounter(TorchDispatchMode):
@@ -134,9 +134,9 @@ def test_only_required_gradients_are_computed(case):
             assert not loss.requires_grad
             continue
         (0.37 * loss).backward()
-        found = [leaf_states.grad, projection.weight.grad, projection.bias.grad]
+        actual = [leaf_states.grad, projection.weight.grad, projection.bias.grad]
         required = [expected[1] if leaf else None, *([None, None] if frozen else expected[2:])]
-        for one, other in zip(found, required, strict=True):
+        for one, other in zip(actual, required, strict=True):
             assert (one is None) == (other is None)
             if one is not None:
                 torch.testing.assert_close(one, other)

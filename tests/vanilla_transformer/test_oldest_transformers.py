@@ -64,6 +64,6 @@ def test_oldest_version_computes_the_same(oldest_transformers, make_model, make_
         cwd=tmp_path, env=os.environ | {"HF_HOME": str(tmp_path / "home")}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr[-3000:]
-    found, texts = json.loads(process.stdout.splitlines()[-1])
-    torch.testing.assert_close(torch.tensor(found), logits, atol=1e-5, rtol=1e-5)
+    actual, texts = json.loads(process.stdout.splitlines()[-1])
+    torch.testing.assert_close(torch.tensor(actual), logits, atol=1e-5, rtol=1e-5)
     assert texts == tokenizer.batch_decode(ids, skip_special_tokens=True)

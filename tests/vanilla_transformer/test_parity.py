@@ -197,8 +197,8 @@ def test_embeddings_are_scaled_by_sqrt_d_model(make_model):
     """Section 3.4."""
     model = make_model()
     ids = torch.tensor([[5, 6]])
-    got = model.model.encoder.embed(model.model.encoder.embed_tokens(ids), torch.arange(2)[None])
-    torch.testing.assert_close(got, embed(model, model.model.encoder, ids))
+    actual = model.model.encoder.embed(model.model.encoder.embed_tokens(ids), torch.arange(2)[None])
+    torch.testing.assert_close(actual, embed(model, model.model.encoder, ids))
 
 
 def test_post_norm_layer_matches_formula(make_model, batch):

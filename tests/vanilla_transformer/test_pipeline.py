@@ -13,8 +13,8 @@ TEXTS = ["the dog runs", "a cat sleeps in the house", "two birds sing", "the old
 
 @pytest.fixture
 def tokenizer(train_bpe, sentences, special_tokens):
-    both = train_bpe(sentences["en"] + sentences["de"], 90)
-    return PreTrainedTokenizerFast(tokenizer_object=both, **special_tokens)
+    bpe = train_bpe(sentences["en"] + sentences["de"], 90)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, **special_tokens)
 
 
 @pytest.fixture
@@ -89,10 +89,10 @@ def test_n_best_with_scores(make_translator):
     best = translator(TEXTS[0], num_beams=4, num_return_sequences=3, return_scores=True)
     assert len(best) == 3
     assert best[0]["score"] >= best[1]["score"] >= best[2]["score"]
-    many = translator([*TEXTS, ""], num_beams=4, num_return_sequences=3, return_scores=True)
-    assert [len(candidates) for candidates in many] == [3, 3, 3, 3, 3, 3]
-    assert [c["translation_text"] for c in many[0]] == [c["translation_text"] for c in best]
-    assert [c["score"] for c in many[0]] == pytest.approx([c["score"] for c in best])
+    candidate_lists = translator([*TEXTS, ""], num_beams=4, num_return_sequences=3, return_scores=True)
+    assert [len(candidates) for candidates in candidate_lists] == [3, 3, 3, 3, 3, 3]
+    assert [c["translation_text"] for c in candidate_lists[0]] == [c["translation_text"] for c in best]
+    assert [c["score"] for c in candidate_lists[0]] == pytest.approx([c["score"] for c in best])
 
 
 def test_greedy_score_is_mean_log_probability(make_translator):
@@ -228,14 +228,18 @@ def test_ensemble(make_translator, make_model, tokenizer):
     options = {"num_beams": 3, "num_return_sequences": 2}
     ids = translator.model.generate(**batch, custom_generate=beam_search, ensemble=[other], **options)
     expected = tokenizer.batch_decode(ids, skip_special_tokens=True)
-    found = translator(TEXTS, ensemble=[other], return_scores=True, **options)
-    assert [each["translation_text"] for row in found for each in row] == expected
-    assert all(row[0]["score"] >= row[1]["score"] for row in found)
-    both = TranslationPipeline(model=translator.model, tokenizer=tokenizer, ensemble=[other])
-    assert both(TEXTS, return_scores=True, **options) == found != translator(TEXTS, return_scores=True, **options)
-    assert both(TEXTS, num_beams=1, return_scores=True)[0]["score"] < 0
+    actual = translator(TEXTS, ensemble=[other], return_scores=True, **options)
+    assert [each["translation_text"] for row in actual for each in row] == expected
+    assert all(row[0]["score"] >= row[1]["score"] for row in actual)
+    ensemble_translator = TranslationPipeline(model=translator.model, tokenizer=tokenizer, ensemble=[other])
+    assert (
+        ensemble_translator(TEXTS, return_scores=True, **options)
+        == actual
+        != translator(TEXTS, return_scores=True, **options)
+    )
+    assert ensemble_translator(TEXTS, num_beams=1, return_scores=True)[0]["score"] < 0
     with pytest.raises(ValueError, match="An ensemble requires `beam_search`"):
-        both(TEXTS, guidance_scale=2.0)
+        ensemble_translator(TEXTS, guidance_scale=2.0)
 
 
 def test_ensemble_uses_smallest_position_limit(make_translator, make_model, tokenizer):

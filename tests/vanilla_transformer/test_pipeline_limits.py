@@ -36,8 +36,8 @@ def generate(translator, text, **options) -> list[list[int]]:
     return [translator.tokenizer.decode(row, skip_special_tokens=True) for row in ids]
 
 
-def texts_of(found) -> list[str]:
-    return [each["translation_text"] for each in (found if isinstance(found, list) else [found])]
+def texts_of(outputs) -> list[str]:
+    return [each["translation_text"] for each in as_list(outputs)]
 
 
 def default_limit(translator, text) -> int:
@@ -74,20 +74,26 @@ def test_limits_match_generate(make_translator, monkeypatch):
     num_tried = 0
     while num_tried < NUM_CALLS:
         translator = rng.choice(translators)
-        own, keywords = sample_options(0.2), sample_options(0.25)
-        call = sample_options(0.2) if rng.random() < 0.5 else None
-        merged = own | (call or {}) | keywords
-        if any(each.get("num_return_sequences", 1) > each.get("num_beams", 1) for each in (own, call or {}, merged)):
+        model_options = sample_options(0.2)
+        call_options = sample_options(0.2) if rng.random() < 0.5 else None
+        keywords = sample_options(0.25)
+        merged = model_options | (call_options or {}) | keywords
+        if any(
+            each.get("num_return_sequences", 1) > each.get("num_beams", 1)
+            for each in (model_options, call_options or {}, merged)
+        ):
             continue  # an error of transformers
-        translator.model.generation_config.update(**(defaults | own))
-        options = keywords if call is None else {"generation_config": GenerationConfig(**call), **keywords}
+        translator.model.generation_config.update(**(defaults | model_options))
+        options = (
+            keywords if call_options is None else {"generation_config": GenerationConfig(**call_options), **keywords}
+        )
         (text,) = random_texts(rng, 1)
         expected = options
         if not {"max_new_tokens", "max_length"} & merged.keys():
             expected = options | {"max_new_tokens": default_limit(translator, text)}
-        found = translator([text], **options)[0]
-        assert texts_of(found) == generate(translator, text, **expected), (own, call, keywords)
-        assert isinstance(found, list) == (merged.get("num_return_sequences", 1) > 1)
+        actual = translator([text], **options)[0]
+        assert texts_of(actual) == generate(translator, text, **expected), (model_options, call_options, keywords)
+        assert isinstance(actual, list) == (merged.get("num_return_sequences", 1) > 1)
         num_tried += 1
 
 
@@ -117,9 +123,9 @@ def test_translations_do_not_depend_on_the_batch(make_translator, monkeypatch, k
         assert_equal(translator(texts[::-1], batch_size=size, **options)[::-1], single, (number, size, options))
 
 
-def assert_equal(found, expected, message) -> None:
+def assert_equal(actual, expected, message) -> None:
     """Assert equality. Scores may differ slightly, because matrix products of other sizes sum in another order."""
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         for a, b in zip(as_list(one), as_list(other), strict=True):
             assert a.keys() == b.keys(), message
             for name, value in a.items():
@@ -129,8 +135,8 @@ def assert_equal(found, expected, message) -> None:
                     assert value == b[name], (name, message)
 
 
-def as_list(found) -> list:
-    return found if isinstance(found, list) else [found]
+def as_list(value) -> list:
+    return value if isinstance(value, list) else [value]
 
 
 def test_each_sentence_has_separate_limit(make_translator):
@@ -140,16 +146,16 @@ def test_each_sentence_has_separate_limit(make_translator):
     texts = ["the dog", "the old man reads a book in the house", "a cat sleeps"]
     forced = {"forced_eos_token_id": translator.tokenizer.eos_token_id}  # decoded by the loop of transformers
     for options in ({}, {"return_scores": True}, forced):
-        found = translator(texts, batch_size=3, return_token_scores=True, **options)
-        lengths = [len(each["tokens"]) for each in found]
+        actual = translator(texts, batch_size=3, return_token_scores=True, **options)
+        lengths = [len(each["tokens"]) for each in actual]
         assert lengths == [len(translator.tokenizer(text)["input_ids"]) + EXTRA_TOKENS for text in texts]
 
 
 def test_limit_is_capped_at_last_position(make_translator):
     translator = make_translator(position_embedding_type="learned", max_position_embeddings=12)
     translator.model.generation_config.update(max_length=200, eos_token_id=None)
-    found = translator("the dog", return_token_scores=True)[0]
-    assert len(found["tokens"]) == 11  # without the start token
+    actual = translator("the dog", return_token_scores=True)[0]
+    assert len(actual["tokens"]) == 11  # without the start token
 
 
 def test_decoder_prompt_counts_as_positions(make_translator):
@@ -158,8 +164,8 @@ def test_decoder_prompt_counts_as_positions(make_translator):
     for limit in ({}, {"max_new_tokens": 100}, {"max_length": 100}):
         for prompt in ([[1]], [[1, 5, 6]]):
             options = {"decoder_input_ids": torch.tensor(prompt), "return_token_scores": True}
-            found = translator("the dog", **options, **limit)[0]
-            assert len(found["tokens"]) == 11
+            actual = translator("the dog", **options, **limit)[0]
+            assert len(actual["tokens"]) == 11
 
 
 def test_stop_string_does_not_add_eos_token(make_translator):
@@ -179,8 +185,8 @@ def test_stop_string_does_not_add_eos_token(make_translator):
 def test_config_of_call_keeps_settings_of_model(make_translator):
     translator = make_translator()
     translator.model.generation_config.update(max_length=5, num_beams=2, num_return_sequences=2, eos_token_id=None)
-    found = translator("the dog", generation_config=GenerationConfig(num_beams=3), return_token_scores=True)
-    assert [len(each["tokens"]) for each in found] == [4, 4]  # without the start token
+    actual = translator("the dog", generation_config=GenerationConfig(num_beams=3), return_token_scores=True)
+    assert [len(each["tokens"]) for each in actual] == [4, 4]  # without the start token
 
 
 def test_empty_sentences_have_all_keys(make_translator):
@@ -203,9 +209,9 @@ def test_greedy_scores_include_eos_token(make_translator, pad):
     translator.model.lm_head.register_forward_hook(lambda module, inputs, output: output + bias)
     config.pad_token_id = {"eos": ids.eos_token_id, None: None, "pad": ids.pad_token_id}[pad]
     config.max_new_tokens = 5
-    (found,) = translator("the dog", return_scores=True, return_token_scores=True)
-    assert found["translation_text"] == ""
-    assert found["score"] == pytest.approx(found["log_probability"], abs=1e-6)
+    (actual,) = translator("the dog", return_scores=True, return_token_scores=True)
+    assert actual["translation_text"] == ""
+    assert actual["score"] == pytest.approx(actual["log_probability"], abs=1e-6)
 
 
 def test_overlong_translation_has_no_alignments(make_translator, monkeypatch):
@@ -218,7 +224,7 @@ def test_overlong_translation_has_no_alignments(make_translator, monkeypatch):
 
     monkeypatch.setattr(translator.tokenizer, "batch_decode", longer)
     translator.model.generation_config.max_new_tokens = 2
-    found = [translator([text], return_alignments=True)[0] for text in ("the dog", "a cat")]
-    assert [each["alignments"] for each in found] == [[], []]
+    actual = [translator([text], return_alignments=True)[0] for text in ("the dog", "a cat")]
+    assert [each["alignments"] for each in actual] == [[], []]
     monkeypatch.setattr(translator.tokenizer, "batch_decode", lambda rows, **options: ["Hund"] * len(rows))
     assert translator("the dog", return_alignments=True)[0]["alignments"]

@@ -242,8 +242,8 @@ def test_fsdp_model_is_saved_with_original_class(make_model, tmp_path):
         assert type(model) is wrapped is not VanillaTransformerForConditionalGeneration
     finally:
         distributed.destroy_process_group()
-    own = "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration"
-    assert json.loads((tmp_path / "config.json").read_text())["auto_map"]["AutoModelForSeq2SeqLM"] == own
+    class_name = "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration"
+    assert json.loads((tmp_path / "config.json").read_text())["auto_map"]["AutoModelForSeq2SeqLM"] == class_name
     assert not [path for path in tmp_path.glob("*.py") if not path.name.endswith("_vanilla_transformer.py")]
     assert not list(tmp_path.glob("_fsdp*"))
 
@@ -291,9 +291,9 @@ def test_checkpoint_contains_its_code(make_model, train_bpe, sentences, special_
     """A process without the package computes exactly the same logits. Without `trust_remote_code`, loading fails."""
     english, german = train_bpe(sentences["en"], 60), train_bpe(sentences["de"], 70)
     if shared:
-        both = train_bpe(sentences["en"] + sentences["de"], 90)
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=both, **special_tokens)
-        model = make_model(vocab_size=both.get_vocab_size())
+        bpe = train_bpe(sentences["en"] + sentences["de"], 90)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, **special_tokens)
+        model = make_model(vocab_size=bpe.get_vocab_size())
     else:
         tokenizer = VanillaTransformerTokenizer(
             source_tokenizer_object=english, target_tokenizer_object=german, **special_tokens
@@ -358,10 +358,10 @@ print(json.dumps({"logits": model(**batch).logits[0].tolist(), "text": text}))
 """
 
 
-def assert_as_expected(folder, found) -> None:
+def assert_as_expected(folder, actual) -> None:
     expected = json.loads((folder / "expected.json").read_text())
-    torch.testing.assert_close(torch.tensor(found["logits"]), torch.tensor(expected["logits"]), atol=1e-4, rtol=0)
-    assert found["text"] == expected["text"] != ""
+    torch.testing.assert_close(torch.tensor(actual["logits"]), torch.tensor(expected["logits"]), atol=1e-4, rtol=0)
+    assert actual["text"] == expected["text"] != ""
 
 
 @pytest.mark.parametrize("name", ["shared", "two"])

@@ -87,17 +87,17 @@ def test_padding_and_collating(tokenizer, sentences):
         assert (batch["input_ids"][row, length:] == 0).all()
         assert batch["attention_mask"][row].sum() == length
         assert (batch["labels"][row, len(pair["labels"]) :] == -100).all()
-    both = tokenizer(sentences["en"], text_target=sentences["de"], padding=True, truncation=True, max_length=6)
-    assert {len(ids) for ids in both["labels"]} == {6}
+    batch = tokenizer(sentences["en"], text_target=sentences["de"], padding=True, truncation=True, max_length=6)
+    assert {len(ids) for ids in batch["labels"]} == {6}
 
 
 def test_special_tokens_must_have_equal_ids(train_bpe, sentences, special_tokens):
     from tokenizers import Tokenizer
 
-    other = Tokenizer.from_str(train_bpe(sentences["de"], 70).to_str().replace("</s>", "<end>"))
+    target = Tokenizer.from_str(train_bpe(sentences["de"], 70).to_str().replace("</s>", "<end>"))
     with pytest.raises(ValueError, match="'</s>' has the id 2 in the source vocabulary and 70 in the target"):
         VanillaTransformerTokenizer(
-            source_tokenizer_object=train_bpe(sentences["en"], 60), target_tokenizer_object=other, **special_tokens
+            source_tokenizer_object=train_bpe(sentences["en"], 60), target_tokenizer_object=target, **special_tokens
         )
 
 
@@ -139,10 +139,10 @@ def test_target_mode_is_thread_safe(tokenizer):
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda _: (tokenizer(text)["input_ids"], tokenizer.decode(ids)), range(4000)))
+            actual = list(pool.map(lambda _: (tokenizer(text)["input_ids"], tokenizer.decode(ids)), range(4000)))
     finally:
         sys.setswitchinterval(interval)
-    assert sum(each != expected for each in found) == 0
+    assert sum(each != expected for each in actual) == 0
 
 
 def test_error_resets_target_mode(tokenizer):
