@@ -18,8 +18,12 @@ DATA = {
     "overlap": (["--on_eval_overlap", "error", "--test_file", "train"], {}, "have a source of the test set"),
     "table without tabs": (["--train_file", "t.tsv"], {"t.tsv": "one eins\n"}, "no tab"),
     "table of references": (["--train_file", "t.tsv"], {"t.tsv": "a\tb\tc\n"}, "more than two columns"),
-    "no JSON": (["--train_file", "t.jsonl"], {"t.jsonl": "{\n"}, "line 1: not a JSON object"),
-    "JSON of another language": (["--train_file", "t.jsonl"], {"t.jsonl": '{"en": "a", "fr": "b"}\n'}, "no text named"),
+    "no JSON": (["--train_file", "t.jsonl"], {"t.jsonl": "{\n"}, "line 1: expected a JSON object"),
+    "JSON of another language": (
+        ["--train_file", "t.jsonl"],
+        {"t.jsonl": '{"en": "a", "fr": "b"}\n'},
+        "no column 'de'",
+    ),
     "no parquet": (["--train_file", "t.parquet"], {"t.parquet": "x"}, "is not a parquet file"),
     "too large a validation set": (["--validation_file", "None", "--validation_size", "500"], {}, "only 120"),
     "test line beyond the positions": (
@@ -151,7 +155,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(programs, recipe, tmp_
     ("program", "arguments", "message"),
     [
         ("translate", ["nowhere"], "cannot be loaded"),
-        ("translate", ["DATA"], "is no checkpoint: it has no config.json"),
+        ("translate", ["DATA"], "is not a checkpoint directory: config.json is missing"),
         ("translate", ["RUN", "--input", "nowhere"], "No such file"),
         ("translate", ["RUN", "--output", "SOURCE"], "exists already"),
         ("translate", ["RUN", "--nbest", "3", "--num_beams", "2"], "needs as many beams"),
@@ -171,7 +175,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(programs, recipe, tmp_
         ("score", ["RUN", "--source", "SOURCE", "--reference", "REFERENCE", "--compare", "RUN"], "the same checkpoint"),
         ("average", ["RUN", "RUN", "--last", "2"], "exists already"),
         ("average", ["NEW", "RUN", "--last", "9"], "has 3 whole checkpoints"),
-        ("average", ["NEW", "DATA"], "is no checkpoint"),
+        ("average", ["NEW", "DATA"], "is not a checkpoint"),
         ("average", ["NEW", "DATA", "--last", "1"], "has no checkpoint-N folders"),
         (
             "diversify",
@@ -195,7 +199,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(programs, recipe, tmp_
         ("distill", ["RUN", "--source", "SOURCE", "--output", "SOURCE"], "exists already"),
         ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW"], "give the name of a .tsv file"),
         ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW.tsv", "--nbest", "3", "--num_beams", "2"], "fewer"),
-        ("distill", ["RUN", "DATA", "--source", "SOURCE", "--output", "NEW.tsv"], "is no checkpoint"),
+        ("distill", ["RUN", "DATA", "--source", "SOURCE", "--output", "NEW.tsv"], "is not a checkpoint"),
     ],
 )
 def test_bad_arguments(programs, finished, test_files, tmp_path, program, arguments, message):

@@ -1,1 +1,1 @@
-"""Parallel text on its way into a model: read, checked, split into tokens, cut into batches."""
+"""Reading, validation, tokenization and batching of parallel text."""

@@ -1,7 +1,7 @@
-"""Batches of few fixed shapes, so that a training step is compiled, or recorded on a GPU, once for each.
+"""Batches with few fixed shapes, so that a training step is compiled or captured as a CUDA graph once per shape.
 
-A batch has as many rows, and is padded to as many tokens on either side, as one of at most twelve shapes says. They are
-chosen from the lengths of the data, such that little is padding.
+Each batch is padded to one of at most twelve shapes, in rows and in tokens of source and target. The shapes are chosen
+from the sequence lengths of the data to minimize padding.
 """
 
 import math
@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-MAX_SHAPES = 12  # shapes
-MAX_PADDING_FRACTION = 0.05  # share of an epoch's longer sides that may be padding, if so many shapes suffice for that
-MAX_CANDIDATE_LENGTHS = 256  # different lengths that are looked at as ends of a shape
+MAX_SHAPES = 12
+MAX_PADDING_FRACTION = 0.05  # target for the fraction of padding in the longer sides of an epoch
+MAX_CANDIDATE_LENGTHS = 256  # lengths that are considered as the maximum length of a shape
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A batch's size: pairs, tokens of their sources, tokens of their targets."""
+    """Batch size (pairs) and sequence lengths of source and target (tokens)."""
 
     rows: int
     source: int
@@ -32,29 +32,33 @@ class Shape:
 
 
 def choose_shapes(lengths: np.ndarray, max_tokens: int, batches_per_update: int = 1) -> list[Shape]:
-    """Choose the fewest batch shapes with at most `MAX_PADDING_FRACTION` of padding, else those with the least.
+    """Choose the fewest batch shapes whose padding fraction is at most `MAX_PADDING_FRACTION`.
 
-    Each shape also fits every pair that fits the previous one.
+    If no allowed number of shapes reaches it, choose the shapes with the least padding. Each shape also fits every pair
+    that fits the previous one.
 
-    Pairs belong together by their longer side. For every number of shapes, the lengths that end them are those with the
-    least positions in an epoch, found by dynamic programming over the histogram of lengths.
+    Pairs are grouped by the length of their longer side. For each number of shapes, dynamic programming over the
+    histogram of lengths finds the maximum lengths that minimize the positions per epoch.
 
     Args:
-        lengths: tokens of source and target of every pair, (pairs, 2).
-        max_tokens: rows times the longer side are at most so many, but for a pair that is longer alone.
-        batches_per_update: the pairs of a shape are shared out over a multiple of so many batches.
+        lengths: Tokens of source and target of each pair: (pairs, 2).
+        max_tokens: Maximum of rows times longer side. A single longer pair may exceed it.
+        batches_per_update: The number of batches of each shape is a multiple of this.
+
+    Returns:
+        Shapes in ascending order.
     """
     longest = lengths.max(1)
     ends = np.unique(longest)
-    if len(ends) > MAX_CANDIDATE_LENGTHS:  # every few tokens, and the last
+    if len(ends) > MAX_CANDIDATE_LENGTHS:  # evenly spaced, and the last
         ends = np.unique(np.append(ends[:: math.ceil(len(ends) / MAX_CANDIDATE_LENGTHS)], ends[-1]))
     below = np.concatenate([[0], np.searchsorted(np.sort(longest), ends, side="right")])  # pairs up to each end
-    pairs = np.maximum(below[None, 1:] - below[:-1, None], 0)  # (from, to): those of a shape that begins behind `from`
+    pairs = np.maximum(below[None, 1:] - below[:-1, None], 0)  # (from, to): pairs of a shape with lengths in (from, to]
     most_rows = np.maximum(1, max_tokens // ends)
     updates, rows = compute_updates_and_rows(pairs, most_rows, batches_per_update)
-    costs = updates * batches_per_update * most_rows * ends  # as if all were full: else shapes of few pairs look cheap
+    costs = updates * batches_per_update * most_rows * ends  # of full batches: else shapes with few pairs are too cheap
     costs = np.where(np.arange(len(ends))[:, None] <= np.arange(len(ends)), costs, np.inf)
-    rounds = [(costs[0], np.zeros(len(ends), dtype=int))]  # for 1, 2, ... shapes: the least to each end, and from where
+    rounds = [(costs[0], np.zeros(len(ends), dtype=int))]  # per number of shapes: lowest costs, start indices
     for _ in range(min(MAX_SHAPES, len(ends)) - 1):
         if 1 - longest.sum() / rounds[-1][0][-1] <= MAX_PADDING_FRACTION:
             break
@@ -62,50 +66,52 @@ def choose_shapes(lengths: np.ndarray, max_tokens: int, batches_per_update: int 
         rounds.append((through.min(0), through.argmin(0)))
     best = min(range(len(rounds)), key=lambda i: rounds[i][0][-1])
     last, chosen = len(ends) - 1, []
-    for _, origin in reversed(rounds[1 : best + 1]):
-        chosen.append((origin[last], last))
-        last = origin[last] - 1
+    for _, first_indices in reversed(rounds[1 : best + 1]):
+        chosen.append((first_indices[last], last))
+        last = first_indices[last] - 1
     chosen.append((0, last))
     shapes = []
     for first, last in reversed(chosen):
-        held = lengths[longest <= ends[last]]
-        shapes.append(Shape(int(rows[first, last]), int(held[:, 0].max()), int(held[:, 1].max())))
+        fitting = lengths[longest <= ends[last]]
+        shapes.append(Shape(int(rows[first, last]), int(fitting[:, 0].max()), int(fitting[:, 1].max())))
     return shapes
 
 
 def compute_updates_and_rows(pairs: Any, most_rows: Any, batches_per_update: int) -> tuple[Any, Any]:
-    """Updates that so many pairs take, and the rows that each of their batches needs to have, if shared out evenly."""
+    """Return the number of updates for `pairs` pairs, and the rows per batch if they are distributed evenly."""
     updates = np.maximum(1, -(-pairs // (most_rows * batches_per_update)))
     return updates, np.maximum(1, -(-pairs // (updates * batches_per_update)))
 
 
 def assign_shapes(lengths: np.ndarray, shapes: list[Shape]) -> np.ndarray:
-    """The number of the first shape that holds each pair (pairs,). Raises ValueError where none does."""
-    holds = np.array([[shape.source, shape.target] for shape in shapes])
-    found = (lengths[:, None] <= holds).all(-1)  # (pairs, shapes)
-    if not found.any(-1).all():
-        source, target = lengths[~found.any(-1)][0]
+    """Return the index of the first shape that fits each pair: (pairs,). Raises ValueError if none fits."""
+    sizes = np.array([[shape.source, shape.target] for shape in shapes])
+    fits = (lengths[:, None] <= sizes).all(-1)  # (pairs, shapes)
+    if not fits.any(-1).all():
+        source, target = lengths[~fits.any(-1)][0]
         raise ValueError(f"a pair of {source} and {target} tokens is longer than the largest shape, {shapes[-1]}.")
-    return found.argmax(-1)
+    return fits.argmax(-1)
 
 
 def count_updates(counts: np.ndarray, shapes: list[Shape], batches_per_update: int) -> np.ndarray:
-    """The updates that so many pairs of each shape need (shapes,)."""
+    """Return the number of updates per shape, given its number of pairs: (shapes,)."""
     return -(-counts // (np.array([shape.rows for shape in shapes]) * batches_per_update))
 
 
 def batch_by_shapes(
     numbers: np.ndarray, updates: np.ndarray, batches_per_update: int, rng: np.random.Generator
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Batches: the number of each one's shape, and its pairs' indices; each pair once, shared out evenly in its shape.
+    """Yield batches as the index of a shape and the indices of pairs. The pairs of a shape are distributed evenly.
 
-    Successive `batches_per_update` are of one shape; where a shape has too few pairs, there may be batches without any.
+    Each group of `batches_per_update` successive batches has one shape. Batches of a shape with few pairs can be empty.
 
     Args:
-        numbers: the shape of every pair, (pairs,).
-        updates: for every shape how many there are; they are in random order.
+        numbers: Index of the shape of each pair: (pairs,).
+        updates: Number of updates per shape: (shapes,).
+        batches_per_update: Batches per update.
+        rng: Generator for the order of the updates and for the pairs of each batch.
     """
-    order = rng.permutation(np.repeat(np.arange(len(updates)), updates)).tolist()  # first: alike in all processes
+    order = rng.permutation(np.repeat(np.arange(len(updates)), updates)).tolist()  # first, to be equal in all processes
     batches = {}
     for number in np.nonzero(updates)[0].tolist():
         pairs = rng.permutation(np.nonzero(numbers == number)[0])
@@ -116,10 +122,10 @@ def batch_by_shapes(
 
 
 class ShapedPairs(Dataset):
-    """Token ids by [number of a shape, index of a pair, index, ...], as `TokenBatchSampler` deals them out.
+    """Dataset that is indexed by the batches of `TokenBatchSampler`: [index of a shape, index of a pair, ...].
 
     Args:
-        data: a `datasets.Dataset` with columns `input_ids` and `labels`.
+        data: `datasets.Dataset` with columns `input_ids` and `labels`.
     """
 
     def __init__(self, data: Any):
@@ -128,22 +134,24 @@ class ShapedPairs(Dataset):
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitems__(self, items: list[int]) -> tuple[int, list[tuple]]:  # what torch's loaders ask for a whole batch
+    def __getitems__(self, items: list[int]) -> tuple[int, list[tuple]]:
+        """Return the pairs of a batch. torch's `DataLoader` calls this instead of `__getitem__`."""
         number, *rows = items
         if not rows:
             return number, []
-        found = self.data[rows]
-        return number, list(zip(found["input_ids"], found["labels"], strict=True))
+        columns = self.data[rows]
+        return number, list(zip(columns["input_ids"], columns["labels"], strict=True))
 
 
 class FixedShapeCollator:
-    """The number of a shape, and pairs of token ids that it holds -> tensors of that shape.
+    """Collator that pads pairs of token ids to the shape of their batch.
 
-    Rows that are missing have one token of source and no target, so that they weigh nothing.
+    Missing rows are filled with one source token and no target, so that they do not contribute to the loss.
 
     Args:
-        model: for its `prepare_decoder_input_ids_from_labels`.
-        pad_id: the source's; also the one token of a missing row.
+        shapes: Shapes by index.
+        model: Model whose `prepare_decoder_input_ids_from_labels` is used.
+        pad_id: Pad token id of the source, also the source token of missing rows.
     """
 
     def __init__(self, shapes: list[Shape], model: Any, pad_id: int):

@@ -1,4 +1,4 @@
-"""Batches by number of tokens: section 5.1, "sentence pairs were batched together by approximate sequence length"."""
+"""Batches by number of tokens (section 5.1: "sentence pairs were batched together by approximate sequence length")."""
 
 from collections.abc import Iterator
 
@@ -7,49 +7,50 @@ from torch.utils.data import Sampler
 
 from training.data.batch_shapes import Shape, assign_shapes, batch_by_shapes, count_updates
 
-GROUPING_WINDOW = 16  # updates among which batches of equal work are looked for
+GROUPING_WINDOW = 16  # updates among which batches of similar cost are grouped
 
 
 def batch_by_tokens(lengths: np.ndarray, max_tokens: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Indices of pairs, sorted by length and cut into batches of at most `max_tokens` tokens with their padding.
+    """Sort pairs by length and split their indices into batches of at most `max_tokens` tokens, including padding.
 
-    A batch counts as its number of pairs times the longest sequence in it, of either side. Lots are drawn among pairs
-    of equal lengths alone, so that the sizes of the batches do not depend on `rng`.
+    The size of a batch is its number of pairs times its longest sequence, source or target.
 
     Args:
-        lengths: tokens of source and target of every pair, (pairs, 2).
-        max_tokens: a batch's size; a pair that is longer makes a batch of its own.
+        lengths: Tokens of source and target of each pair: (pairs, 2).
+        max_tokens: Maximum size of a batch. A longer pair forms a separate batch.
+        rng: Generator that shuffles pairs of equal lengths, so that batch sizes do not depend on it.
     """
     longest = lengths.max(1)
     order = np.lexsort((rng.random(len(lengths)), lengths[:, 1], lengths[:, 0], longest))
     starts, start = [0], 0
-    for i, length in enumerate(longest[order].tolist()):  # ascending: the pair itself is the longest so far
+    for i, length in enumerate(longest[order].tolist()):  # ascending, so `length` is the longest so far
         if i > start and (i + 1 - start) * length > max_tokens:
             starts.append(start := i)
     return np.split(order, starts[1:])
 
 
 def padded_size(batch: np.ndarray, lengths: np.ndarray) -> int:
-    """What a batch costs: its tokens of both sides, with padding."""
+    """Return the number of source and target tokens of a batch, including padding."""
     return int(len(batch) * lengths[batch].max(0).sum())
 
 
 class TokenBatchSampler(Sampler[list[int]]):
-    """Batches of sentence pairs of like length, each of at most `max_tokens` tokens with its padding.
+    """Sampler of batches of pairs with similar length, each with at most `max_tokens` tokens, including padding.
 
-    Which pairs meet in a batch, and the order of the batches, are drawn anew each epoch from `seed + epoch`, equally in
-    every process. `batches_per_update` successive batches make an update; they cost about the same, so that no process
-    waits for another, and which ones they are does not depend on how many processes share them. An epoch has a
-    multiple of them, unless all batches hold a single pair: a few batches are halved for that.
+    Each epoch shuffles the pairs and the order of the batches with `seed` and its number, equally in every process.
+    The batches of one update have similar cost, so that no process waits for another. The grouping does not depend on
+    the number of processes. To make the number of batches a multiple of `batches_per_update`, a few batches are
+    halved, unless all batches have a single pair.
 
-    With `shapes`, all batches of an update are of one of these, and a batch is its number, then the indices of pairs.
+    With `shapes`, all batches of an update have the same shape. A batch is the index of its shape, followed by the
+    indices of its pairs.
 
     Args:
-        lengths: tokens of source and target of every pair, (pairs, 2).
-        max_tokens: a batch's size; a pair that is longer makes a batch of its own.
-        seed: of the first epoch.
-        batches_per_update: processes times gradient accumulation steps.
-        shapes: of `choose_shapes`, which hold every pair.
+        lengths: Tokens of source and target of each pair: (pairs, 2).
+        max_tokens: Maximum size of a batch. A longer pair forms a separate batch.
+        seed: Random seed.
+        batches_per_update: Processes times gradient accumulation steps.
+        shapes: Result of `choose_shapes`, if the batches have fixed shapes.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     @property
     def padding(self) -> float:
-        """With shapes: the share of positions that hold no token, missing rows included."""
+        """Fraction of positions without a token, including missing rows (only with `shapes`)."""
         positions = [shape.positions for shape in self.shapes or ()]
         return 1 - self.lengths.sum() / (self.batches_per_update * np.dot(self.updates, positions))
 
@@ -93,7 +94,7 @@ class TokenBatchSampler(Sampler[list[int]]):
             yield from ([number, *batch.tolist()] for number, batch in shaped)
             return
         batches = self._batches(rng)
-        rng.shuffle(batches)  # type: ignore[arg-type]  # a list of arrays is a sequence
+        rng.shuffle(batches)  # type: ignore[arg-type]  # list of arrays
         for group in self._groups(batches, rng):
             yield from (batch.tolist() for batch in group)
 
@@ -108,7 +109,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         return batches
 
     def _groups(self, batches: list[np.ndarray], rng: np.random.Generator) -> Iterator[list[np.ndarray]]:
-        """The batches of each update: within a window of random batches, those whose work is nearest."""
+        """Yield the batches of each update: those of most similar size within a window of random batches."""
         size = self.batches_per_update
         if size == 1:
             yield from ([batch] for batch in batches)

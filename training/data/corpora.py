@@ -1,4 +1,4 @@
-"""The corpus of a run: its splits out of files or a dataset, or made up; saying what was left out."""
+"""Splits of the corpus of a run: from files, from a dataset, or generated."""
 
 import random
 from collections.abc import Iterable
@@ -8,21 +8,21 @@ from typing import Any
 from training.arguments import DataArguments
 from training.data.files import SEVERAL_TARGETS, TABLE_SUFFIXES, add_references, read_file
 from training.data.hub_datasets import read_dataset, use_dataset
-from training.data.parallel_text import ParallelText, some_lines
+from training.data.parallel_text import ParallelText, format_line_numbers
 from training.demo import corpus as demo
 
-RANDOM_PAIRS, RANDOM_LENGTH, RANDOM_WORDS = 64, 98, 4996  # of the corpus "random": see random_pairs
+RANDOM_PAIRS, RANDOM_LENGTH, RANDOM_WORDS = 64, 98, 4996  # see random_pairs
 
 
 def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
-    """The splits "train" (not when streaming), "validation" and, where there is one, "test".
+    """Read the splits "train" (unless streaming), "validation" and "test" (if available).
 
-    From files in `data_dir`; where nobody gave a folder and the default one has none, from the recipe's dataset on the
-    Hub; or made up. Pairs with a blank side or bytes that are not UTF-8, and training pairs whose source is also in the
-    validation or test set, are treated as `on_bad_lines` and `on_eval_overlap` say.
+    They come from files in `data_dir`, or are generated. If `data_dir` is the default and contains no files, they come
+    from the recipe's dataset. `on_bad_lines` and `on_eval_overlap` determine what happens to invalid pairs and to
+    training pairs whose source is also in the validation or test set.
 
     Raises:
-        ValueError: files that are missing, of different length or not what their name says, bad lines; names the place.
+        ValueError: If files are missing, have different lengths or the wrong format, or contain invalid pairs.
     """
     if arguments.corpus == "demo":
         return {name: _from_pairs(pairs, "demo") for name, pairs in demo.generate().items()}
@@ -56,17 +56,17 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
 
 
 def _add_swapped_pairs(text: ParallelText) -> ParallelText:
-    """The pairs, and then each with its sides exchanged."""
+    """Append each pair with source and target swapped."""
     both = ParallelText(text.sources + text.targets, text.targets + text.sources, text.line_numbers * 2)
     both.dropped, both.origin = text.dropped, text.origin | {"both_directions": True}
     return both
 
 
 def _split_off_validation(corpus: dict[str, ParallelText], size: int) -> dict[str, ParallelText]:
-    """Takes `size` pairs out of the training set, the same ones in every run."""
+    """Move `size` training pairs to a validation set, the same ones in every run."""
     train = corpus["train"]
     if size >= len(train):
-        raise ValueError(f"validation_size={size}, but there are only {len(train)} training pairs: give less.")
+        raise ValueError(f"validation_size={size} must be less than the number of training pairs, {len(train)}.")
     order = list(range(len(train)))
     random.Random("validation").shuffle(order)
     parts = {"train": train.select(sorted(order[size:])), "validation": train.select(sorted(order[:size]))}
@@ -75,7 +75,7 @@ def _split_off_validation(corpus: dict[str, ParallelText], size: int) -> dict[st
 
 
 def _filter_overlap(corpus: dict[str, ParallelText], overlap: str) -> dict[str, ParallelText]:
-    """Tells which training pairs have a source of the validation or test set, and drops or refuses them."""
+    """Report training pairs whose source is also in validation or test data, and drop or reject them."""
     train = corpus["train"]
     leaks: set[int] = set()
     for split, text in corpus.items():
@@ -84,17 +84,17 @@ def _filter_overlap(corpus: dict[str, ParallelText], overlap: str) -> dict[str, 
         held_out = set(text.sources)
         same = [i for i, source in enumerate(train.sources) if source in held_out]
         if same:
-            lines = some_lines(train.line_numbers[i] for i in same)
-            told = f"{len(same)} training pairs have a source of the {split} set, at {lines}"
+            lines = format_line_numbers(train.line_numbers[i] for i in same)
+            message = f"{len(same)} training pairs have a source of the {split} set, at {lines}"
             if overlap == "error":
-                raise ValueError(f"{told}. Remove them, or choose --on_eval_overlap drop or keep.")
-            print(f"{told}: {'left out' if overlap == 'drop' else 'kept'}")
+                raise ValueError(f"{message}. Remove them, or set --on_eval_overlap to drop or keep.")
+            print(f"{message}: {'dropped' if overlap == 'drop' else 'kept'}")
             leaks.update(same)
     if overlap != "drop" or not leaks:
         return corpus
     train.dropped["source held out"] += len(leaks)
     if len(leaks) == len(train):
-        raise ValueError("every training pair has a source of the validation or test set: nothing is left to train on.")
+        raise ValueError("every training pair has a source of the validation or test set: no training pairs are left.")
     return corpus | {"train": train.select(i for i in range(len(train)) if i not in leaks)}
 
 
@@ -104,7 +104,7 @@ def _from_pairs(pairs: Iterable[tuple[str, str]], source: str) -> ParallelText:
 
 
 def describe_split(arguments: DataArguments, split: str) -> dict[str, Any]:
-    """What a split of a recipe's files or dataset is read from, for the record of a run: names, but no folders."""
+    """Return the provenance of a split, for the metadata of a run: names of files, without directories."""
     further: dict[str, Any] = {}
     if split == "test" and arguments.test_references is not None:
         further["references"] = Path(arguments.test_references).name
@@ -121,17 +121,17 @@ def describe_split(arguments: DataArguments, split: str) -> dict[str, Any]:
 
 
 def describe_corpus(corpus: dict[str, ParallelText], arguments: DataArguments) -> dict[str, dict[str, Any]]:
-    """What a run has read, split by split: where it is from, how many pairs, and their SHA-256."""
-    read = {split: text.origin | {"pairs": len(text), "sha256": text.sha256()} for split, text in corpus.items()}
+    """Return provenance, number of pairs and SHA-256 of each split."""
+    splits = {split: text.origin | {"pairs": len(text), "sha256": text.sha256()} for split, text in corpus.items()}
     if "train" not in corpus:
-        read["train"] = describe_split(arguments, "train") | {"streamed": True}
-    return read
+        splits["train"] = describe_split(arguments, "train") | {"streamed": True}
+    return splits
 
 
 def random_pairs(seed: int = 42) -> list[tuple[str, str]]:
-    """64 pairs of random numbers below 4,996 that have nothing to do with each other: what can only be memorized.
+    """Generate 64 pairs of unrelated random numbers below 4,996, which a model can only memorize.
 
-    With the four special tokens the vocabulary is 5,000, and a sequence has 100 tokens with its begin and end.
+    With the four special tokens, the vocabulary has 5,000 tokens. A sequence has 100 tokens with BOS and EOS.
     """
     rng = random.Random(seed)
 

@@ -1,23 +1,23 @@
-"""Text as papers prepare it, by parts of `tokenizers` alone, so that a checkpoint takes raw text and gives raw text.
+"""Moses-style normalizer and pre-tokenizer, built only from parts of `tokenizers`.
 
-Quotes, dashes and dots are normalised as Moses' normalize-punctuation.perl does, and words are split where its
-tokenizer.perl does; both as sacremoses has them, without escapes (`&apos;`). A shared vocabulary knows no language, so
-that one rule serves all. Where those of Moses differ by language:
+A checkpoint takes and returns raw text. Quotes, dashes and dots are normalized as by Moses' normalize-punctuation.perl,
+and words are split as by tokenizer.perl. Both follow sacremoses, without escapes (`&apos;`).
+A shared vocabulary has no language, so one rule applies to all languages. Where the rules of Moses differ by language:
 
-    apostrophes     English `don 't`, `dog 's`; French `l' homme`, told by the word before; German as English
+    apostrophes     English `don 't`, `dog 's`; French `l' homme`, after a listed word; German as English
     abbreviations   those of English, German and French all keep their period
-    `",` and `,"`   stay as they are; Moses puts the one for the other, in English one way and in the others the other
+    `",` and `,"`   are unchanged; Moses swaps the two characters, in a direction that depends on the language
 
-Nothing is put into the text: a split is a bound between tokens, and a space is part of the token behind it. So the way
-back is exact but for what was normalised.
+No characters are inserted: a split is a token boundary, and a space belongs to the following token. Decoding is
+therefore exact except for the normalization.
 """
 
 from sacremoses.corpus import NonbreakingPrefixes
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-LANGUAGES = ("en", "de", "fr")  # whose abbreviations are known
-NUMERIC = " #NUMERIC_ONLY#"  # behind those that keep their period before a number alone
-ELISIONS = "c d j l m n s t qu jusqu lorsqu puisqu quoiqu quelqu aujourd presqu"  # of French, before an apostrophe
+LANGUAGES = ("en", "de", "fr")  # languages of the abbreviations
+NUMERIC = " #NUMERIC_ONLY#"  # suffix of abbreviations that keep their period only before a number
+ELISIONS = "c d j l m n s t qu jusqu lorsqu puisqu quoiqu quelqu aujourd presqu"  # French, before an apostrophe
 SUBSTITUTIONS = {
     r"\s+": " ",
     r"[\x00-\x1f]": "",
@@ -30,15 +30,15 @@ SUBSTITUTIONS = {
 
 
 def moses_normalizer() -> normalizers.Normalizer:
-    """Straight quotes, plain dashes, three dots for an ellipsis, single spaces."""
+    """Build a normalizer to straight quotes, ASCII dashes, three dots for an ellipsis, and single spaces."""
     return normalizers.Sequence([normalizers.Replace(Regex(old), new) for old, new in SUBSTITUTIONS.items()])
 
 
 def moses_splits() -> pre_tokenizers.PreTokenizer:
-    """Bounds between Moses' tokens, in a text whose spaces are the mark "▁" (`Metaspace(split=False)`).
+    """Build a pre-tokenizer for text whose spaces are replaced by "▁" (`Metaspace(split=False)`).
 
-    The expression has nothing that a browser's cannot have (no property `Alnum`, no `(?i:`, no escaped hyphen outside
-    of brackets), so that transformers.js reads it, too.
+    The expression uses only syntax of JavaScript (no property `Alnum`, no `(?i:`, no escaped hyphen outside of
+    brackets), because transformers.js reads it too.
     """
     listed = {each.strip() for language in LANGUAGES for each in NonbreakingPrefixes().words(language)}
     numeric = {each.removesuffix(NUMERIC) for each in listed if each.endswith(NUMERIC)}
@@ -59,7 +59,7 @@ def moses_splits() -> pre_tokenizers.PreTokenizer:
         rf"(?:{elisions})'(?=\p{{Alpha}})",
         rf"(?<=\p{{Alpha}})'(?=\p{{Alpha}}){word}",
         r"(?<=\p{N})'s",
-        rf"{word}\.(?=▁\p{{Lower}})",  # no end of a sentence
+        rf"{word}\.(?=▁\p{{Lower}})",  # not the end of a sentence
         word,
         ".",
     ]

@@ -1,4 +1,4 @@
-"""From text to token ids: once, in parallel, kept on disk; or anew each time, for BPE-dropout."""
+"""Tokenization of a corpus: once, in parallel and cached on disk, or at each access for BPE-dropout."""
 
 import hashlib
 import json
@@ -17,30 +17,29 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from training.arguments import DataArguments
-from training.data.parallel_text import ParallelText, some_lines
+from training.data.parallel_text import ParallelText, format_line_numbers
 from training.data.tokenizer import add_bpe_dropout
 
-CHUNK_SIZE = 4096  # sentences encoded at a time
-EVAL_LENGTH_FACTOR = (
-    4  # times max_length, or UNLIMITED where this is more: longest sentence in validation and test data
-)
-MIN_EVAL_LENGTH_LIMIT = 1024  # tokens of a sentence that never is too long there
-CACHE_VERSION = 1  # part of the key of what is kept on disk: raised when its content changes
+CHUNK_SIZE = 4096  # sentences per call of the tokenizer
+EVAL_LENGTH_FACTOR = 4  # times max_length: maximum length of sentences in validation and test data
+MIN_EVAL_LENGTH_LIMIT = 1024  # lower bound of that maximum, in tokens
+CACHE_VERSION = 1  # part of the cache key; increase it when the cached content changes
 
 
 def tokenize_corpus(
     text: ParallelText, tokenizer: PreTrainedTokenizerFast, arguments: DataArguments | None = None, dropout: float = 0
 ) -> Dataset:
-    """Token ids of both sides, `input_ids` and `labels`, each ending with `</s>`.
+    """Tokenize source and target to columns `input_ids` and `labels`, each ending with EOS.
 
-    The Rust tokenizer encodes with all cores; the result lies in the cache of `datasets` under the hash of text and
-    tokenizer, and is mapped from there by every process and every later run.
+    The Rust tokenizer uses all cores. The result is cached by `datasets` under the hash of text and tokenizer, and
+    memory-mapped by all processes and later runs.
 
     Args:
-        arguments: its `max_length` and `max_length_ratio` say which pairs are left out, which is printed and counted in
-            `text.dropped`; None: none are.
-        dropout: BPE-dropout: the rows are then split anew each time they are read (and lengths are those without it).
-            A sentence that would have more than `max_length` tokens is split without it.
+        text: Sentence pairs. Its `dropped` counts the pairs that are dropped here.
+        tokenizer: Tokenizer.
+        arguments: Length filters `max_length` and `max_length_ratio`. Defaults to no filters.
+        dropout: Probability of BPE-dropout, which re-tokenizes rows at each access. Rows that exceed `max_length`
+            because of it are tokenized without it. Lengths are those without dropout.
     """
     if tokenizer.is_fast:
         states = [backend.to_str() for _, backend in iter_backends(tokenizer)]
@@ -70,36 +69,36 @@ def tokenize_corpus(
         return data
     lengths = sequence_lengths(data)
     noisy = add_bpe_dropout(tokenizer, dropout)
-    chosen = text.select(kept.tolist())
-    columns: dict[str, Any] = {"source": chosen.sources, "target": chosen.targets, "lengths": lengths.tolist()}
+    selected = text.select(kept.tolist())
+    columns: dict[str, Any] = {"source": selected.sources, "target": selected.targets, "lengths": lengths.tolist()}
     limit = sys.maxsize if arguments is None else arguments.max_length
 
-    def split(rows: dict[str, list[str]]) -> dict[str, list]:
-        found = tokenize_rows(noisy, rows["source"], rows["target"])
-        if any(len(ids) > limit for side in found.values() for ids in side):
-            plain = tokenize_rows(tokenizer, rows["source"], rows["target"])
-            for name, side in found.items():
-                side[:] = [ids if len(ids) <= limit else plain[name][i] for i, ids in enumerate(side)]
-        return found
+    def tokenize(rows: dict[str, list[str]]) -> dict[str, list]:
+        sampled = tokenize_rows(noisy, rows["source"], rows["target"])
+        if any(len(ids) > limit for side in sampled.values() for ids in side):
+            fixed = tokenize_rows(tokenizer, rows["source"], rows["target"])
+            for name, side in sampled.items():
+                side[:] = [ids if len(ids) <= limit else fixed[name][i] for i, ids in enumerate(side)]
+        return sampled
 
-    return Dataset.from_dict(columns).with_transform(split, columns=["source", "target"])
+    return Dataset.from_dict(columns).with_transform(tokenize, columns=["source", "target"])
 
 
 def tokenize_rows(tokenizer: PreTrainedTokenizerFast, sources: list[str], targets: list[str]) -> dict[str, list]:
-    """Ids of both sides, by the Rust tokenizer itself: wrapped by transformers it takes four times as long."""
-    if not tokenizer.is_fast or getattr(tokenizer, "known", None):  # ids that only the tokenizer itself corrects
+    """Tokenize source and target with the Rust tokenizer directly, which is four times as fast as the wrapper."""
+    if not tokenizer.is_fast or getattr(tokenizer, "known", None):  # only the wrapper replaces unknown ids
         return {"input_ids": tokenizer(sources)["input_ids"], "labels": tokenizer(text_target=targets)["input_ids"]}
     sides: dict[str, list] = {"input_ids": [], "labels": []}
     for (name, backend), texts in zip(iter_backends(tokenizer), (sources, targets), strict=True):
         backend.no_truncation()
         backend.no_padding()
-        for start in range(0, len(texts), CHUNK_SIZE):  # what it makes besides ids takes memory
+        for start in range(0, len(texts), CHUNK_SIZE):  # limits the memory of `Encoding` objects
             sides[name] += [encoding.ids for encoding in backend.encode_batch_fast(texts[start : start + CHUNK_SIZE])]
     return sides
 
 
 def iter_backends(tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, Tokenizer]]:
-    """Yields the Rust tokenizer of each side, which may be one object: use it before the next one is taken."""
+    """Yield the Rust tokenizer of each side. Both can be one object: use the first one before taking the second."""
     switches = [getattr(tokenizer, f"_switch_to_{mode}_mode", lambda: None) for mode in ("input", "target")]
     try:
         for name, switch in zip(("input_ids", "labels"), switches, strict=True):
@@ -115,24 +114,32 @@ def validate_eval_lengths(
     arguments: DataArguments,
     positions: int = sys.maxsize,
 ) -> None:
-    """Raise ValueError if validation or test data, of which nothing is dropped, have sentences with more tokens than
-    the model has positions, or so many that attention would need too much memory."""
+    """Raise ValueError if validation or test sentences are too long for attention to fit into memory.
+
+    Only training pairs are filtered by length.
+
+    Args:
+        corpus: Splits by name.
+        tokenizer: Tokenizer.
+        arguments: Data arguments with `max_length`.
+        positions: Number of positions of the model. Defaults to no limit.
+    """
     limit = min(max(EVAL_LENGTH_FACTOR * arguments.max_length, MIN_EVAL_LENGTH_LIMIT), positions)
-    remedy = f"raise max_length={arguments.max_length}, of which {EVAL_LENGTH_FACTOR} times as many are allowed there"
+    remedy = f"increase max_length={arguments.max_length} ({EVAL_LENGTH_FACTOR} times as many are allowed)"
     if limit == positions:
         remedy = f"use a model with more positions than max_position_embeddings={positions}"
     for split, text in corpus.items():
         if split != "train":
             longest = sequence_lengths(tokenize_corpus(text, tokenizer)).max(1)
-            if found := [text.line_numbers[i] for i in np.nonzero(longest > limit)[0]]:
-                raise ValueError(
-                    f"the {split} set has sentences of more than {limit} tokens, at {some_lines(found)}: shorten them, "
-                    f"or {remedy}."
+            if numbers := [text.line_numbers[i] for i in np.nonzero(longest > limit)[0]]:
+                message = (
+                    f"the {split} set has sentences of more than {limit} tokens, at {format_line_numbers(numbers)}"
                 )
+                raise ValueError(f"{message}: shorten them, or {remedy}.")
 
 
 def sequence_lengths(data: Dataset) -> np.ndarray:
-    """Tokens of source and target of every pair: (pairs, 2)."""
+    """Return the number of source and target tokens of each pair: (pairs, 2)."""
     if "lengths" in data.column_names:
         return np.array(data.with_format(None)["lengths"])
     arrow = data.with_format("arrow")
@@ -140,28 +147,27 @@ def sequence_lengths(data: Dataset) -> np.ndarray:
 
 
 def _filter(lengths: np.ndarray, arguments: DataArguments, dropped: Counter) -> np.ndarray:
-    """Indices of the pairs that are neither too long nor too unequal; prints and counts the others."""
-    reasons = length_filters(lengths, arguments)
-    bad = np.zeros(len(lengths), bool)
-    for reason, found in reasons.items():
-        found = found & ~bad
-        if found.any():
-            print(f"left out {found.sum()} of {len(lengths)} pairs: {reason}")
-            dropped[reason] += int(found.sum())
-        bad |= found
-    if bad.all():
-        raise ValueError(
-            f"no training pair is left: {'; '.join(reasons)}. Raise max_length={arguments.max_length}"
-            + (f" or max_length_ratio={arguments.max_length_ratio}." if arguments.max_length_ratio else ".")
-        )
-    return np.nonzero(~bad)[0]
+    """Return the indices of pairs that pass the length filters. Print and count the others."""
+    filters = length_filters(lengths, arguments)
+    is_dropped = np.zeros(len(lengths), bool)
+    for reason, mask in filters.items():
+        count = int((mask & ~is_dropped).sum())
+        if count:
+            print(f"dropped {count} of {len(lengths)} pairs: {reason}")
+            dropped[reason] += count
+        is_dropped |= mask
+    if is_dropped.all():
+        ratio = f" or max_length_ratio={arguments.max_length_ratio}" if arguments.max_length_ratio else ""
+        remedy = f"Increase max_length={arguments.max_length}{ratio}."
+        raise ValueError(f"no training pairs are left: {'; '.join(filters)}. {remedy}")
+    return np.nonzero(~is_dropped)[0]
 
 
 def length_filters(lengths: np.ndarray, arguments: DataArguments) -> dict[str, np.ndarray]:
-    """For every reason to leave a pair out, in words, whether it holds: (pairs,) of booleans."""
+    """Return a mask of the pairs to drop (pairs,) for each reason."""
     longest, limit, ratio = lengths.max(1), arguments.max_length, arguments.max_length_ratio
-    reasons = {f"a side has more than max_length={limit} tokens": longest > limit}
+    filters = {f"a side has more than max_length={limit} tokens": longest > limit}
     if ratio is not None:
-        text = f"one side has more than max_length_ratio={ratio} times the tokens of the other"
-        reasons[text] = longest > ratio * lengths.min(1)
-    return reasons
+        reason = f"one side has more than max_length_ratio={ratio} times the tokens of the other"
+        filters[reason] = longest > ratio * lengths.min(1)
+    return filters

@@ -1,4 +1,4 @@
-"""Trains tokenizers: one shared vocabulary (section 5.1: byte-pair tokens), or one for each language."""
+"""Training of tokenizers with one shared vocabulary (section 5.1: byte-pair tokens), or one per language."""
 
 import copy
 import unicodedata
@@ -19,16 +19,16 @@ SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>",
 def train_backend(
     texts: Sequence[str], tokenizer_type: str, vocab_size: int, lowercase: bool = False, moses: bool = False
 ) -> Tokenizer:
-    """A tokenizer that ends every sequence with `</s>`.
+    """Train a tokenizer that ends every sequence with `</s>`.
 
     Args:
-        texts: sentences.
-        tokenizer_type: "bpe" (Sennrich et al. 2016) and "unigram" (Kudo 2018) split words and punctuation first, digits
-            one by one, and keep a space as the mark "▁", so that decoding is exact; "char" has a token for each
-            character, "word" for each run of characters between spaces.
-        vocab_size: tokens at most, the four special ones included; the most frequent ones are kept.
-        lowercase: all text becomes lower case.
-        moses: "bpe" and "unigram" split words where Moses does instead, see `training.data.moses_pretokenization`.
+        texts: Sentences.
+        tokenizer_type: "bpe" (Sennrich et al. 2016), "unigram" (Kudo 2018), "char" (one token per character) or "word"
+            (one token per run of characters between spaces). "bpe" and "unigram" first split words, punctuation and
+            single digits. They keep spaces as "▁", so that decoding is exact.
+        vocab_size: Maximum number of tokens, including the four special ones. The most frequent ones are kept.
+        lowercase: Whether to lowercase the text.
+        moses: Whether "bpe" and "unigram" split words as Moses does, see `training.data.moses_pretokenization`.
     """
     unk, special = SPECIAL_TOKENS["unk_token"], list(SPECIAL_TOKENS.values())
     options: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": special, "show_progress": False}
@@ -42,10 +42,10 @@ def train_backend(
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(subwords)
     elif tokenizer_type == "unigram":
         characters = set().union("▁", *(unicodedata.normalize("NFC", text) for text in texts)) - {" "}
-        if vocab_size < len(characters) + len(special):  # the library would make more, or never end
+        if vocab_size < len(characters) + len(special):  # the library exceeds the size or hangs
             raise ValueError(
-                f"tokenizer_vocab_size={vocab_size} is too small for unigram: {len(characters)} characters and "
-                f"{len(special)} special tokens have to be in it."
+                f"tokenizer_vocab_size={vocab_size} is too small for unigram: it must be at least {len(characters)} "
+                f"characters plus {len(special)} special tokens."
             )
         tokenizer, trainer = Tokenizer(models.Unigram()), trainers.UnigramTrainer(**options, unk_token=unk)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(subwords)
@@ -53,27 +53,26 @@ def train_backend(
         tokenizer, trainer = Tokenizer(models.WordLevel(unk_token=unk)), trainers.WordLevelTrainer(**options)
         single = pre_tokenizers.Sequence([mark, pre_tokenizers.Split("", "isolated")])
         tokenizer.pre_tokenizer = single if tokenizer_type == "char" else pre_tokenizers.WhitespaceSplit()
-    normal: list[Any] = [normalizers.NFC()]
-    normal += [moses_normalizer(), normalizers.Strip()] if moses else []
-    normal += [normalizers.Lowercase()] if lowercase else []
-    tokenizer.normalizer = normalizers.Sequence(normal) if len(normal) > 1 else normal[0]
+    steps: list[Any] = [normalizers.NFC()]
+    steps += [moses_normalizer(), normalizers.Strip()] if moses else []
+    steps += [normalizers.Lowercase()] if lowercase else []
+    tokenizer.normalizer = normalizers.Sequence(steps) if len(steps) > 1 else steps[0]
     if tokenizer_type != "word":  # words are joined by spaces
         tokenizer.decoder = decoders.Metaspace()
     tokenizer.train_from_iterator(texts, trainer)
-    end = SPECIAL_TOKENS["eos_token"]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {end}", special_tokens=[(end, special.index(end))]
-    )
+    eos = SPECIAL_TOKENS["eos_token"]
+    template = {"single": f"$A {eos}", "special_tokens": [(eos, special.index(eos))]}
+    tokenizer.post_processor = processors.TemplateProcessing(**template)
     return tokenizer
 
 
 def train_tokenizer(
     sources: list[str], targets: list[str], arguments: TokenizerArguments
 ) -> PreTrainedTokenizerFast | VanillaTransformerTokenizer:
-    """A tokenizer for both languages, with one vocabulary or two; or the given one.
+    """Train a tokenizer for both languages with one vocabulary or two, or load the one of `tokenizer_path`.
 
     Raises:
-        ValueError: the given one cannot be loaded, lacks a padding or end token, or is for one language alone.
+        ValueError: If `tokenizer_path` cannot be used.
     """
     if arguments.tokenizer_path is not None:
         return load_training_tokenizer(arguments.tokenizer_path, "tokenizer_path")
@@ -88,38 +87,37 @@ def train_tokenizer(
 
 
 def load_training_tokenizer(path: str, key: str) -> PreTrainedTokenizerFast:
-    """A tokenizer from a folder or the Hub that ends its sequences; raises ValueError where it cannot be used.
+    """Load a tokenizer with pad and EOS tokens. Raises ValueError if it cannot be used.
 
     Args:
-        key: of the recipe, which the message names.
+        path: Directory, or repository on the Hub.
+        key: Recipe key for messages.
     """
     tokenizer = loading.load_tokenizer(path, f"{key}={path}:")
     for name in ("pad_token", "eos_token"):
         if getattr(tokenizer, name) is None:
-            raise ValueError(f"{key}={path}: it has no {name}, which every target needs. Add one and save it.")
+            raise ValueError(f"{key}={path}: the tokenizer has no {name}. Add one and save it.")
     if tokenizer(text_target="a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
         raise ValueError(
-            f"{key}={path}: it does not end targets with {tokenizer.eos_token!r}; a decoder "
-            f"trained on them would never stop. Give it a post-processor that adds it."
+            f"{key}={path}: the tokenizer must end targets with {tokenizer.eos_token!r}, or decoding would never stop. "
+            f"Add it in a post-processor."
         )
     return tokenizer
 
 
 def add_bpe_dropout(tokenizer: PreTrainedTokenizerFast, probability: float) -> PreTrainedTokenizerFast:
-    """A copy that leaves out merges at random, so that a sentence is split in another way each time."""
+    """Return a copy that skips merges with the given probability. Raises ValueError if it is not a BPE tokenizer."""
     tokenizer = copy.deepcopy(tokenizer)
     sides = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]
-    found = [side.model for side in sides if side is not None]
-    if not found or not all(isinstance(model, models.BPE) for model in found):
-        raise ValueError(
-            f"bpe_dropout={probability} needs a fast tokenizer with BPE, and this is another: leave it out."
-        )
-    for model in found:
+    bpe_models = [side.model for side in sides if side is not None]
+    if not bpe_models or not all(isinstance(model, models.BPE) for model in bpe_models):
+        raise ValueError(f"bpe_dropout={probability} requires a fast BPE tokenizer. Set bpe_dropout to 0.")
+    for model in bpe_models:
         model.dropout = probability
     return tokenizer
 
 
 def vocabulary_sizes(tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:
-    """Tokens of the source and of the target."""
+    """Return the sizes of source and target vocabulary."""
     target = getattr(tokenizer, "target_tokenizer", None)
     return len(tokenizer), target.get_vocab_size() if target else len(tokenizer)

@@ -1,1 +1,1 @@
-"""What the commands of `training` and `hub`, which do not import each other, have in common."""
+"""Code shared by the commands of `training` and `hub`, which do not import each other."""

@@ -1,4 +1,4 @@
-"""Files and folders that are whole, or not there under their name."""
+"""Atomic writes of files and directories: a path is either complete or absent."""
 
 import errno
 import os
@@ -18,65 +18,66 @@ except ImportError:  # Windows
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 CAN_LOCK = fcntl is not None
-FREE_SPACE = "{free:,.0f} MiB are free there"
+FREE_SPACE = "{free:,.0f} MiB are free on this disk"
 
 
 @contextmanager
 def atomic_write(out: Path) -> Iterator[Path]:
-    """A path beside `out` to write a file or a folder to. It becomes `out` when all is written; what was written is
-    removed where that fails, and what a kill left is written over.
+    """Context manager: yield a temporary path next to `out` for a file or a directory.
+
+    It is renamed to `out` on success and deleted on failure. Leftovers of a killed process are deleted first.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: If the path cannot be written.
     """
-    unfinished = out.with_name(f"{out.name}.unfinished")
+    temporary = out.with_name(f"{out.name}.unfinished")
     with wrap_write_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        remove(unfinished)
+        remove(temporary)
         try:
-            yield unfinished
-            unfinished.replace(out)
+            yield temporary
+            temporary.replace(out)
         finally:
-            remove(unfinished)
+            remove(temporary)
 
 
 @contextmanager
-def wrap_write_errors(out: Path, remark: str = FREE_SPACE + ": make room, or give another place.") -> Iterator[None]:
-    """Within it an error of the disk becomes an `OSError` that names `out`."""
+def wrap_write_errors(out: Path, hint: str = FREE_SPACE + ": free space, or choose another path.") -> Iterator[None]:
+    """Context manager that converts disk errors into an `OSError` whose message contains `out`."""
     try:
         yield
-    except Exception as error:
-        if get_errno(error) not in DISK_ERRORS and type(error) not in (Exception, SafetensorError):  # of Rust
+    except Exception as error:  # libraries in Rust raise `Exception` and `SafetensorError`
+        if get_errno(error) not in DISK_ERRORS and type(error) not in (Exception, SafetensorError):
             raise
-        raise make_write_error(out, error, remark) from error
+        raise make_write_error(out, error, hint) from error
 
 
-def make_write_error(out: Path, error: Exception, remark: str) -> OSError:
-    """Returns the error that names `out`, the reason and the remark, in which `{free}` are the free MiB."""
+def make_write_error(out: Path, error: Exception, hint: str) -> OSError:
+    """Build an error with `out`, the reason and the hint, in which `{free}` is replaced by the free MiB."""
     parent = next(folder for folder in out.absolute().parents if folder.exists())
     number, free = get_errno(error), shutil.disk_usage(parent).free / 2**20
     reason = os.strerror(number) if number else error
-    return OSError(f"{out} could not be written: {reason}. {remark.format(free=free)}")
+    return OSError(f"{out} could not be written: {reason}. {hint.format(free=free)}")
 
 
 def get_errno(error: Exception) -> int | None:
-    """The system's number of an error, which libraries in Rust have only in the text."""
-    found = re.search(r"\(os error ([0-9]+)\)", str(error))
-    return int(found[1]) if found else getattr(error, "errno", None)
+    """Return the system's error number. Errors of libraries in Rust contain it only in their text."""
+    match = re.search(r"\(os error ([0-9]+)\)", str(error))
+    return int(match[1]) if match else getattr(error, "errno", None)
 
 
 def lock(file: IO, wait: bool = True) -> None:
-    """Locks an open file against other processes until it is closed; on Windows does nothing.
+    """Lock an open file against other processes until it is closed. Does nothing on Windows.
 
     Raises:
-        BlockingIOError: another process holds the lock, and `wait` is False.
+        BlockingIOError: If another process holds the lock and `wait` is False.
     """
     if CAN_LOCK:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def remove(path: Path) -> None:
-    """A file or a folder, or nothing."""
+    """Remove a file or a directory if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

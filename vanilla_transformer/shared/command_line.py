@@ -1,8 +1,8 @@
-"""What the commands of `training` and `hub` share: how options are spelled, and how a mistake ends them.
+"""Argument parser and error handling of the commands of `training` and `hub`.
 
-parser = CommandLine("training.average", __doc__)
+parser = CommandLineParser("training.average", __doc__)
 parser.add_argument("--num_beams", type=int)
-with one_line_errors(parser.prog):
+with exit_on_user_error(parser.prog):
     run(parser.parse_args())
 """
 
@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 from transformers.utils.logging import disable_progress_bar
 
-MAX_EXPONENT = 100  # of a length: any more, and no number is large enough for it
-RENAMED_OPTIONS = {  # options of earlier versions and keys of their recipes: the present names
+MAX_EXPONENT = 100  # of a length; a larger exponent overflows
+RENAMED_OPTIONS = {  # old name of an option or recipe key -> new name
     "attention": "attn_implementation",
     "attention_lines": "attention_plot_lines",
     "bad_lines": "on_bad_lines",
@@ -36,18 +36,17 @@ RENAMED_OPTIONS = {  # options of earlier versions and keys of their recipes: th
     "tokenizer_size": "tokenizer_vocab_size",
     "vocabulary_multiple": "pad_vocab_to_multiple_of",
 }
-INT_LIMIT = 2**31  # for seeds and counters of torch
+INT_LIMIT = 2**31  # largest value of torch's seeds and counters, exclusive
 
 
 class CommandLineParser(argparse.ArgumentParser):
-    """Options are written with underscores, as a recipe's keys are; with dashes they are the same.
+    """Argument parser whose options have underscores, as recipe keys do. Dashes are accepted as well.
 
-    A mistake ends the program with one line on stderr, which has the nearest right name of an unknown option, and
-    status 2.
+    An invalid option ends the program with status 2 and one line on stderr, which suggests the closest option name.
 
     Args:
-        prog: the command as one types it behind `python -m`.
-        doc: the module's docstring; its first paragraph is the description in `--help`.
+        prog: Name of the module, as typed after `python -m`.
+        doc: Docstring of the module. Its first paragraph is the description in `--help`.
     """
 
     def __init__(self, prog: str, doc: str | None = None, **options: Any):
@@ -55,7 +54,7 @@ class CommandLineParser(argparse.ArgumentParser):
         super().__init__(**{"prog": prog, "description": description, "allow_abbrev": False, **options})
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """As argparse does; but numbers are finite, and whole ones such as torch can count with."""
+        """Add an argument as argparse does, but reject infinite numbers and integers that torch cannot represent."""
         if "type" in options:
             options["type"] = NUMBER_TYPES.get(options["type"], options["type"])
         return super().add_argument(*names, **options)
@@ -67,7 +66,7 @@ class CommandLineParser(argparse.ArgumentParser):
         known = [option.lstrip("-") for action in self._actions for option in action.option_strings]
         for word in re.findall(r"(?<!\S)--(\w+)", message):
             if word not in known and RENAMED_OPTIONS.get(word) in known:
-                message += f"; it is now called --{RENAMED_OPTIONS[word]}"
+                message += f"; it was renamed to --{RENAMED_OPTIONS[word]}"
                 break
             if word not in known and (name := closest_match(word, known)):
                 message += f"; did you mean --{name}?"
@@ -90,36 +89,36 @@ def int_type(text: str) -> int:
 
 
 def exponent_type(text: str) -> float:
-    """The type of an option that lengths are raised to the power of."""
+    """Parse an exponent of a length, such as `length_penalty`."""
     value = float_type(text)
     if abs(value) > MAX_EXPONENT:
         raise argparse.ArgumentTypeError(f"{text[:50]} is not between -{MAX_EXPONENT} and {MAX_EXPONENT}")
     return value
 
 
-float_type.__name__, int_type.__name__, exponent_type.__name__ = "float", "int", "float"  # in messages of argparse
+float_type.__name__, int_type.__name__, exponent_type.__name__ = "float", "int", "float"  # for argparse's messages
 NUMBER_TYPES: dict[Any, Any] = {float: float_type, int: int_type}
 
 
 def closest_match(word: str, names: Iterable[str]) -> str | None:
-    """The name that a mistyped word was probably meant to be; None: it is like none of them."""
+    """Return the name that is closest to a mistyped word, or None if none is similar."""
     return next(iter(get_close_matches(word, names, n=1)), None)
 
 
 def normalize_option_names(arguments: Sequence[str]) -> list[str]:
-    """The arguments with underscores in the names of options, up to a bare `--`: `--num-beams=5` is `--num_beams=5`."""
-    found: list[str] = []
+    """Replace dashes in option names, up to a bare `--`: `--num-beams=5` becomes `--num_beams=5`."""
+    normalized: list[str] = []
     for i, argument in enumerate(arguments):
         if argument == "--":
-            return [*found, *arguments[i:]]
+            return [*normalized, *arguments[i:]]
         name, equals, value = argument.partition("=")
         is_option = name.startswith("--") and not re.search(r"\s", name)
-        found.append("--" + name[2:].replace("-", "_") + equals + value if is_option else argument)
-    return found
+        normalized.append("--" + name[2:].replace("-", "_") + equals + value if is_option else argument)
+    return normalized
 
 
 def format_error(error: Exception) -> str:
-    """What an error says, without the numbers of the operating system, and never nothing."""
+    """Return a non-empty error message without errno."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
     return str(error) or type(error).__name__
@@ -129,25 +128,24 @@ def format_error(error: Exception) -> str:
 def exit_on_user_error(
     prog: str, *more: type[Exception], formatter: Callable[[Exception], str] = format_error
 ) -> Iterator[None]:
-    """Within it what a user can mend ends the program: one line on stderr, and status 2.
+    """Context manager: on a user error, print one line to stderr and exit with status 2.
 
-    Bars of progress are for a terminal: elsewhere that line stands alone.
-
-    Ctrl-C ends it with status 130, and a reader of its output that has seen enough, as `head` has, with status 0.
+    Ctrl-C exits with status 130, a closed output pipe (as by `head`) with status 0. Progress bars are disabled if
+    stderr is not a terminal.
 
     Args:
-        prog: begins the line.
-        more: errors of a user besides `ValueError` and `OSError`.
-        in_words: what the line says of an error.
+        prog: Prefix of the line.
+        more: Exceptions to treat as user errors, in addition to `ValueError` and `OSError`.
+        formatter: Function that returns the message of an exception.
     """
     caught: tuple[type[Exception], ...] = (ValueError, OSError, *more)
     if not sys.stderr.isatty():
         disable_progress_bar()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as training/ and hub/ have it until all is imported
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by training/ and hub/ during imports
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
-        sys.stdout.flush()  # what cannot be written is told here, and not by Python at the very end
+        sys.stdout.flush()  # raise write errors here, not at interpreter shutdown
     except BrokenPipeError:
         discard_stdout()
         sys.exit(0)
@@ -163,7 +161,7 @@ def exit_on_user_error(
 
 
 def discard_stdout() -> None:
-    """What stdout still holds goes nowhere: Python would try to write it once more when it ends."""
+    """Discard buffered output, which Python would try to write again at shutdown."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

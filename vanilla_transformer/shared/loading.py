@@ -1,11 +1,10 @@
-"""Reading a checkpoint, ours or another, so that whatever is wrong with it is told in one line.
+"""Loading of checkpoints of this package or of transformers. Any defect raises a one-line error.
 
     model = load_model("runs/mine")
     tokenizer = load_tokenizer("runs/mine")
 
-Weights that were cut off, settings of the wrong kind, and files that are something else come out of the libraries as
-errors of some twenty types, and often of several lines. Here they become a `ValueError` that names the checkpoint, what
-is wrong in which of its files, and a cure.
+For truncated weights, settings of the wrong type and unrelated files, the libraries raise about 20 exception types,
+often with several lines. Here each becomes a `ValueError` with the checkpoint, the file, the defect and a remedy.
 """
 
 import os
@@ -19,84 +18,87 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
-from vanilla_transformer import VanillaTransformerConfig  # and registers the model
+from vanilla_transformer import VanillaTransformerConfig  # registers the model as well
 
-MAX_OUTPUT_TOKENS = 100_000  # of an output: a larger limit is a slip of the pen, and a search makes room for it
-MAX_LAYERS = 1000  # each is built before a weight is read: a slip of the pen would take the memory
+MAX_OUTPUT_TOKENS = 100_000  # a larger limit is probably a typo, and beam search would allocate its memory
+MAX_LAYERS = 1000  # all layers are built before the weights are read, so a typo would exhaust the memory
 
 
 def load_model(checkpoint: str | Path, name: str = "", **options: Any) -> Any:
-    """The model of a checkpoint, whatever its class, on the CPU, for use.
+    """Load a sequence-to-sequence model of any class on the CPU, in evaluation mode.
 
     Args:
-        checkpoint: folder, or a repository on the Hub.
-        name: what messages call it, such as "base_model=runs/mine:"; default: as `checkpoint` does.
-        options: fields of its configuration that are to be others.
+        checkpoint: Directory, or repository on the Hub.
+        name: Name of the checkpoint in messages, such as "base_model=runs/mine:". Defaults to `checkpoint`.
+        options: Config fields to override.
 
     Raises:
-        ValueError: it is no checkpoint, or one of its files cannot be used.
+        ValueError: If it is not a checkpoint, or one of its files cannot be used.
     """
     folder, name = Path(checkpoint), name or str(checkpoint)
     if folder.exists() and not (folder / "config.json").exists():
-        raise ValueError(f"{name} is no checkpoint: it has no config.json. Give the folder of a model.")
+        remedy = "Pass a directory written by `save_pretrained`."
+        raise ValueError(f"{name} is not a checkpoint directory: config.json is missing. {remedy}")
     with wrap_load_errors(name, "config.json"):
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, **options)
         for key in ("encoder_layers", "decoder_layers", "num_hidden_layers"):
             if (layers := getattr(config, key, 0) or 0) > MAX_LAYERS:
-                raise ValueError(f"{key}={layers} are more than {MAX_LAYERS}")
-    if (folder / "generation_config.json").exists():  # transformers would do without one that it cannot read
+                raise ValueError(f"{key}={layers} must be at most {MAX_LAYERS}")
+    if (folder / "generation_config.json").exists():  # transformers ignores an unreadable file
         with wrap_load_errors(name, "generation_config.json"):
             settings = GenerationConfig.from_pretrained(checkpoint)
             for key in ("max_length", "max_new_tokens"):
                 if (tokens := getattr(settings, key) or 0) > MAX_OUTPUT_TOKENS:
-                    raise ValueError(f"{key}={tokens} are more than {MAX_OUTPUT_TOKENS}")
+                    raise ValueError(f"{key}={tokens} must be at most {MAX_OUTPUT_TOKENS}")
     with wrap_load_errors(name, "the weights"):
-        model, found = AutoModelForSeq2SeqLM.from_pretrained(
+        model, loading_info = AutoModelForSeq2SeqLM.from_pretrained(
             checkpoint, config=config, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True
         )
-        validate_weights(model, found)
+        validate_weights(model, loading_info)
     return model.eval()
 
 
-def validate_weights(model: Any, found: dict[str, Any]) -> None:
-    """Raises ValueError for weights that transformers draws at random or passes over, and for such as are no numbers.
+def validate_weights(model: Any, loading_info: dict[str, Any]) -> None:
+    """Raise ValueError for missing, unexpected or mismatched weights, and for values that are not finite.
 
     Args:
-        found: what transformers tells of the loading.
+        model: Loaded model.
+        loading_info: Second result of `from_pretrained(output_loading_info=True)`.
     """
-    for name, stored, wanted in found["mismatched_keys"]:
-        raise ValueError(f"{name} is {tuple(stored)}, and config.json asks for {tuple(wanted)}")
+    for name, stored_shape, expected_shape in loading_info["mismatched_keys"]:
+        raise ValueError(f"{name} is {tuple(stored_shape)}, but config.json requires {tuple(expected_shape)}")
     parameters = dict(model.named_parameters())
-    missing = [name for name in found["missing_keys"] if name in parameters]
-    ours = model.config.model_type == VanillaTransformerConfig.model_type
-    for names, what in ((missing, "config.json asks for"), (found["unexpected_keys"] if ours else [], "is of no use:")):
+    missing = [name for name in loading_info["missing_keys"] if name in parameters]
+    is_vanilla = model.config.model_type == VanillaTransformerConfig.model_type
+    unexpected = loading_info["unexpected_keys"] if is_vanilla else []
+    for names, problem in ((missing, "missing weights:"), (unexpected, "unexpected weights:")):
         if names:
-            raise ValueError(f"{what} {min(names)}" + f" and {len(names) - 1} more" * (len(names) > 1))
+            raise ValueError(f"{problem} {min(names)}" + f" and {len(names) - 1} more" * (len(names) > 1))
     for name, parameter in parameters.items():
         if not parameter.isfinite().all():
-            raise ValueError(f"{name} holds values that are not finite")
+            raise ValueError(f"{name} contains values that are not finite")
 
 
 def load_tokenizer(checkpoint: str | Path, name: str = "") -> Any:
-    """The tokenizer of a checkpoint. Raises ValueError where there is none, or its files cannot be used."""
+    """Load the tokenizer of a checkpoint. Raises ValueError if it is missing or cannot be used."""
     with wrap_load_errors(name or str(checkpoint), "the tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
-        tokenizer("a")  # some of what is wrong shows in use alone
+        tokenizer("a")  # some defects raise an error only at the first use
         return tokenizer
 
 
 @contextmanager
 def wrap_load_errors(name: str, part: str) -> Iterator[None]:
-    """Within it whatever the libraries raise becomes a `ValueError` of one line about a part of the checkpoint."""
+    """Context manager that converts any library error into a one-line `ValueError` about a part of the checkpoint."""
     verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)  # else several lines of warning, and then an error that says the same
+    logging.set_verbosity(logging.CRITICAL)  # the warnings repeat the error
     logging.disable_progress_bar()
     try:
         with rust_panics_as_errors():
             yield
-    except Exception as error:  # tokenizers raises no narrower type
+    except Exception as error:  # tokenizers raises plain `Exception`
         message = f"{name} cannot be loaded: {part} cannot be used ({first_error_line(error)})."
-        raise ValueError(f"{message} Copy it anew from where it was made.") from error
+        raise ValueError(f"{message} Copy it again from its source.") from error
     finally:
         logging.set_verbosity(verbosity)
         if has_bars:
@@ -105,8 +107,10 @@ def wrap_load_errors(name: str, part: str) -> Iterator[None]:
 
 @contextmanager
 def rust_panics_as_errors() -> Iterator[None]:
-    """Within it a panic of a library in Rust, which is no `Exception`, becomes a `ValueError`; and nothing of what Rust
-    writes then, past Python, goes to stderr. What others write there in the meantime does, a little later."""
+    """Context manager that converts a Rust panic, which is not an `Exception`, into a `ValueError`.
+
+    Output to file descriptor 2 is buffered, because Rust writes there directly. It is dropped after a panic.
+    """
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file, os.fdopen(os.dup(2), "wb") as stderr:
         os.dup2(file.fileno(), 2)
@@ -114,7 +118,7 @@ def rust_panics_as_errors() -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # as pyo3 calls it, in no module that could be imported
+            if type(error).__name__ != "PanicException":  # of pyo3, not importable
                 raise
             panic = ValueError(str(error))
             raise panic from error
@@ -127,6 +131,6 @@ def rust_panics_as_errors() -> Iterator[None]:
 
 
 def first_error_line(error: BaseException) -> str:
-    """What an error says first; where that ends in a colon, the next line, too."""
+    """Return the first line of an error message, and the second one if the first ends in a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[: 1 + lines[0].endswith(":")]).rstrip(".:")

@@ -1,14 +1,14 @@
-"""The lines of a text file as the training data's are read: only "\\n" ends one.
+"""Lines of a text file, split as in the training data: only a newline (U+000A) ends a line.
 
-`str.splitlines` also splits at form feeds, U+0085, U+2028 and others, and `read_text` takes a "\\r" for an end; all of
-these occur inside sentences.
+`str.splitlines` also splits at form feeds, U+0085, U+2028 and others, and `read_text` at carriage returns. All of these
+occur inside sentences.
 """
 
 from pathlib import Path
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file without their "\\n". Raises ValueError, with the file's name, where it is not UTF-8."""
+    """Return the lines of a UTF-8 file without newlines. Raises ValueError if the file is not UTF-8."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -17,5 +17,5 @@ def read_lines(path: Path) -> list[str]:
 
 
 def sanitize_tsv_cell(text: str) -> str:
-    """A text that fits into a column of a table with a row a line."""
+    """Replace tabs and newlines by spaces, so that the text fits into one cell."""
     return text.replace("\t", " ").replace("\n", " ")

@@ -40,10 +40,10 @@ def test_marian_gives_same_results(save_checkpoint, shared, tied, bias):
     ("overrides", "reason"),
     [
         ({"norm_position": "pre"}, "it is pre-norm"),
-        ({"final_norm": True}, "a final norm"),
+        ({"final_norm": True}, "a final LayerNorm"),
         ({"position_embedding_type": "learned"}, "positions are learned"),
-        ({"embedding_norm": True}, "a norm on its embeddings"),
-        ({"key_head_dim": 5}, "a width of their own"),
+        ({"embedding_norm": True}, "an embedding LayerNorm"),
+        ({"key_head_dim": 5}, "it sets key_head_dim"),
         ({"layer_norm_eps": 1e-6}, "layer_norm_eps is 1e-06"),
     ],
 )

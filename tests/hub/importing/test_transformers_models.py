@@ -187,7 +187,7 @@ def test_errors_are_one_line(opus_folder, save_checkpoint, command, tmp_path, ca
     T5ForConditionalGeneration(
         T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     ).save_pretrained(tmp_path / "t5")
-    assert_rejected(tmp_path / "t5", reason="a t5 is no model of this kind: it has relative positions")
+    assert_rejected(tmp_path / "t5", reason="model_type=t5 is not supported: it has relative positions")
     state = load_file(folder / "model.safetensors")
     save_file(state | {"model.encoder.adapter.weight": torch.ones(3)}, folder / "model.safetensors", {"format": "pt"})
     assert_rejected(folder, reason="model.encoder.adapter.weight does not exist in a MarianMTModel")

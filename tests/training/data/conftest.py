@@ -1,4 +1,4 @@
-"""Files of parallel text, and a tokenizer of words."""
+"""Fixtures: files of parallel text, and a word-level tokenizer."""
 
 import pytest
 

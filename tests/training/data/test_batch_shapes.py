@@ -1,4 +1,4 @@
-"""Batches of few fixed shapes: every pair once, little padding, the same shape in all batches of an update."""
+"""Batches with few fixed shapes: every pair once, little padding, one shape per update."""
 
 import numpy as np
 import pytest
@@ -19,25 +19,25 @@ from training.data.batching import TokenBatchSampler
 RNG = np.random.default_rng
 
 
-def like_sentences(pairs: int) -> np.ndarray:
+def sentence_lengths(pairs: int) -> np.ndarray:
     sources = RNG(0).gamma(9, 1.5, pairs).astype(int) + 2
     targets = np.maximum(2, np.round(sources * RNG(1).normal(1, 0.15, pairs))).astype(int)
     return np.stack([sources, targets], axis=1)
 
 
-def skewed(pairs: int) -> np.ndarray:
-    """Most are very short, a few are very long."""
+def skewed_lengths(pairs: int) -> np.ndarray:
+    """Return lengths of which most are very short and a few very long."""
     lengths = np.minimum(RNG(0).zipf(1.3, pairs), 1000) + 1
     return np.stack([lengths, RNG(1).permutation(lengths)], axis=1)
 
 
-CORPORA = {"sentences": like_sentences(60_000), "skewed": skewed(20_000), "equal": np.full((999, 2), 9)}
-CORPORA |= {"one": np.array([[5, 7]]), "few": like_sentences(11)}
+CORPORA = {"sentences": sentence_lengths(60_000), "skewed": skewed_lengths(20_000), "equal": np.full((999, 2), 9)}
+CORPORA |= {"one": np.array([[5, 7]]), "few": sentence_lengths(11)}
 
 
 @pytest.mark.parametrize("batches_per_update", [1, 8])
 @pytest.mark.parametrize("corpus", CORPORA)
-def test_every_pair_once_in_batches_of_few_shapes(corpus, batches_per_update):
+def test_yields_every_pair_once(corpus, batches_per_update):
     lengths = CORPORA[corpus]
     shapes = choose_shapes(lengths, 4096, batches_per_update)
     assert 1 <= len(shapes) <= MAX_SHAPES
@@ -53,23 +53,23 @@ def test_every_pair_once_in_batches_of_few_shapes(corpus, batches_per_update):
     updates = [batches[i : i + batches_per_update] for i in range(0, len(batches), batches_per_update)]
     assert all(len({number for number, *_ in update}) == 1 for update in updates)
     sizes = [len(batch) for update in updates for _, *batch in update if update[0][0] == updates[0][0][0]]
-    assert max(sizes) - min(sizes) <= 1  # pairs are shared out evenly
+    assert max(sizes) - min(sizes) <= 1  # pairs are distributed evenly
 
 
 @pytest.mark.parametrize("corpus", ["sentences", "skewed"])
-def test_the_padding_of_the_longer_side_is_bounded_and_told(corpus):
+def test_padding_is_limited_and_reported(corpus):
     lengths = CORPORA[corpus]
     shapes = choose_shapes(lengths, 4096)
     sampler = TokenBatchSampler(lengths, 4096, 0, 1, shapes)
     longer = sum(shapes[number].rows * max(shapes[number].source, shapes[number].target) for number, *_ in sampler)
-    assert 1 - lengths.max(1).sum() / longer < MAX_PADDING_FRACTION + 0.01  # nearer than that twelve shapes do not come
+    assert 1 - lengths.max(1).sum() / longer < MAX_PADDING_FRACTION + 0.01  # twelve shapes do not reach less
     assert sampler.padding == pytest.approx(1 - lengths.sum() / sum(shapes[number].positions for number, *_ in sampler))
 
 
-def test_no_choice_of_so_many_ends_is_better():
-    """Dynamic programming beside all choices of ends, on a small histogram."""
+def test_choice_of_shapes_is_optimal():
+    """Compare dynamic programming with an exhaustive search on a small histogram."""
     lengths = np.repeat(RNG(2).integers(2, 12, 60), 2).reshape(-1, 2)
-    found = choose_shapes(lengths, 40)
+    shapes = choose_shapes(lengths, 40)
     ends = np.unique(lengths)
 
     def cost(chosen) -> int:
@@ -82,11 +82,11 @@ def test_no_choice_of_so_many_ends_is_better():
     subsets = [
         [*(e for i, e in enumerate(ends[:-1]) if mask >> i & 1), ends[-1]] for mask in range(2 ** len(ends[:-1]))
     ]
-    best = min(cost(subset) for subset in subsets if len(subset) <= len(found))
-    assert cost([shape.target for shape in found]) == best
+    best = min(cost(subset) for subset in subsets if len(subset) <= len(shapes))
+    assert cost([shape.target for shape in shapes]) == best
 
 
-def test_epochs_differ_and_can_be_repeated():
+def test_epochs_are_random_and_reproducible():
     lengths = CORPORA["sentences"]
     shapes = choose_shapes(lengths, 1000, 2)
     sampler, other = (TokenBatchSampler(lengths, 1000, 3, 2, shapes) for _ in range(2))
@@ -97,20 +97,20 @@ def test_epochs_differ_and_can_be_repeated():
     assert len(list(sampler)) == len(first)
 
 
-def test_a_pair_beyond_the_largest_shape_is_refused():
+def test_rejects_pairs_that_fit_no_shape():
     shapes = choose_shapes(CORPORA["sentences"], 1000)
     with pytest.raises(ValueError, match="longer than the largest shape"):
         assign_shapes(np.array([[3, 500]]), shapes)
 
 
-def test_updates_are_counted_with_all_their_batches():
+def test_counts_updates():
     shapes = choose_shapes(np.full((10, 2), 4), 8)
     assert shapes[0].rows == 2
     assert count_updates(np.array([5]), shapes, 1).tolist() == [3]
     assert count_updates(np.array([5]), shapes, 2).tolist() == [2]
 
 
-def test_tensors_have_the_shape_and_missing_rows_weigh_nothing(make_model):
+def test_collator_pads_to_shape_and_ignores_missing_rows(make_model):
     model = make_model(vocab_size=30)
     rows = [([4, 5, 2], [6, 2]), ([7, 2], [8, 9, 2])]
     data = Dataset.from_dict({"input_ids": [source for source, _ in rows], "labels": [target for _, target in rows]})

@@ -11,7 +11,7 @@ from training.data.tokenization import sequence_lengths, tokenize_corpus
 from training.data.tokenizer import train_tokenizer
 
 
-def draw(pairs):
+def sample_lengths(pairs):
     rng = np.random.default_rng(0)
     sources = rng.gamma(9, 1.5, pairs).astype(int) + 2
     targets = np.maximum(2, np.round(sources * rng.normal(1, 0.15, pairs))).astype(int)
@@ -20,11 +20,11 @@ def draw(pairs):
 
 @pytest.fixture
 def lengths():
-    return draw(3000)
+    return sample_lengths(3000)
 
 
 @pytest.mark.parametrize("batches_per_update", [1, 2, 8])
-def test_every_pair_once_within_the_budget(lengths, batches_per_update):
+def test_yields_every_pair_once_within_max_tokens(lengths, batches_per_update):
     sampler = TokenBatchSampler(lengths, max_tokens=1000, seed=0, batches_per_update=batches_per_update)
     batches = list(sampler)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
@@ -33,14 +33,14 @@ def test_every_pair_once_within_the_budget(lengths, batches_per_update):
     assert len(batches) % batches_per_update == 0
 
 
-def test_little_is_padding(lengths):
-    """Below 10 % on a small random corpus; larger ones have more pairs of like length."""
+def test_padding_is_small(lengths):
+    """Below 10 % on a small random corpus; larger ones have more pairs of similar length."""
     batches = list(TokenBatchSampler(lengths, max_tokens=1000, seed=0))
     padded = sum(padded_size(np.array(batch), lengths) for batch in batches)
     assert 1 - lengths.sum() / padded < 0.10
 
 
-def test_epochs_differ_and_can_be_repeated(lengths):
+def test_epochs_are_random_and_reproducible(lengths):
     sampler, other = (TokenBatchSampler(lengths, 1000, 3, batches_per_update=2) for _ in range(2))
     first = list(sampler)
     assert list(sampler) == first == list(other)
@@ -51,8 +51,8 @@ def test_epochs_differ_and_can_be_repeated(lengths):
     assert len(second) == len(first) == len(sampler)
 
 
-def test_the_batches_of_an_update_cost_about_the_same():
-    size, lengths = 4, draw(20_000)
+def test_batches_of_an_update_have_similar_size():
+    size, lengths = 4, sample_lengths(20_000)
 
     def spread(batches):
         groups = [batches[i : i + size] for i in range(0, len(batches), size)]
@@ -64,15 +64,15 @@ def test_the_batches_of_an_update_cost_about_the_same():
     assert 1 < equal < 1.06 < random
 
 
-def test_a_pair_beyond_the_budget_has_a_batch_of_its_own():
+def test_overlong_pair_has_a_separate_batch():
     lengths = np.array([(3, 3), (50, 4), (3, 2)])
     assert sorted(map(len, TokenBatchSampler(lengths, max_tokens=10, seed=0))) == [1, 2]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("VT_DATA" not in os.environ, reason="VT_DATA does not name the folder of the real corpora")
+@pytest.mark.skipif("VT_DATA" not in os.environ, reason="VT_DATA is not set to the directory of the real corpora")
 def test_padding_on_multi30k():
-    """Below 5 % of the tokens that a batch holds."""
+    """Padding is less than 5 % of the tokens."""
     folder = Path(os.environ["VT_DATA"]) / "multi30k"
     text = read_pair(folder / "train.en", folder / "train.de")
     lengths = sequence_lengths(tokenize_corpus(text, train_tokenizer(text.sources, text.targets, TokenizerArguments())))
@@ -84,8 +84,8 @@ def test_padding_on_multi30k():
 
 @pytest.mark.parametrize("pairs", range(1, 13))
 @pytest.mark.parametrize("batches_per_update", [1, 2, 3, 4, 8])
-def test_few_pairs_are_shared_evenly_where_there_are_enough(pairs, batches_per_update):
-    """Of one batch there can be as many as pairs; fewer pairs than that cannot be shared."""
+def test_splits_few_pairs_evenly(pairs, batches_per_update):
+    """There are at most as many batches as pairs."""
     sampler = TokenBatchSampler(np.full((pairs, 2), 5), max_tokens=1000, seed=0, batches_per_update=batches_per_update)
     batches = list(sampler)
     assert sorted(i for batch in batches for i in batch) == list(range(pairs))

@@ -9,7 +9,7 @@ from training.data.corpora import describe_corpus, read_corpus
 from training.run.factories import make_train_set
 
 
-def test_overlap_is_told_with_line_numbers(write, arguments, capsys):
+def test_reports_overlap_with_line_numbers(write, arguments, capsys):
     for name, lines in {
         "train.en": "a\nb\nc\nd\n",
         "train.de": "1\n2\n3\n4\n",
@@ -26,24 +26,24 @@ def test_overlap_is_told_with_line_numbers(write, arguments, capsys):
         read_corpus(arguments(on_eval_overlap="error"))
 
 
-def test_validation_out_of_the_training_data(write, arguments):
+def test_splits_validation_from_training_data(write, arguments):
     write("train.en", "".join(f"{i}\n" for i in range(50)))
     write("train.de", "".join(f"{i}\n" for i in range(50)))
     keys = {"validation_file": None, "validation_size": 10}
-    corpus, again = read_corpus(arguments(**keys)), read_corpus(arguments(**keys))
+    corpus, other = read_corpus(arguments(**keys)), read_corpus(arguments(**keys))
     assert sorted(corpus["train"].sources + corpus["validation"].sources) == sorted(map(str, range(50)))
-    assert corpus["validation"].sources == corpus["validation"].targets == again["validation"].sources
-    with pytest.raises(ValueError, match="there are only 50"):
+    assert corpus["validation"].sources == corpus["validation"].targets == other["validation"].sources
+    with pytest.raises(ValueError, match="must be less than the number of training pairs, 50"):
         read_corpus(arguments(validation_file=None, validation_size=50))
 
 
-def test_without_files_and_network_both_ways_out_are_told(tmp_path, monkeypatch):
+def test_missing_dataset_error_contains_remedies(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="could not be loaded .* --data_dir"):
         read_corpus(DataArguments(dataset_name="no-such/dataset"))
 
 
-def test_a_folder_that_was_given_is_never_replaced_by_the_hub(tmp_path):
+def test_explicit_data_dir_is_never_replaced_by_the_dataset(tmp_path):
     with pytest.raises(ValueError, match=r"cannot read .*train.en"):
         read_corpus(DataArguments(data_dir=str(tmp_path / "mine"), dataset_name="no-such/dataset"))
 
@@ -51,47 +51,47 @@ def test_a_folder_that_was_given_is_never_replaced_by_the_hub(tmp_path):
 ROWS = {split: Dataset.from_list([{"en": f"{split} {i}", "de": "x"} for i in range(3)]) for split in ("train", "test")}
 
 
-def recorded(keys: DataArguments) -> dict:
-    """What is recorded of each split, less its hash."""
-    found = describe_corpus(read_corpus(keys), keys)
-    assert all(entry.pop("streamed", False) or len(entry.pop("sha256")) == 64 for entry in found.values())
-    return found
+def read_metadata(keys: DataArguments) -> dict:
+    """Return the metadata of each split without its hash."""
+    splits = describe_corpus(read_corpus(keys), keys)
+    assert all(split.pop("streamed", False) or len(split.pop("sha256")) == 64 for split in splits.values())
+    return splits
 
 
-def test_the_record_tells_what_was_read_whatever_the_recipe_names(write, arguments):
+def test_metadata_describes_files(write, arguments):
     for name in ("train.en", "train.de", "val.en", "val.de"):
         write(name, "1\n2\n3\n")
     write("test.tsv", "a\tb\n")
     write("more.tsv", "a\tb\tc\n")
     keys = {"test_file": "test.tsv", "test_references": "more.tsv", "dataset_name": "user/another"}
-    assert recorded(arguments(**keys)) == {
+    assert read_metadata(arguments(**keys)) == {
         "train": {"source": "files", "files": ["train.en", "train.de"], "pairs": 3},
         "validation": {"source": "files", "files": ["val.en", "val.de"], "pairs": 3},
         "test": {"source": "files", "files": ["test.tsv"], "references": "more.tsv", "pairs": 1},
     }
-    split_off = recorded(arguments(validation_file=None, validation_size=1))["validation"]
+    split_off = read_metadata(arguments(validation_file=None, validation_size=1))["validation"]
     assert split_off == {"source": "files", "files": ["train.en", "train.de"], "split_off": "train", "pairs": 1}
-    streamed = recorded(arguments(streaming=True))
+    streamed = read_metadata(arguments(streaming=True))
     assert streamed["train"] == {"source": "files", "files": ["train.en", "train.de"]}
 
 
-def test_a_dataset_is_recorded_by_name_where_it_is_one_of_the_hub(tmp_path, monkeypatch):
+def test_metadata_contains_only_names_of_hub_datasets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     DatasetDict(ROWS).save_to_disk("mine")
-    local = recorded(DataArguments(dataset_name="mine"))
+    local = read_metadata(DataArguments(dataset_name="mine"))
     assert local["train"] == {"source": "local_dataset", "split": "train", "pairs": 3}
     monkeypatch.setattr(hub_datasets, "load_dataset", lambda *args, **kwargs: DatasetDict(ROWS))
-    found = recorded(DataArguments(dataset_name="user/name", dataset_config="de-en"))
+    splits = read_metadata(DataArguments(dataset_name="user/name", dataset_config="de-en"))
     hub = {"source": "hub", "dataset": "user/name", "config": "de-en"}
-    assert found == {split: hub | {"split": split, "pairs": 3} for split in ("train", "test")}
+    assert splits == {split: hub | {"split": split, "pairs": 3} for split in ("train", "test")}
 
 
-def test_a_made_up_corpus_is_recorded_as_such():
-    assert recorded(DataArguments(corpus="demo"))["train"]["source"] == "demo"
-    assert recorded(DataArguments(corpus="random"))["train"] == {"source": "random", "pairs": 64}
+def test_metadata_of_generated_corpora():
+    assert read_metadata(DataArguments(corpus="demo"))["train"]["source"] == "demo"
+    assert read_metadata(DataArguments(corpus="random"))["train"] == {"source": "random", "pairs": 64}
 
 
-def test_both_directions_are_trained_on_and_one_is_tested(write, arguments, capsys):
+def test_both_directions_apply_only_to_training(write, arguments, capsys):
     for name, lines in {"train.en": "a\nb\n", "train.de": "1\n2\n", "val.en": "a\n", "val.de": "9\n"}.items():
         write(name, lines)
     corpus = read_corpus(arguments(both_directions=True, on_eval_overlap="drop"))

@@ -9,19 +9,19 @@ from training.data.files import read_file, read_pair
 from training.data.streaming import stream_pairs
 
 
-def test_files_are_read_line_by_line(write):
+def test_reads_text_files_by_line(write):
     text = read_pair(write("a.en", "\ufeffone \r\ntwo\n"), write("a.de", "eins\nzwei\x0bdrei\u2028vier\n"))
     assert text.sources == ["one", "two"]
     assert text.targets == ["eins", "zwei\x0bdrei\u2028vier"]  # other separators do not end a line
 
 
 @pytest.mark.parametrize(("source", "target"), [("one\ntwo\nthree\n", "eins\n"), ("one\n", "eins\nzwei\ndrei")])
-def test_sides_of_different_length_are_refused_even_where_lines_are_dropped(write, source, target):
+def test_rejects_different_line_counts_even_if_invalid_pairs_are_dropped(write, source, target):
     with pytest.raises(ValueError, match=r"has 1 lines and .* has 3"):
         read_pair(write("a.en", source), write("a.de", target), "drop")
 
 
-def test_bad_lines_are_refused_or_dropped_with_their_numbers(write, capsys):
+def test_rejects_or_drops_invalid_pairs_with_line_numbers(write, capsys):
     paths = write("a.en", b"one\ntw\xffo\nthree\nfour\n"), write("a.de", "eins\nzwei\n  \nvier\n")
     with pytest.raises(ValueError, match="1 lines not UTF-8, at line 2"):
         read_pair(*paths)
@@ -32,12 +32,12 @@ def test_bad_lines_are_refused_or_dropped_with_their_numbers(write, capsys):
     assert "1 lines blank, at line 3" in capsys.readouterr().out
 
 
-def test_many_numbers_are_shortened(write):
+def test_shortens_lists_of_line_numbers(write):
     with pytest.raises(ValueError, match="8 lines blank, at lines 1, 2, 3 and 5 more"):
         read_pair(write("a.en", "\n" * 8), write("a.de", "x\n" * 8))
 
 
-def test_missing_files_are_told(arguments):
+def test_reports_missing_files(arguments):
     with pytest.raises(ValueError, match=r"cannot read .*train.en.* --data_dir"):
         read_corpus(arguments())
 
@@ -86,17 +86,17 @@ def test_several_references(write, arguments):
     ("name", "content", "message"),
     [
         ("t.tsv", "one eins\n", "line 1: no tab"),
-        ("t.jsonl", '{"en": "a", "de": "b"}\n{"en":\n', "line 2: not a JSON object"),
-        ("t.jsonl", '{"en": "a", "fr": "b"}\n', r"no text named 'de' \(there is: en, fr\).*--target_lang"),
-        ("t.jsonl", "[1, 2]\n", r"line 1: \[1, 2\], where a text"),
-        ("t.jsonl", '{"translation": null}\n', "line 1: None, where a text"),
-        ("t.jsonl", '{"translation": ["a", "b"]}\n', "where a text"),
-        ("t.jsonl", '{"translation": "a"}\n', "'a', where a text"),
-        ("t.jsonl", '{"en": "a", "de": 5}\n', "'de' is 5, where a text"),
-        ("t.jsonl", "[" * 100_000 + "\n", "line 1: not a JSON object"),
-        ("t.jsonl", "9" * 5000 + "\n", "line 1: not a JSON object"),
+        ("t.jsonl", '{"en": "a", "de": "b"}\n{"en":\n', "line 2: expected a JSON object"),
+        ("t.jsonl", '{"en": "a", "fr": "b"}\n', r"no column 'de' \(found: en, fr\).*--target_lang"),
+        ("t.jsonl", "[1, 2]\n", r"line 1: expected a text for each of .*, got \[1, 2\]"),
+        ("t.jsonl", '{"translation": null}\n', "line 1: expected a text for each of .*, got None"),
+        ("t.jsonl", '{"translation": ["a", "b"]}\n', r"got \['a', 'b'\]"),
+        ("t.jsonl", '{"translation": "a"}\n', "expected a text for each of .*, got 'a'"),
+        ("t.jsonl", '{"en": "a", "de": 5}\n', "'de' must be a text, got 5"),
+        ("t.jsonl", "[" * 100_000 + "\n", "line 1: expected a JSON object"),
+        ("t.jsonl", "9" * 5000 + "\n", "line 1: expected a JSON object"),
         ("t.jsonl", '{"en": "a", "de": null}\n', "1 lines blank, at line 1"),
-        ("t.jsonl", '{"en": "a", "de": "\\ud800"}\n', "half characters"),
+        ("t.jsonl", '{"en": "a", "de": "\\ud800"}\n', "surrogate characters"),
         ("t.jsonl", "\n", "blank"),
         ("t.tsv", "one\t\n", "blank"),
         ("t.tsv", "a\tb\n\n", "1 lines blank, at line 2"),
@@ -104,35 +104,35 @@ def test_several_references(write, arguments):
         ("t.parquet", "no such thing", "not a parquet file"),
     ],
 )
-def test_tables_that_are_not_what_their_name_says(write, arguments, name, content, message):
+def test_rejects_malformed_tables(write, arguments, name, content, message):
     write(name, content)
     with pytest.raises(ValueError, match=message):
         read_file(arguments(), name)
 
 
-def test_null_structs_in_parquet_are_refused(tmp_path, arguments):
+def test_rejects_null_structs_in_parquet(tmp_path, arguments):
     Dataset.from_list([{"translation": {"en": "a", "de": "b"}}, {"translation": None}]).to_parquet(
         tmp_path / "t.parquet"
     )
-    with pytest.raises(ValueError, match="row 2: None, where a text"):
+    with pytest.raises(ValueError, match="row 2: expected a text for each of .*, got None"):
         read_file(arguments(), "t.parquet")
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_utf_16_is_not_read_as_text(write, encoding):
+def test_rejects_utf_16(write, encoding):
     paths = write("a.en", "one\ntwo\n".encode(encoding)), write("a.de", "eins\nzwei\n".encode(encoding))
     with pytest.raises(ValueError, match="UTF-16|UTF-8"):
         read_pair(*paths)
     assert len(read_pair(*paths, "drop")) == 0
 
 
-def test_a_line_that_reads_like_an_end_of_file_is_a_line(write):
+def test_reads_line_with_text_end_of_file(write):
     assert len(read_pair(write("a.en", "one\ntwo\n"), write("a.de", "eins\nend of file\n"))) == 2
     with pytest.raises(ValueError, match="1 lines with NUL"):
         read_pair(write("a.en", "one\ntwo\n"), write("a.de", "eins\n\0end of file\n"))
 
 
-def test_bad_rows_of_a_streamed_dataset_are_refused_or_left_out(tmp_path):
+def test_rejects_or_drops_invalid_rows_of_streamed_datasets(tmp_path):
     rows = [{"en": "one", "de": "eins"}, {"en": "two", "de": " "}]
     Dataset.from_list(rows).to_parquet(tmp_path / "set" / "train.parquet")
     keys = {"dataset_name": str(tmp_path / "set"), "streaming": True}
@@ -141,17 +141,17 @@ def test_bad_rows_of_a_streamed_dataset_are_refused_or_left_out(tmp_path):
     assert [row["source"] for row in stream_pairs(DataArguments(**keys, on_bad_lines="drop"))] == ["one"]
 
 
-def test_a_test_pair_needs_a_reference(tmp_path):
+def test_rejects_test_pairs_without_reference(tmp_path):
     for name, text in {"train.en": "x\n", "train.de": "y\n", "test.en": "a\nb\n", "test.de": "A\nB\n"}.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "refs.tsv").write_text("a\tA\nb\t\n")
     keys = {"validation_file": None, "test_file": "test", "test_references": "refs.tsv"}
-    with pytest.raises(ValueError, match="refs.tsv has no translation at line 2"):
+    with pytest.raises(ValueError, match="refs.tsv has no reference at line 2"):
         read_corpus(DataArguments(data_dir=str(tmp_path), **keys))
 
 
-def test_references_belong_to_the_lines_of_the_test_file(tmp_path):
-    """Also where a line of the test file is left out."""
+def test_references_match_lines_of_the_test_file(tmp_path):
+    """The line numbers of the references stay correct if a line of the test file is dropped."""
     for name, text in {"train.en": "x\n", "train.de": "y\n", "test.en": "a b\n\nc\n", "test.de": "A\nB\nC\n"}.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "refs.tsv").write_text("ab\tA\tAA\nb\tB\nc\tC\tCC\tCCC\n")

@@ -1,4 +1,4 @@
-"""Lower case and Moses' tokens inside the tokenizer, beside sacremoses."""
+"""Lowercasing and Moses pre-tokenization inside the tokenizer, compared with sacremoses."""
 
 import os
 from collections import Counter
@@ -13,7 +13,7 @@ from training.data.tokenizer import train_tokenizer
 
 TEXTS = {
     "en": [
-        "He said: \"I don't know the dogs' owner, Mr. Smith.\"",
+        "He wrote: \"I don't know the dogs' owner, Mr. Smith.\"",
         "The U.S. team -- it's No. 5 of 1,000 (or 3.5%) -- won... a well-known dog.",
         "the boys' dog\u2019s ball \u2013 rock \u2018n\u2019 roll; A/B & c@d_e #1 \u2026 end!?",
         "At 5 p.m. he left.  Two   spaces",
@@ -26,38 +26,40 @@ TEXTS = {
 }
 
 
-def make(**keys) -> TokenizerArguments:
+def make_tokenizer(**keys) -> TokenizerArguments:
     texts = [text for each in TEXTS.values() for text in each]
     return train_tokenizer(texts, texts, TokenizerArguments(tokenizer_vocab_size=300, **keys))
 
 
-def tokens(tokenizer, text: str) -> list[str]:
-    """Words and marks before they are split further, without the mark of a space."""
+def pre_tokenize(tokenizer, text: str) -> list[str]:
+    """Return the pre-tokens of a text without the space marker."""
     backend = tokenizer.backend_tokenizer
-    pieces = backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))
-    return [piece.strip("\u2581") for piece, _ in pieces if piece.strip("\u2581")]
+    spans = backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))
+    return [text.strip("\u2581") for text, _ in spans if text.strip("\u2581")]
 
 
-def by_sacremoses(text: str, language: str, lowercase: bool) -> list[str]:
+def tokenize_with_sacremoses(text: str, language: str, lowercase: bool) -> list[str]:
     text = MosesPunctNormalizer(lang=language).normalize(text)
     return MosesTokenizer(lang=language).tokenize(text.lower() if lowercase else text, escape=False)
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("language", TEXTS)
-def test_words_are_split_as_moses_does(language, lowercase):
-    tokenizer = make(moses=True, lowercase=lowercase)
+def test_splits_words_like_moses(language, lowercase):
+    tokenizer = make_tokenizer(moses=True, lowercase=lowercase)
     for text in TEXTS[language]:
-        assert tokens(tokenizer, text) == by_sacremoses(text, language, lowercase)
+        assert pre_tokenize(tokenizer, text) == tokenize_with_sacremoses(text, language, lowercase)
 
 
 @pytest.mark.skipif("VT_DATA" not in os.environ, reason="needs Multi30k")
 @pytest.mark.parametrize("language", TEXTS)
-def test_multi30k_is_split_as_moses_does_but_for_few_tokens(language):
-    """A sample; of the whole 0.022 % of the English, 0.018 % of the German, 0.022 % of the French tokens differ."""
-    tokenizer, wrong, total = make(moses=True), Counter(), 0
+def test_splits_multi30k_like_moses(language):
+    """In the full data, 0.022 % of English, 0.018 % of German and 0.022 % of French tokens differ. Tests a sample."""
+    tokenizer, wrong, total = make_tokenizer(moses=True), Counter(), 0
     for line in Path(os.environ["VT_DATA"], "multi30k", f"train.{language}").read_text().splitlines()[::20]:
-        expected, found = (Counter(each) for each in (by_sacremoses(line, language, False), tokens(tokenizer, line)))
+        expected, found = (
+            Counter(each) for each in (tokenize_with_sacremoses(line, language, False), pre_tokenize(tokenizer, line))
+        )
         total += expected.total()
         wrong += (expected - found) | (found - expected)
     assert total > 15_000
@@ -66,13 +68,13 @@ def test_multi30k_is_split_as_moses_does_but_for_few_tokens(language):
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("shared", [True, False])
-def test_raw_text_goes_in_and_comes_out(kind, shared, tmp_path):
-    """With spaces where they were, from a saved tokenizer without our code; case and the kinds of quotes are lost."""
-    make(tokenizer_type=kind, shared_vocabulary=shared, moses=True, lowercase=True).save_pretrained(tmp_path)
+def test_decodes_to_raw_text(kind, shared, tmp_path):
+    """Spaces are restored without code of this package. Case and types of quotes are lost."""
+    make_tokenizer(tokenizer_type=kind, shared_vocabulary=shared, moses=True, lowercase=True).save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     ids = tokenizer(text_target=TEXTS["en"] + TEXTS["de"])["input_ids"]
     expected = [
-        "he said: \"i don't know the dogs' owner, mr. smith.\"",
+        "he wrote: \"i don't know the dogs' owner, mr. smith.\"",
         "the u.s. team -- it's no. 5 of 1,000 (or 3.5%) -- won... a well-known dog.",
         "the boys' dog's ball - rock 'n' roll; a/b & c@d_e #1 ... end!?",
         "at 5 p.m. he left. two spaces",
@@ -82,8 +84,8 @@ def test_raw_text_goes_in_and_comes_out(kind, shared, tmp_path):
     assert tokenizer.batch_decode(ids, skip_special_tokens=True) == expected
 
 
-def test_lower_case_alone_changes_nothing_else():
-    plain, lower = make(), make(lowercase=True)
+def test_lowercase_without_moses():
+    cased, lower = make_tokenizer(), make_tokenizer(lowercase=True)
     text = "A Dog, isn't it? \u201eJa\u201c"
     assert lower.decode(lower(text)["input_ids"], skip_special_tokens=True) == text.lower()
-    assert tokens(lower, text) == [token.lower() for token in tokens(plain, text)]
+    assert pre_tokenize(lower, text) == [token.lower() for token in pre_tokenize(cased, text)]

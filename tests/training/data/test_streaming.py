@@ -13,14 +13,14 @@ from training.data.corpora import read_corpus
 from training.data.streaming import TokenBatchStream, stream_pairs
 
 
-def rows(n):
+def generate_rows(n):
     rng = np.random.default_rng(0)
     for i in range(n):
         yield {"source": " ".join(["w1"] * rng.integers(1, 9)) + f" w{i % 60}", "target": f"w{i % 60} w{i // 60}"}
 
 
-def stream(tokenizer, n=300, rank=0, world=1, **keys):
-    pairs = split_dataset_by_node(IterableDataset.from_generator(rows, gen_kwargs={"n": n}), rank, world)
+def make_stream(tokenizer, n=300, rank=0, world=1, **keys):
+    pairs = split_dataset_by_node(IterableDataset.from_generator(generate_rows, gen_kwargs={"n": n}), rank, world)
     return TokenBatchStream(pairs, tokenizer, DataArguments(buffer_size=70, **keys), max_tokens=50, seed=0)
 
 
@@ -29,46 +29,46 @@ def take(batches, count):
     return [next(iterator) for _ in range(count)]
 
 
-def test_a_stream_yields_every_pair_in_batches_within_the_budget(tokenizer):
-    batches, pairs = iter(stream(tokenizer)), []
+def test_yields_every_pair_once_within_max_tokens(tokenizer):
+    batches, pairs = iter(make_stream(tokenizer)), []
     while len(pairs) < 300:
         batch = next(batches)
         assert len(batch) * max(max(len(p["input_ids"]), len(p["labels"])) for p in batch) <= 50
         pairs += batch
     assert len(pairs) == 300
     assert len({str(pair["labels"]) for pair in pairs}) == 300
-    assert len({str(pair["labels"]) for batch in take(batches, 20) for pair in batch}) > 40  # it begins anew
+    assert len({str(pair["labels"]) for batch in take(batches, 20) for pair in batch}) > 40  # repeats the corpus
 
 
 @pytest.mark.parametrize("count", [0, 1, 17, 60, 150])
-def test_a_stream_goes_on_where_its_state_was_taken(tokenizer, count):
-    original = stream(tokenizer)
+def test_resumes_from_state(tokenizer, count):
+    original = make_stream(tokenizer)
     iterator = iter(original)
     for _ in range(count):
         next(iterator)
-    ahead = [next(iterator) for _ in range(5)]  # a loader may have read further than was trained on
+    ahead = [next(iterator) for _ in range(5)]  # a DataLoader reads ahead
     state = original.state_dict_at(count)
-    resumed = stream(tokenizer)
+    resumed = make_stream(tokenizer)
     resumed.load_state_dict(state)
     assert take(resumed, 5) == ahead
 
 
-def test_processes_share_a_stream(tokenizer):
+def test_processes_read_disjoint_rows(tokenizer):
     seen = [
-        {str(pair["labels"]) for batch in take(stream(tokenizer, rank=rank, world=2), 8) for pair in batch}
+        {str(pair["labels"]) for batch in take(make_stream(tokenizer, rank=rank, world=2), 8) for pair in batch}
         for rank in (0, 1)
     ]
     assert not seen[0] & seen[1]
 
 
-def test_a_stream_without_usable_pairs_ends_with_a_message(tokenizer):
-    with pytest.raises(ValueError, match="no pair of the training data is left"):
-        take(stream(tokenizer, max_length=1), 1)
-    with pytest.raises(ValueError, match="no pair of the training data is left"):
-        take(stream(tokenizer, n=0), 1)
+def test_stream_without_valid_pairs_raises(tokenizer):
+    with pytest.raises(ValueError, match="no training pairs are left"):
+        take(make_stream(tokenizer, max_length=1), 1)
+    with pytest.raises(ValueError, match="no training pairs are left"):
+        take(make_stream(tokenizer, n=0), 1)
 
 
-def test_streams_refuse_or_drop_bad_lines_too(write, arguments):
+def test_rejects_or_drops_invalid_pairs(write, arguments):
     write("train.en", b"one\n\nth\xffree\nfour\n")
     write("train.de", "eins\nzwei\ndrei\nvier\n")
     assert [row["source"] for row in stream_pairs(arguments(on_bad_lines="drop"))] == ["one", "four"]
@@ -76,9 +76,9 @@ def test_streams_refuse_or_drop_bad_lines_too(write, arguments):
         list(stream_pairs(arguments()))
 
 
-def together(streams):
-    """Streams of fixed shapes that ask each other, in threads, as processes do; 40 batches of each."""
-    barrier, told = threading.Barrier(len(streams)), {}
+def take_from_synchronized(streams):
+    """Return 40 batches of each stream with fixed shapes, run in threads that exchange their updates."""
+    barrier, exchanged = threading.Barrier(len(streams)), {}
     shapes = choose_shapes(np.concatenate([streams[0].first_lengths(), [[20, 20]]]), 50)
 
     def run(rank: int, stream: TokenBatchStream) -> list:
@@ -86,9 +86,9 @@ def together(streams):
 
         def max_over_processes(updates):
             key = next(rounds)
-            told[key, rank] = updates
+            exchanged[key, rank] = updates
             barrier.wait(timeout=60)
-            return np.max([told[key, other] for other in range(len(streams))], axis=0)
+            return np.max([exchanged[key, other] for other in range(len(streams))], axis=0)
 
         stream.set_batch_shapes(shapes, 2, max_over_processes)
         return take(stream, 40)
@@ -97,29 +97,32 @@ def together(streams):
         return shapes, list(threads.map(run, range(len(streams)), streams))
 
 
-def test_streams_of_fixed_shapes_have_the_same_shape_at_each_update(tokenizer):
-    """Their shares differ, and one filter leaves fewer pairs to the second process."""
-    streams = [stream(tokenizer, rank=0, world=2, max_length=20), stream(tokenizer, rank=1, world=2, max_length=8)]
-    shapes, batches = together(streams)
-    numbers = [[number for number, _ in own] for own in batches]
+def test_all_processes_have_the_same_shape_per_update(tokenizer):
+    """The processes read different rows, and a filter drops more pairs of the second one."""
+    streams = [
+        make_stream(tokenizer, rank=0, world=2, max_length=20),
+        make_stream(tokenizer, rank=1, world=2, max_length=8),
+    ]
+    shapes, batches = take_from_synchronized(streams)
+    numbers = [[number for number, _ in process_batches] for process_batches in batches]
     assert numbers[0] == numbers[1]
-    assert numbers[0][::2] == numbers[0][1::2]  # two accumulated batches make an update
+    assert numbers[0][::2] == numbers[0][1::2]  # two accumulated batches per update
     assert len(set(numbers[0])) > 1
-    for own in batches:
-        for number, pairs in own:
+    for process_batches in batches:
+        for number, pairs in process_batches:
             assert len(pairs) <= shapes[number].rows
             lengths = [[len(source), len(target)] for source, target in pairs]
             assert (np.array(lengths).reshape(-1, 2) <= [shapes[number].source, shapes[number].target]).all()
-    rows = [sum(len(pairs) for _, pairs in own) for own in batches]
+    rows = [sum(len(pairs) for _, pairs in process_batches) for process_batches in batches]
     assert rows[1] < rows[0]
 
 
 @pytest.mark.parametrize("count", [0, 17, 60])
-def test_a_stream_of_fixed_shapes_goes_on_where_its_state_was_taken(tokenizer, count):
-    shapes = choose_shapes(np.concatenate([stream(tokenizer).first_lengths(), [[256, 256]]]), 300)
+def test_stream_with_fixed_shapes_resumes_from_state(tokenizer, count):
+    shapes = choose_shapes(np.concatenate([make_stream(tokenizer).first_lengths(), [[256, 256]]]), 300)
     streams = []
     for _ in range(2):
-        streams.append(stream(tokenizer))
+        streams.append(make_stream(tokenizer))
         streams[-1].set_batch_shapes(shapes, 1, lambda updates: updates)
     original, resumed = streams
     iterator = iter(original)
@@ -131,16 +134,16 @@ def test_a_stream_of_fixed_shapes_goes_on_where_its_state_was_taken(tokenizer, c
 
 
 @pytest.mark.parametrize("count", [0, 1, 17, 60, 150])
-def test_a_stream_counts_what_it_reads_for_training_however_often_it_is_resumed(tokenizer, count):
-    original = stream(tokenizer, max_length=8)
-    take(original, 3)  # as a measurement before training does
+def test_counts_pairs_independently_of_resuming(tokenizer, count):
+    original = make_stream(tokenizer, max_length=8)
+    take(original, 3)  # as timing before training does
     original.load_state_dict(original.state_dict_at(0))
     original.first_lengths()
     assert not original.is_empty()
     iterator = iter(original)
     for _ in range(count + 1):
         next(iterator)
-    resumed = stream(tokenizer, max_length=8)
+    resumed = make_stream(tokenizer, max_length=8)
     resumed.load_state_dict(original.state_dict_at(count))
     take(resumed, 1)
     assert (resumed.pairs_read, resumed.pairs_dropped) == (original.pairs_read, original.pairs_dropped)
@@ -149,7 +152,7 @@ def test_a_stream_counts_what_it_reads_for_training_however_often_it_is_resumed(
 
 
 def write_pairs(folder, kind, pairs):
-    """Writes training data of one kind and returns the keys that name them."""
+    """Write training data in one format and return the data arguments for it."""
     data = Dataset.from_list([{"en": source, "de": target} for source, target in pairs])
     if kind == "saved":
         DatasetDict({"train": data}).save_to_disk(folder / "saved")
@@ -171,12 +174,12 @@ def write_pairs(folder, kind, pairs):
 
 @pytest.mark.parametrize("overlap", ["keep", "drop"])
 @pytest.mark.parametrize("kind", ["text", "tsv", "jsonl", "parquet", "set", "saved"])
-def test_streamed_and_in_memory_data_are_the_same_pairs(tmp_path, monkeypatch, kind, overlap):
+def test_streamed_and_in_memory_pairs_are_equal(tmp_path, monkeypatch, kind, overlap):
     monkeypatch.chdir(tmp_path)
     pairs = [(f"source {i % 19}", f"target {i}") for i in range(40)]
     pairs[7], pairs[11] = ("", "blank"), (" spaces ", " around ")
     keys = write_pairs(tmp_path, kind, pairs) | {"on_bad_lines": "drop", "on_eval_overlap": overlap}
-    held_out = ["source 3", "source 5", "another"]
+    held_out = ["source 3", "source 5", "other"]
     if "data_dir" in keys:
         (tmp_path / "val.tsv").write_text("".join(f"{source}\tx\n" for source in held_out))
         keys["validation_file"] = "val.tsv"
@@ -196,26 +199,26 @@ def test_streamed_and_in_memory_data_are_the_same_pairs(tmp_path, monkeypatch, k
     sources = {source for text in corpus.values() for source in text.sources} if overlap == "drop" else set()
     streamed = stream_pairs(DataArguments(**keys, streaming=True), sources)
     for world in (1, 2, 3):
-        shares = [split_dataset_by_node(streamed, rank, world) for rank in range(world)]
-        found = [(row["source"], row["target"]) for share in shares for row in share]
-        assert sorted(found) == sorted(expected)
+        parts = [split_dataset_by_node(streamed, rank, world) for rank in range(world)]
+        read = [(row["source"], row["target"]) for part in parts for row in part]
+        assert sorted(read) == sorted(expected)
     assert (("source 3", "target 3") in expected) == (overlap == "keep")
 
 
 @pytest.mark.parametrize(("en", "de"), [("one\ntwo\n", "eins\n"), ("one\n", "eins\nzwei"), ("", "eins\n")])
-def test_files_of_unequal_length_are_rejected_before_the_first_pair(write, arguments, en, de):
+def test_rejects_different_line_counts_before_the_first_pair(write, arguments, en, de):
     write("train.en", en)
     write("train.de", de)
     with pytest.raises(ValueError, match="line i of one must translate line i of the other"):
         stream_pairs(arguments())
 
 
-def test_a_streamed_table_with_several_targets_is_rejected(write, arguments):
+def test_rejects_streamed_table_with_several_targets(write, arguments):
     write("t.tsv", "one\teins\ntwo\tzwei\tzwo\n")
     with pytest.raises(ValueError, match="line 2 has more than two columns"):
         list(stream_pairs(arguments(train_file="t.tsv")))
 
 
-def test_a_share_without_pairs_is_empty(tokenizer):
-    assert [stream(tokenizer, n=1, rank=rank, world=2).is_empty() for rank in (0, 1)] == [False, True]
-    assert stream(tokenizer, max_length=1).is_empty()
+def test_process_without_pairs_is_empty(tokenizer):
+    assert [make_stream(tokenizer, n=1, rank=rank, world=2).is_empty() for rank in (0, 1)] == [False, True]
+    assert make_stream(tokenizer, max_length=1).is_empty()

@@ -13,30 +13,30 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "vanilla_transformer"
 
 
-def test_pairs_are_left_out_with_a_report(tokenizer, capsys):
+def test_drops_pairs_and_reports_them(tokenizer, capsys):
     text = ParallelText(["w1 w2 w3", "w1", "w1 w2"], ["w1", "w2 w2 w2 w2 w2 w2", "w3 w3"])
     data = tokenize_corpus(text, tokenizer, DataArguments(max_length=5))
     assert len(data) == 2
-    assert "left out 1 of 3 pairs: a side has more than max_length=5 tokens" in capsys.readouterr().out
+    assert "dropped 1 of 3 pairs: a side has more than max_length=5 tokens" in capsys.readouterr().out
     data = tokenize_corpus(text, tokenizer, DataArguments(max_length=5, max_length_ratio=1.5))
     assert [len(row["labels"]) for row in data] == [3]
     assert "1 of 3 pairs: one side has more than max_length_ratio=1.5" in capsys.readouterr().out
     assert sum(text.dropped.values()) == 3  # of both calls
     assert len(tokenize_corpus(text, tokenizer)) == 3
-    with pytest.raises(ValueError, match=r"no training pair is left: a side has more .*\. Raise max_length=1\."):
+    with pytest.raises(ValueError, match=r"no training pairs are left: a side has more .*\. Increase max_length=1\."):
         tokenize_corpus(text, tokenizer, DataArguments(max_length=1))
     unequal = ParallelText(["w1"], ["w1 w2 w3 w4 w5"])
-    with pytest.raises(ValueError, match="one side has more than .* Raise max_length=256 or max_length_ratio=1.5"):
+    with pytest.raises(ValueError, match="one side has more than .* Increase max_length=256 or max_length_ratio=1.5"):
         tokenize_corpus(unequal, tokenizer, DataArguments(max_length_ratio=1.5))
 
 
-def test_lengths_are_those_of_the_rows(tokenizer):
+def test_sequence_lengths(tokenizer):
     data = tokenize_corpus(ParallelText(["w1 w2", "w1", "w3"], ["w1", "w2 w3 w4", "w5"]), tokenizer)
     assert sequence_lengths(data).tolist() == [[3, 2], [2, 4], [2, 2]]
     assert sequence_lengths(data.select([2, 1])).tolist() == [[2, 2], [2, 4]]
 
 
-def test_text_is_encoded_once_and_kept_by_content(tokenizer, cache):
+def test_caches_by_content(tokenizer, cache):
     text = ParallelText(["w1 w2"], ["w3"])
     first = tokenize_corpus(text, tokenizer)
     (file,) = cache.glob("*.arrow")
@@ -47,18 +47,18 @@ def test_text_is_encoded_once_and_kept_by_content(tokenizer, cache):
     assert len(list(cache.glob("*.arrow"))) == 2
 
 
-def test_bpe_dropout_encodes_anew_each_time():
+def test_bpe_dropout_tokenizes_at_each_access():
     sentences = ["the quick brown fox", "jumps over the lazy dog"]
     tokenizer = train_tokenizer(sentences, sentences, TokenizerArguments(tokenizer_vocab_size=100))
     data = tokenize_corpus(ParallelText(sentences, sentences), tokenizer, DataArguments(), dropout=0.5)
     assert len({str(data[[0, 1]]["input_ids"]) for _ in range(6)}) > 1
-    plain = tokenize_corpus(ParallelText(sentences, sentences), tokenizer)
-    assert (sequence_lengths(data) == sequence_lengths(plain)).all()
+    fixed = tokenize_corpus(ParallelText(sentences, sentences), tokenizer)
+    assert (sequence_lengths(data) == sequence_lengths(fixed)).all()
     assert set(data[0]) == {"input_ids", "labels"}
 
 
-def test_bpe_dropout_makes_no_sentence_longer_than_max_length():
-    """A model with learned positions has no more of them."""
+def test_bpe_dropout_respects_max_length():
+    """Longer sentences would exceed the learned positions of a model."""
     sentences = ["the quick brown fox", "jumps over the lazy dog", "fox"]
     tokenizer = train_tokenizer(sentences, sentences, TokenizerArguments(tokenizer_vocab_size=100))
     limit = int(sequence_lengths(tokenize_corpus(ParallelText(sentences, sentences), tokenizer)).max())
@@ -68,8 +68,8 @@ def test_bpe_dropout_makes_no_sentence_longer_than_max_length():
     assert len({str(row) for row in seen}) > 3
 
 
-def test_endless_sentences_of_validation_and_test_are_refused_before_training(tokenizer):
-    """Nothing of these is left out, and attention over a million tokens would need terabytes."""
+def test_rejects_overlong_evaluation_sentences(tokenizer):
+    """Evaluation data are not filtered, and attention over a million tokens would need terabytes."""
     corpus = {name: ParallelText(["w1", "w1 " * 1100], ["w2", "w2"]) for name in ("train", "test")}
     with pytest.raises(
         ValueError, match="the test set has sentences of more than 1024 tokens, at line 2: .*max_length"
@@ -80,8 +80,8 @@ def test_endless_sentences_of_validation_and_test_are_refused_before_training(to
         validate_eval_lengths(corpus, tokenizer, DataArguments(max_length=300), positions=500)
 
 
-def test_tokens_without_rows_of_earlier_imports_are_encoded_as_unknown():
-    """Training reads the ids that the tokenizer itself gives, also on the fast path."""
+def test_fast_path_replaces_ids_that_the_model_lacks():
+    """Tokenizers of imported models can have more tokens than the model."""
     arguments = TokenizerArguments(tokenizer_type="word", shared_vocabulary=False)
     tokenizer = train_tokenizer(["a b c d"], ["e f g h"], arguments)
     tokenizer.known = [6, 7]
@@ -93,7 +93,7 @@ def test_tokens_without_rows_of_earlier_imports_are_encoded_as_unknown():
 
 
 def test_labels_have_the_language_token_of_the_target():
-    """A fast NLLB tokenizer has one backend, which changes its language token from side to side."""
+    """A fast NLLB tokenizer has one backend, whose language token changes between source and target."""
     vocab = {token: i for i, token in enumerate(("<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b", "▁a", "▁b"))}
     tokenizer = NllbTokenizerFast(
         vocab=vocab, merges=[("▁", "a"), ("▁", "b")], src_lang="eng_Latn", tgt_lang="deu_Latn"
@@ -102,7 +102,7 @@ def test_labels_have_the_language_token_of_the_target():
     expected = {"input_ids": tokenizer(sources)["input_ids"], "labels": tokenizer(text_target=targets)["input_ids"]}
     assert expected["input_ids"][0][0] != expected["labels"][0][0]
     assert tokenize_rows(tokenizer, sources, targets) == expected
-    assert tokenizer("b")["input_ids"] == expected["input_ids"][1]  # as before
+    assert tokenizer("b")["input_ids"] == expected["input_ids"][1]
     first = tokenize_corpus(ParallelText(["a"], ["b"]), tokenizer)[0]
     tokenizer.tgt_lang = "fra_Latn"
-    assert tokenize_corpus(ParallelText(["a"], ["b"]), tokenizer)[0] != first  # the language is a part of what is kept
+    assert tokenize_corpus(ParallelText(["a"], ["b"]), tokenizer)[0] != first  # cached per language

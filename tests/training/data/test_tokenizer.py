@@ -25,7 +25,7 @@ def test_tokenizers_round_trip(kind, shared, tmp_path):
     assert max(sizes) <= 120
 
 
-def test_what_a_token_is():
+def test_word_and_char_tokens():
     tokens = {}
     for kind in ("word", "char"):
         tokenizer = train_tokenizer(["ab c."], ["x"], TokenizerArguments(tokenizer_type=kind, shared_vocabulary=False))
@@ -34,7 +34,7 @@ def test_what_a_token_is():
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_dropout_splits_anew_and_leaves_the_tokenizer_alone(shared):
+def test_bpe_dropout_returns_a_random_copy(shared):
     arguments = TokenizerArguments(tokenizer_vocab_size=200, shared_vocabulary=shared)
     tokenizer = train_tokenizer(SOURCES * 3, TARGETS * 3, arguments)
     before = tokenizer(SOURCES, text_target=TARGETS)
@@ -47,36 +47,36 @@ def test_dropout_splits_anew_and_leaves_the_tokenizer_alone(shared):
 
 
 @pytest.mark.parametrize("kind", ["unigram", "word", None])
-def test_dropout_needs_bpe(kind):
+def test_bpe_dropout_requires_bpe(kind):
     arguments = TokenizerArguments(tokenizer_type=kind, tokenizer_vocab_size=120, shared_vocabulary=False)
-    tokenizer = train_tokenizer(SOURCES, TARGETS, arguments) if kind else SimpleNamespace()  # a slow one has no model
-    with pytest.raises(ValueError, match=r"bpe_dropout=0\.1 needs a fast tokenizer with BPE"):
+    tokenizer = train_tokenizer(SOURCES, TARGETS, arguments) if kind else SimpleNamespace()  # a slow tokenizer
+    with pytest.raises(ValueError, match=r"bpe_dropout=0\.1 requires a fast BPE tokenizer"):
         add_bpe_dropout(tokenizer, 0.1)
 
 
-def test_a_given_tokenizer(tmp_path):
+def test_loads_tokenizer_path(tmp_path):
     trained = train_tokenizer(SOURCES, TARGETS, TokenizerArguments(tokenizer_vocab_size=90))
     trained.save_pretrained(tmp_path / "good")
     arguments = TokenizerArguments(tokenizer_path=str(tmp_path / "good"))
     assert train_tokenizer([], [], arguments).get_vocab() == trained.get_vocab()
 
-    plain = PreTrainedTokenizerFast(tokenizer_object=trained.backend_tokenizer, pad_token="<pad>")
-    plain.save_pretrained(tmp_path / "endless")
+    no_eos = PreTrainedTokenizerFast(tokenizer_object=trained.backend_tokenizer, pad_token="<pad>")
+    no_eos.save_pretrained(tmp_path / "no_eos")
     with pytest.raises(ValueError, match="has no eos_token"):
-        train_tokenizer([], [], TokenizerArguments(tokenizer_path=str(tmp_path / "endless")))
+        train_tokenizer([], [], TokenizerArguments(tokenizer_path=str(tmp_path / "no_eos")))
     with pytest.raises(ValueError, match="cannot be loaded"):
         train_tokenizer([], [], TokenizerArguments(tokenizer_path=str(tmp_path / "nothing")))
 
 
-def test_a_vocabulary_is_never_larger_than_asked_for():
+def test_limits_vocabulary_size():
     tokenizer = train_tokenizer(SOURCES, TARGETS, TokenizerArguments(tokenizer_vocab_size=10))
     assert vocabulary_sizes(tokenizer) == (10, 10)
 
 
-@pytest.mark.parametrize("text", ["The 3 dogs run", "abc abc abc"])  # the library refuses one, and hangs at the other
-def test_too_small_a_vocabulary_for_unigrams_is_told(text):
+@pytest.mark.parametrize("text", ["The 3 dogs run", "abc abc abc"])  # the library raises or hangs
+def test_rejects_too_small_unigram_vocabulary(text):
     arguments = TokenizerArguments(tokenizer_type="unigram", tokenizer_vocab_size=5)
     with pytest.raises(
-        ValueError, match=r"tokenizer_vocab_size=5 is too small for unigram: \d+ characters and 4 special"
+        ValueError, match=r"tokenizer_vocab_size=5 is too small for unigram: .* \d+ characters plus 4 special"
     ):
         train_tokenizer([text], [text], arguments)

@@ -1,4 +1,4 @@
-"""The classes of transformers whose arithmetic is ours: there and back, and what none of them can express."""
+"""Conversion to and from native Transformers classes, and models that none of them can express."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ PRE, LEARNED, EMBEDDING_NORM = (
 HEADS_BY_SIDE = {"encoder_attention_heads": 2, "decoder_attention_heads": 8, "decoder_ffn_dim": 40}
 UNTIED = {"tie_word_embeddings": False, "lm_head_bias": True}
 TWO = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 50}
-ARCHITECTURES = {  # what we have -> the class that expresses it, or what keeps each of the nearest from it
+MODELS = {  # name -> (config fields, native class or part of the error message)
     "paper": ({}, MarianMTModel),
     "heads by side": (HEADS_BY_SIDE | {"activation_function": "silu", "scale_embedding": False}, MarianMTModel),
     "two vocabularies": (TWO, MarianMTModel),
@@ -46,28 +46,31 @@ ARCHITECTURES = {  # what we have -> the class that expresses it, or what keeps 
     "pre, learned": (PRE | LEARNED | HEADS_BY_SIDE, BlenderbotForConditionalGeneration),
     "learned": (
         LEARNED,
-        "Not MarianMTModel: its positions are learned. Not BartForConditionalGeneration: it has no norm on its "
-        "embeddings.",
+        "Not MarianMTModel: its positions are learned. "
+        "Not BartForConditionalGeneration: it has no embedding LayerNorm.",
     ),
-    "final norm": ({"final_norm": True}, "Not MarianMTModel: it has a final norm."),
-    "no final norm": (PRE | {"final_norm": False}, "Not PegasusForConditionalGeneration: it has no final norm."),
+    "final LayerNorm": ({"final_norm": True}, "Not MarianMTModel: it has a final LayerNorm."),
+    "no final LayerNorm": (
+        PRE | {"final_norm": False},
+        "Not PegasusForConditionalGeneration: it has no final LayerNorm.",
+    ),
     "pre, two vocabularies": (
         PRE | TWO,
-        "Not PegasusForConditionalGeneration: source and target have embeddings of their own.",
+        "Not PegasusForConditionalGeneration: source and target have separate embeddings.",
     ),
-    "heads of their own width": ({"key_head_dim": 5}, "Not MarianMTModel: its heads have a width of their own"),
-    "another epsilon": ({"layer_norm_eps": 1e-6}, "Not MarianMTModel: its layer_norm_eps is 1e-06"),
+    "separate head dimension": ({"key_head_dim": 5}, "Not MarianMTModel: it sets key_head_dim"),
+    "other epsilon": ({"layer_norm_eps": 1e-6}, "Not MarianMTModel: its layer_norm_eps is 1e-06"),
     "odd": (
         LEARNED | EMBEDDING_NORM | {"d_model": 33, "encoder_attention_heads": 3, "decoder_attention_heads": 11},
         BartForConditionalGeneration,
     ),
 }
-FITTING = [name for name, (_, found) in ARCHITECTURES.items() if not isinstance(found, str)]
+CONVERTIBLE = [name for name, (_, found) in MODELS.items() if not isinstance(found, str)]
 
 
 @pytest.fixture
-def make_architecture(make_model):
-    return lambda name: make_model(**ARCHITECTURES[name][0])
+def make_variant(make_model):
+    return lambda name: make_model(**MODELS[name][0])
 
 
 def padded_batch(sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
@@ -81,115 +84,122 @@ def padded_batch(sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def assert_same(ours, theirs, atol: float = 1e-5) -> None:
-    """Logits, and what greedy decoding and 4 beams give."""
-    batch = padded_batch((ours.config.vocab_size, ours.config.decoder_vocab_size))
-    torch.testing.assert_close(ours(**batch).logits, theirs(**batch).logits, atol=atol, rtol=0)
+def assert_same(model, native, atol: float = 1e-5) -> None:
+    """Assert equal logits and equal outputs of greedy decoding and of 4 beams."""
+    batch = padded_batch((model.config.vocab_size, model.config.decoder_vocab_size))
+    torch.testing.assert_close(model(**batch).logits, native(**batch).logits, atol=atol, rtol=0)
     del batch["decoder_input_ids"]
     for beams in (1, 4):
-        first, second = (each.generate(**batch, num_beams=beams, max_new_tokens=6) for each in (ours, theirs))
+        first, second = (each.generate(**batch, num_beams=beams, max_new_tokens=6) for each in (model, native))
         assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("name", FITTING)
-def test_a_class_of_transformers_computes_the_same(make_architecture, name):
-    model = make_architecture(name)
-    theirs = to_transformers(model)
-    assert type(theirs) is ARCHITECTURES[name][1]
-    assert_same(model, theirs)
+@pytest.mark.parametrize("name", CONVERTIBLE)
+def test_native_class_computes_the_same(make_variant, name):
+    model = make_variant(name)
+    native = to_transformers(model)
+    assert type(native) is MODELS[name][1]
+    assert_same(model, native)
 
 
-@pytest.mark.parametrize("name", FITTING)
-def test_there_and_back_is_bit_for_bit(make_architecture, name):
-    model = make_architecture(name)
-    again = from_transformers(to_transformers(model))
-    wanted, got = model.state_dict(), again.state_dict()
-    for key in wanted:
-        assert torch.equal(got[key], wanted[key]), key
-    assert {key.rpartition(".embed_positions")[0] for key in got.keys() - wanted.keys()} <= {
+@pytest.mark.parametrize("name", CONVERTIBLE)
+def test_round_trip_is_bit_for_bit_exact(make_variant, name):
+    model = make_variant(name)
+    converted = from_transformers(to_transformers(model))
+    expected, actual = model.state_dict(), converted.state_dict()
+    for key in expected:
+        assert torch.equal(actual[key], expected[key]), key
+    assert {key.rpartition(".embed_positions")[0] for key in actual.keys() - expected.keys()} <= {
         "model.encoder",
         "model.decoder",
-    }  # sinusoids became a table
-    fields = set(ARCHITECTURES[name][0]) - {"initialization"}
-    assert all(getattr(again.config, field) == getattr(model.config, field) for field in fields)
-    assert again.config.share_encoder_decoder_embeddings == model.config.share_encoder_decoder_embeddings
+    }  # sinusoids are converted to a table
+    fields = set(MODELS[name][0]) - {"initialization"}
+    assert all(getattr(converted.config, field) == getattr(model.config, field) for field in fields)
+    assert converted.config.share_encoder_decoder_embeddings == model.config.share_encoder_decoder_embeddings
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in FITTING])
-def test_what_none_can_express_is_refused(make_architecture, name):
-    with pytest.raises(ValueError, match="no class of transformers can express this model") as error:
-        to_transformers(make_architecture(name))
-    assert ARCHITECTURES[name][1] in str(error.value)
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in CONVERTIBLE])
+def test_rejects_models_without_native_class(make_variant, name):
+    with pytest.raises(ValueError, match="no native Transformers class can express this model") as error:
+        to_transformers(make_variant(name))
+    assert MODELS[name][1] in str(error.value)
     assert "\n" not in str(error.value)
 
 
-OWN_SETTINGS = {"_from_model_config": False}
+NOT_DERIVED = {"_from_model_config": False}
 SIZE = {"vocab_size": 60, "d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 48}
 SIZE |= {"decoder_ffn_dim": 40, "encoder_attention_heads": 4, "decoder_attention_heads": 2, "dropout": 0.0}
 SIZE |= {"max_position_embeddings": 40}
-IDS = {"pad_token_id": 59, "eos_token_id": 0, "bos_token_id": None, "decoder_start_token_id": 59}  # as OPUS-MT's
-OWN = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
-THEIRS = {
-    "marian": (MarianMTModel, MarianConfig(**SIZE, **IDS, activation_function="swish", scale_embedding=True)),
+MARIAN_IDS = {
+    "pad_token_id": 59,
+    "eos_token_id": 0,
+    "bos_token_id": None,
+    "decoder_start_token_id": 59,
+}  # as in OPUS-MT
+BART_IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+NATIVE_MODELS = {
+    "marian": (MarianMTModel, MarianConfig(**SIZE, **MARIAN_IDS, activation_function="swish", scale_embedding=True)),
     "pegasus": (PegasusForConditionalGeneration, PegasusConfig(**SIZE, scale_embedding=True)),
-    "bart": (BartForConditionalGeneration, BartConfig(**SIZE, **OWN)),
-    "mbart": (MBartForConditionalGeneration, MBartConfig(**SIZE, **OWN, scale_embedding=True)),
-    "m2m_100": (M2M100ForConditionalGeneration, M2M100Config(**SIZE, **OWN)),
-    "blenderbot": (BlenderbotForConditionalGeneration, BlenderbotConfig(**SIZE, **OWN)),
+    "bart": (BartForConditionalGeneration, BartConfig(**SIZE, **BART_IDS)),
+    "mbart": (MBartForConditionalGeneration, MBartConfig(**SIZE, **BART_IDS, scale_embedding=True)),
+    "m2m_100": (M2M100ForConditionalGeneration, M2M100Config(**SIZE, **BART_IDS)),
+    "blenderbot": (BlenderbotForConditionalGeneration, BlenderbotConfig(**SIZE, **BART_IDS)),
 }
 
 
 @pytest.fixture
-def make_theirs():
-    """(a class's model_type) -> a model of it whose every weight is drawn anew, the bias of its logits, too."""
+def make_native():
+    """Return a function: model_type -> native model with random weights and a random bias of the logits."""
 
     def make(model_type: str):
-        model_class, config = THEIRS[model_type]
+        model_class, config = NATIVE_MODELS[model_type]
         torch.manual_seed(0)
-        theirs = model_class(config)
+        native = model_class(config)
         with torch.no_grad():
-            for name, tensor in [*theirs.named_parameters(), *theirs.named_buffers()]:
+            for name, tensor in [*native.named_parameters(), *native.named_buffers()]:
                 if "embed_positions" not in name or model_type in ("bart", "mbart", "blenderbot"):
                     tensor.add_(0.15 * torch.randn(tensor.shape))
-        return theirs.eval()
+        return native.eval()
 
     return make
 
 
-def test_each_class_has_a_model_here():
-    assert {stock.model_type for stock in NATIVE_ARCHITECTURES} == set(THEIRS)
+def test_each_architecture_is_tested():
+    assert {architecture.model_type for architecture in NATIVE_ARCHITECTURES} == set(NATIVE_MODELS)
 
 
-@pytest.mark.parametrize("model_type", THEIRS)
-def test_theirs_becomes_ours_and_theirs_again(make_theirs, model_type):
-    """Bit for bit, but for rows of a table of positions that nothing reads."""
-    theirs = make_theirs(model_type)
-    ours = from_transformers(theirs)
-    assert_same(ours, theirs)
-    again = to_transformers(ours)
-    assert type(again) is type(theirs)
-    unread = next(stock.position_offset for stock in NATIVE_ARCHITECTURES if stock.model_type == model_type)
-    wanted, got = theirs.state_dict(), again.state_dict()
-    assert wanted.keys() == got.keys()
-    for key in wanted:
-        first = unread if "embed_positions" in key else 0
-        assert torch.equal(got[key][first:], wanted[key][first:]), key
-    assert again.generation_config.to_dict() == ours.generation_config.to_dict()
-    assert ours.generation_config.to_diff_dict() == theirs.generation_config.to_diff_dict() | OWN_SETTINGS
+@pytest.mark.parametrize("model_type", NATIVE_MODELS)
+def test_native_round_trip(make_native, model_type):
+    """Exact bit for bit, except for the unused rows of a position table."""
+    native = make_native(model_type)
+    model = from_transformers(native)
+    assert_same(model, native)
+    converted = to_transformers(model)
+    assert type(converted) is type(native)
+    offset = next(
+        architecture.position_offset for architecture in NATIVE_ARCHITECTURES if architecture.model_type == model_type
+    )
+    expected, actual = native.state_dict(), converted.state_dict()
+    assert expected.keys() == actual.keys()
+    for key in expected:
+        first = offset if "embed_positions" in key else 0
+        assert torch.equal(actual[key][first:], expected[key][first:]), key
+    assert converted.generation_config.to_dict() == model.generation_config.to_dict()
+    assert model.generation_config.to_diff_dict() == native.generation_config.to_diff_dict() | NOT_DERIVED
     for field in (*SIZE, "pad_token_id", "eos_token_id", "decoder_start_token_id", "scale_embedding"):
-        assert getattr(again.config, field) == getattr(theirs.config, field), field
+        assert getattr(converted.config, field) == getattr(native.config, field), field
 
 
-@pytest.mark.parametrize("model_type", THEIRS)
+@pytest.mark.parametrize("model_type", NATIVE_MODELS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_the_dtype_is_that_of_the_source(make_theirs, model_type, dtype):
-    ours = from_transformers(make_theirs(model_type).to(dtype))
-    assert {parameter.dtype for parameter in ours.parameters()} == {dtype}
+def test_keeps_dtype(make_native, model_type, dtype):
+    model = from_transformers(make_native(model_type).to(dtype))
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert not NATIVE_ARCHITECTURES[
         [each.model_type for each in NATIVE_ARCHITECTURES].index(model_type)
-    ].incompatibilities(ours)
+    ].incompatibilities(model)
 
 
-def test_others_are_refused_by_name():
-    with pytest.raises(ValueError, match="a t5 is no model of this kind: it has relative positions"):
+def test_rejects_unsupported_model_types():
+    with pytest.raises(ValueError, match="model_type=t5 is not supported: it has relative positions"):
         native_architecture_of(T5Config())
