@@ -1,8 +1,8 @@
-"""The mean of several checkpoints' weights (section 6.1: "obtained by averaging the last 5 checkpoints").
+"""Average the weights of several checkpoints (section 6.1: "obtained by averaging the last 5 checkpoints").
 
 python -m training.average OUT RUN/checkpoint-800 RUN/checkpoint-1000
 python -m training.average OUT RUN --last 5
-python -m training.average OUT RUN --best 5        # by the metric that the run was evaluated with
+python -m training.average OUT RUN --best 5        # by the evaluation metric of the run
 """
 
 import argparse
@@ -18,11 +18,11 @@ from vanilla_transformer.shared.loading import load_tokenizer
 
 def main() -> None:
     parser = CommandLineParser("training.average", __doc__)
-    parser.add_argument("out", type=Path, help="folder to be made, with the averaged model and its tokenizer")
-    parser.add_argument("checkpoints", type=Path, nargs="+", help="folders of models, or one run with --last or --best")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--last", type=int, metavar="N", help="the run's last N checkpoints")
-    which.add_argument("--best", type=int, metavar="N", help="those N that were evaluated best")
+    parser.add_argument("out", type=Path, help="Path to write the averaged model and its tokenizer to.")
+    parser.add_argument("checkpoints", type=Path, nargs="+", help="Checkpoints, or one run with --last or --best.")
+    selection = parser.add_mutually_exclusive_group()
+    selection.add_argument("--last", type=int, metavar="N", help="Average the last N checkpoints of the run.")
+    selection.add_argument("--best", type=int, metavar="N", help="Average the best N checkpoints of the run.")
     arguments = parser.parse_args()
     with exit_on_user_error(parser.prog):
         run(arguments)
@@ -31,31 +31,31 @@ def main() -> None:
 def run(arguments: argparse.Namespace) -> None:
     out, folders = arguments.out, arguments.checkpoints
     if out.exists():
-        raise ValueError(f"{out} exists already: give a folder that does not.")
+        raise ValueError(f"{out} already exists. Choose another path.")
     count = arguments.best if arguments.last is None else arguments.last
     if count is not None:
         if count < 1 or len(folders) != 1:
-            raise ValueError("--last and --best take one run's folder and a number of at least 1.")
+            raise ValueError("--last and --best require one run directory and a number of at least 1.")
         folders = select_run_checkpoints(folders[0], count, "best" if arguments.last is None else "last")
     for folder in folders:
         if not (folder / "config.json").exists():
-            raise ValueError(f"{folder} is no checkpoint: it has no config.json. For a whole run, add --last N.")
+            raise ValueError(f"{folder} is not a checkpoint: config.json is missing. For a run, add --last N.")
         reason = checkpoint_error(folder) if folder.name.startswith("checkpoint-") else None
         if reason:
-            raise ValueError(f"{folder} is not whole: {reason}. Leave it out.")
+            raise ValueError(f"{folder} is incomplete: {reason}. Remove it from the list.")
     model = average_checkpoints(folders)
-    homes = [folder for folder in (*folders, folders[-1].parent) if (folder / "tokenizer_config.json").exists()]
-    tokenizers = [load_tokenizer(folder) for folder in homes[-1:]]
+    sources = [folder for folder in (*folders, folders[-1].parent) if (folder / "tokenizer_config.json").exists()]
+    tokenizers = [load_tokenizer(folder) for folder in sources[-1:]]
     with atomic_write(out) as folder:
         for each in (model, *tokenizers):
             each.save_pretrained(folder)
-    print(f"{out}: the mean of {', '.join(map(str, folders))}")
+    print(f"{out}: mean of {', '.join(map(str, folders))}")
 
 
 def select_run_checkpoints(run_folder: Path, count: int, by: str) -> list[Path]:
-    """The checkpoints of a run that are asked for. Raises ValueError where it has fewer."""
+    """Return the last or best `count` checkpoints of a run. Raises ValueError if it has fewer."""
     if not all_checkpoints(run_folder):
-        raise ValueError(f"{run_folder} has no checkpoint-N folders.")
+        raise ValueError(f"{run_folder} has no checkpoint-N directories.")
     metric, better = None, True
     if by == "best":
         settings = read_run_recipe(run_folder)
@@ -64,8 +64,8 @@ def select_run_checkpoints(run_folder: Path, count: int, by: str) -> list[Path]:
         better = settings.get("greater_is_better", metric not in LOWER_IS_BETTER)
     folders = select_checkpoints(run_folder, count, by, metric, better)
     if len(folders) < count:
-        scored = f" by their {metric}" if by == "best" else ""
-        raise ValueError(f"{run_folder} has {len(folders)} whole checkpoints that could be taken{scored}, not {count}.")
+        scored = f" with {metric}" if by == "best" else ""
+        raise ValueError(f"{run_folder} has only {len(folders)} complete checkpoints{scored}, expected {count}.")
     return folders
 
 

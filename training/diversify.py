@@ -1,14 +1,11 @@
-"""More pairs out of the same pairs: data diversification (Nguyen et al. 2020, "Data Diversification: A Simple Strategy
-For Neural Machine Translation").
+"""Add translations of the training pairs in both directions: data diversification (Nguyen et al. 2020).
 
     python -m training.diversify FORWARD BACKWARD --source D/train.en --target D/train.de --output D/diverse.tsv
     python -m training.train RECIPE.yaml --data_dir D --train_file diverse.tsv
 
-FORWARD translates from source to target, BACKWARD from target to source; both were trained on these pairs. Written is
-each pair twice, then each source with its two best translations, then the three best translations of each target with
-it. A fresh model that learns from this sees the same captions in many wordings and learns fewer of them by heart.
-
-It is `training.distill` there and back, and goes on where it was interrupted as that does.
+FORWARD translates from source to target, BACKWARD from target to source. Both were trained on these pairs. The table
+contains each pair twice, each source with its two best translations, and the three best translations of each target
+with that target. A new model memorizes less of these pairs. Like `training.distill`, the command can be resumed.
 """
 
 import argparse
@@ -21,18 +18,18 @@ from training.run.distributed import main_process_reports_first
 from training.run.hardware import configure_malloc
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
-COPIES_PER_PAIR, FORWARD_NBEST, BACKWARD_NBEST = 2, 2, 3  # of a pair; translations of its source; of its target
+COPIES_PER_PAIR, FORWARD_NBEST, BACKWARD_NBEST = 2, 2, 3
 
 
 def main() -> None:
     parser = CommandLineParser("training.diversify", __doc__)
-    parser.add_argument("forward", help="checkpoint that translates from source to target, a folder or on the Hub")
-    parser.add_argument("backward", help="checkpoint that translates from target to source")
-    parser.add_argument("--source", type=Path, required=True, help="text file, a sentence a line")
-    parser.add_argument("--target", type=Path, required=True, help="text file, its translations line by line")
-    parser.add_argument("--output", type=Path, required=True, help="table (.tsv) to be made: source, target")
+    parser.add_argument("forward", help="Source-to-target checkpoint: directory, or repository on the Hub.")
+    parser.add_argument("backward", help="Target-to-source checkpoint.")
+    parser.add_argument("--source", type=Path, required=True, help="Text file with one source sentence per line.")
+    parser.add_argument("--target", type=Path, required=True, help="Text file with the translations of these lines.")
+    parser.add_argument("--output", type=Path, required=True, help="Table (.tsv) to write: source, target.")
     for side in ("forward", "backward"):
-        parser.add_argument(f"--{side}_with", nargs="+", default=[], help=f"further checkpoints, together with {side}")
+        parser.add_argument(f"--{side}_with", nargs="+", default=[], help=f"Checkpoints to ensemble with {side}.")
     arguments = parser.parse_args()
     configure_malloc()
     with exit_on_user_error(parser.prog):
@@ -45,11 +42,11 @@ def run(arguments: argparse.Namespace) -> None:
     backward = (arguments.backward, *arguments.backward_with)
     validate_languages(forward, source)
     validate_languages(backward, target)
-    pieces = [
+    sections = [
         TableSection(forward, source, target, nbest=FORWARD_NBEST, keep_copies=True),
         TableSection(backward, target, source, nbest=BACKWARD_NBEST, keep_copies=True, backward=True),
     ]
-    table = PairTableBuilder(arguments.output, pieces, COPIES_PER_PAIR)
+    table = PairTableBuilder(arguments.output, sections, COPIES_PER_PAIR)
     with main_process_reports_first(table):
         table.build()
 

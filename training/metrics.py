@@ -1,4 +1,4 @@
-"""Scores of translations and of the model's probabilities; one function for validation and for the test of a run."""
+"""Metrics of translations and model probabilities, for validation and test."""
 
 import math
 from collections.abc import Sequence
@@ -22,19 +22,19 @@ from training.data.batching import batch_by_tokens
 from training.data.parallel_text import ParallelText
 from vanilla_transformer import TranslationPipeline
 
-MAX_TOKENS = 2048  # of a batch: with a vocabulary of 32,000, its log-probabilities take 250 MiB
+MAX_TOKENS = 2048  # per batch: 250 MiB of log-probabilities with a vocabulary of 32,000
 SINGLE_REFERENCE = {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
 MULTIPLE_REFERENCES = SINGLE_REFERENCE | {"references": datasets.Sequence(datasets.Value("string"))}
 
 
 def transpose_references(references: list[str] | list[list[str]]) -> list[list[str | None]]:
-    """References of every sentence -> as sacreBLEU wants them: all first ones, all second ones, ..."""
+    """Transpose references per sentence to sacreBLEU's streams: all first references, all second ones, ..."""
     rows = [[row] if isinstance(row, str) else row for row in references]
     return [list(column) for column in zip_longest(*rows)]
 
 
 class TextMetric(evaluate.Metric):
-    """Metric of texts with one or several references, in the interface of the library `evaluate`; needs no network."""
+    """`evaluate` metric of texts with one or several references, without network access."""
 
     def _info(self) -> evaluate.MetricInfo:
         features = [datasets.Features(SINGLE_REFERENCE), datasets.Features(MULTIPLE_REFERENCES)]
@@ -42,19 +42,19 @@ class TextMetric(evaluate.Metric):
 
 
 class TranslationMetric(TextMetric):
-    """BLEU, chrF and TER of detokenized text with their signatures, and BLEU as papers on Multi30k report it.
+    """BLEU, chrF and TER of detokenized text with signatures, and BLEU as in papers on Multi30k.
 
         metric = TranslationMetric(target_lang="de")
         metric.compute(predictions=["Ein Hund ."], references=["Ein Hund."])
 
-    `references` may also be lists of several accepted translations.
+    Each reference can also be a list of accepted translations.
 
     Keys of the result:
         bleu, bleu_signature: sacreBLEU, cased, its own tokenizer "13a" (Post 2018).
         chrf, chrf_signature: character F-score (Popović 2015).
         ter, ter_signature: translation edit rate (Snover et al. 2006); lower is better.
-        bleu_tokenized_lc: BLEU-4 on text that is normalised, lower-cased and tokenized as Moses does it; comparable
-            with papers that state this protocol and with nothing else.
+        bleu_tokenized_lc: BLEU-4 of normalized, lowercased, Moses-tokenized text. Comparable only with papers that
+            state this protocol.
     """
 
     def __init__(self, target_lang: str = "de", **kwargs: Any):
@@ -68,12 +68,12 @@ class TranslationMetric(TextMetric):
             result[name] = metric.corpus_score(predictions, columns).score
             result[f"{name}_signature"] = str(metric.get_signature())
         tokenized = BLEU(tokenize="none", force=True)
-        columns = [self.moses(column) for column in columns]
-        result["bleu_tokenized_lc"] = tokenized.corpus_score(self.moses(predictions), columns).score
+        columns = [self.tokenize_with_moses(column) for column in columns]
+        result["bleu_tokenized_lc"] = tokenized.corpus_score(self.tokenize_with_moses(predictions), columns).score
         return result
 
-    def moses(self, sentences: list) -> list:
-        """Normalised, lower-cased, tokenized; the reference of test_2016_flickr.de has 12,103 tokens then."""
+    def tokenize_with_moses(self, sentences: list) -> list:
+        """Normalize, lowercase and tokenize sentences (12,103 tokens for test_2016_flickr.de)."""
         normalizer = MosesPunctNormalizer(lang=self.target_lang)
         tokenizer = MosesTokenizer(lang=self.target_lang)
         return [
@@ -83,32 +83,32 @@ class TranslationMetric(TextMetric):
 
 
 class SequenceMetric(TextMetric):
-    """For outputs that are right or wrong: phonemes, actions, anything written with spaces between its tokens.
+    """Metrics of sequences that are correct or wrong, such as phonemes, with spaces between tokens.
 
         SequenceMetric().compute(predictions=["K AE T S"], references=[["K AE T", "K AE T Z"]])
 
     Keys of the result, all in percent:
-        exact_match: outputs that are one of their references.
-        wer: the others, which the literature on pronunciation calls word error rate: an output is a word there.
-        per: edits (insertions, deletions, substitutions of tokens) to the nearest reference, over the tokens of these
-            references: phoneme error rate.
+        exact_match: Outputs that equal one of their references.
+        wer: 100 - exact_match: the word error rate of pronunciation, where each output is a word.
+        per: Phoneme error rate: edits (insertions, deletions, substitutions of tokens) to the closest reference,
+            divided by the tokens of these references.
     """
 
     def _compute(self, predictions: list[str], references: list) -> dict[str, float]:
-        right = edits = tokens = 0
+        correct = edits = tokens = 0
         for prediction, accepted in zip(predictions, references, strict=True):
             output = prediction.split()
             rows = [reference.split() for reference in ([accepted] if isinstance(accepted, str) else accepted)]
             distance, length = min((Levenshtein.distance(output, row), len(row)) for row in rows)
-            right += distance == 0
+            correct += distance == 0
             edits += distance
             tokens += length
-        exact_match = 100 * right / len(predictions)
+        exact_match = 100 * correct / len(predictions)
         return {"exact_match": exact_match, "wer": 100 - exact_match, "per": 100 * edits / max(tokens, 1)}
 
 
 def make_metric(name: str, target_lang: str) -> evaluate.Metric:
-    """The metric that a recipe's `metric` names: "translation" or "sequence"."""
+    """Return the metric for the recipe key `metric`: "translation" or "sequence"."""
     return TranslationMetric(target_lang) if name == "translation" else SequenceMetric()
 
 
@@ -121,13 +121,18 @@ def compute_pair_nll(
     ensemble: Sequence[PreTrainedModel] = (),
     show: bool = True,
 ) -> list[tuple[float, int]]:
-    """The model's own score of given pairs: (-log p(target | source) in nats, target tokens with `</s>`) of each.
+    """Compute the negative log-likelihood of each pair.
 
     Args:
-        batch_size: most sentences of a batch, which also has at most 2,048 tokens per side, if it has several.
-        ensemble: further models with the same tokenizer; p of a token is then the mean of their probabilities, as
-            `beam_search` has it.
-        show: a progress bar, where stderr is a terminal.
+        model: Model.
+        tokenizer: Tokenizer of the model.
+        text: Sentence pairs.
+        batch_size: Maximum sentences per batch. Batches also have at most 2,048 tokens per side.
+        ensemble: Additional models with the same tokenizer. Token probabilities are averaged, as in `beam_search`.
+        show: Whether to show a progress bar if stderr is a terminal.
+
+    Returns:
+        (-log p(target | source) in nats, number of target tokens with EOS) of each pair.
     """
     if not len(text):
         return []
@@ -155,7 +160,7 @@ def translate_and_score(
 ) -> tuple[dict[str, Any], list[str]]:
     """Translate and score sentence pairs, distributed over all processes.
 
-    The translations are made in the same batches for any number of processes.
+    The batches do not depend on the number of processes.
 
     Args:
         model: Complete model, the same in each process.
@@ -166,15 +171,15 @@ def translate_and_score(
         decoding: Arguments of `generate()`. Default to the generation config of the model.
 
     Returns:
-        The scores, and the translations in the order of `text`. Both are the same in every process. In addition to the
-        scores of the metric there are, in nats per target token, `loss` (cross-entropy) and `source_gain`: the increase
-        of this loss if sentences of about equal length exchange their sources. It is near 0 for a model that ignores
+        The scores, and the translations in the order of `text`, the same in every process. In addition to the
+        metric, they contain `loss` (cross-entropy) and `source_gain`, in nats per target token. `source_gain` is the
+        increase of the loss if sentences of similar length swap their sources. It is near 0 for a model that ignores
         its source, and missing if there is only one source.
     """
     model.eval()
     size = args.per_device_eval_batch_size
     lengths = [len(ids) for ids in tokenizer(text.sources)["input_ids"]]
-    order = sorted(range(len(text)), key=lengths.__getitem__, reverse=True)  # the order within the pipeline
+    order = sorted(range(len(text)), key=lengths.__getitem__, reverse=True)  # as in the pipeline
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     indices = [i for batch in batches[args.process_index :: args.world_size] for i in batch]
     share = text.select(indices)
@@ -185,9 +190,9 @@ def translate_and_score(
         translations = [output["translation_text"] for output in outputs]
     sources = list(dict.fromkeys(text.sources[i] for i in order))
     next_source = dict(zip(sources, sources[1:] + sources[:1], strict=True))
-    exchanged = ParallelText([next_source[source] for source in share.sources], share.targets)
+    swapped = ParallelText([next_source[source] for source in share.sources], share.targets)
     losses = [
-        compute_pair_nll(model, tokenizer, pairs, size, show=args.process_index == 0) for pairs in (share, exchanged)
+        compute_pair_nll(model, tokenizer, pairs, size, show=args.process_index == 0) for pairs in (share, swapped)
     ]
     rows = sorted(gather_object(list(zip(indices, translations, *losses, strict=True))))
     translations, scores = [row[1] for row in rows], dict[str, Any]()
@@ -195,8 +200,8 @@ def translate_and_score(
         if compute is not None:
             scores |= compute(predictions=translations, references=text.references or text.targets)
         tokens = sum(row[2][1] for row in rows)
-        loss, exchanged_loss = (sum(row[column][0] for row in rows) / tokens for column in (2, 3))
+        loss, swapped_loss = (sum(row[column][0] for row in rows) / tokens for column in (2, 3))
         scores["loss"] = loss
         if len(sources) > 1:
-            scores["source_gain"] = exchanged_loss - loss
+            scores["source_gain"] = swapped_loss - loss
     return broadcast_object_list([scores])[0], translations

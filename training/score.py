@@ -1,4 +1,4 @@
-"""Scores a checkpoint on a test set: translations with confidence intervals, and the model's own score of given pairs.
+"""Score a checkpoint on a test set: metrics with confidence intervals, or the likelihood of the references.
 
 python -m training.score runs/demo --source test.en --reference test.de
 python -m training.score runs/demo --source test.refs.tsv                  # source, references ... in columns
@@ -31,31 +31,26 @@ from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_u
 def main() -> None:
     parser = CommandLineParser("training.score", __doc__)
     parser.add_argument("checkpoint", nargs="+", help=CHECKPOINTS)
-    parser.add_argument("--source", type=Path, required=True, help="text file, or .tsv with references beside it")
-    parser.add_argument("--reference", type=Path, nargs="+", default=[], help="one text file or several")
-    parser.add_argument(
-        "--compare", nargs="+", help="another checkpoint or ensemble: paired bootstrap resampling (Koehn 2004) of both"
-    )
-    parser.add_argument(
-        "--metric", choices=("translation", "sequence"), help="default: as the checkpoint's recipe says"
-    )
-    parser.add_argument("--target_lang", help="for Moses tokens; default: as the recipe says, or de")
-    parser.add_argument(
-        "--num_bootstrap_samples", type=int, default=1000, help="bootstrap resamples (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--likelihood", "--nll", action="store_true", help="score the given pairs by the model; no translation"
-    )
-    parser.add_argument(
-        "--per_pair_output", type=Path, help="with --likelihood: file to be made, each line's nats and tokens"
-    )
-    parser.add_argument("--num_beams", type=int, help="beam size; default: the checkpoint's")
-    parser.add_argument("--length_penalty", type=exponent_type, help="default: the checkpoint's")
-    parser.add_argument(
-        "--batch_size", type=int, help="sentences a batch; default: 64, on a GPU as many as its memory holds"
-    )
-    parser.add_argument("--output", type=Path, help="JSON file to be made, with everything that is printed")
-    parser.add_argument("--device", type=device_type, help="cpu, cuda, ...; default: a GPU where there is one")
+    source_help = "Text file with one sentence per line, or .tsv file with references in the further columns."
+    parser.add_argument("--source", type=Path, required=True, help=source_help)
+    parser.add_argument("--reference", type=Path, nargs="+", default=[], help="One or more text files.")
+    compare_help = "Checkpoint or ensemble to compare with, by paired bootstrap resampling (Koehn 2004)."
+    parser.add_argument("--compare", nargs="+", help=compare_help)
+    metric_help = "Metric. Default: the recipe's."
+    parser.add_argument("--metric", choices=("translation", "sequence"), help=metric_help)
+    parser.add_argument("--target_lang", help="Language of the Moses tokenizer. Default: the recipe's, or de.")
+    samples_help = "Number of bootstrap resamples (default: %(default)s)."
+    parser.add_argument("--num_bootstrap_samples", type=int, default=1000, help=samples_help)
+    likelihood_help = "Compute the likelihood of the references instead of translating."
+    parser.add_argument("--likelihood", "--nll", action="store_true", help=likelihood_help)
+    output_help = "With --likelihood: file to write the nats and tokens of each pair to."
+    parser.add_argument("--per_pair_output", type=Path, help=output_help)
+    parser.add_argument("--num_beams", type=int, help="Beam size. Default: the checkpoint's.")
+    parser.add_argument("--length_penalty", type=exponent_type, help="Length penalty. Default: the checkpoint's.")
+    batch_help = "Sentences per batch. Default: 64; on a GPU, as many as fit into memory."
+    parser.add_argument("--batch_size", type=int, help=batch_help)
+    parser.add_argument("--output", type=Path, help="JSON file to write the printed scores to.")
+    parser.add_argument("--device", type=device_type, help="Device such as cpu or cuda. Default: a GPU, if available.")
     arguments = parser.parse_args()
     configure_malloc()
     with exit_on_user_error(parser.prog):
@@ -65,19 +60,19 @@ def main() -> None:
 def run(arguments: argparse.Namespace) -> None:
     for path in (arguments.output, arguments.per_pair_output):
         if path is not None and path.exists():
-            raise ValueError(f"{path} exists already: give a file that does not.")
+            raise ValueError(f"{path} already exists. Choose another path.")
     if arguments.num_bootstrap_samples < 2 or (arguments.batch_size is not None and arguments.batch_size < 1):
-        raise ValueError("--num_bootstrap_samples and --batch_size: give at least 2 and 1.")
+        raise ValueError("--num_bootstrap_samples must be at least 2 and --batch_size at least 1.")
     if arguments.compare == arguments.checkpoint:
-        raise ValueError("--compare names the same checkpoint: give another one.")
+        raise ValueError("--compare must be another checkpoint.")
     for name in ("compare", "metric", "num_beams", "length_penalty") if arguments.likelihood else ():
         if getattr(arguments, name) is not None:
-            raise ValueError(f"--{name} is for translations, and --likelihood makes none: leave one of them out.")
+            raise ValueError(f"--likelihood does not translate. Remove --{name} or --likelihood.")
     if arguments.per_pair_output and not arguments.likelihood:
-        raise ValueError("--per_pair_output is for --likelihood: give that, too.")
+        raise ValueError("--per_pair_output requires --likelihood.")
     text = read_test_set(arguments.source, arguments.reference)
     if not len(text):
-        raise ValueError(f"{arguments.source} holds no sentences: give a test set with at least one.")
+        raise ValueError(f"{arguments.source} contains no sentences.")
     results = compute_nll(text, arguments) if arguments.likelihood else scores(arguments, text)
     print(f"{len(text)} sentences", file=sys.stderr)
     print(json.dumps(results, indent=2, ensure_ascii=False))
@@ -87,10 +82,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def read_test_set(source: Path, references: list[Path]) -> ParallelText:
-    """Sources and every reference of each. Raises ValueError for files of different length."""
+    """Read sources and references. Raises ValueError if the files have different numbers of lines."""
     if not references:
         if source.suffix != ".tsv":
-            raise ValueError("give --reference, or a --source that is a .tsv with references in its further columns.")
+            raise ValueError("Set --reference, or use a .tsv file with references in further columns as --source.")
         return collect_valid_pairs(read_table(source, ("", "")), str(source), None)
     for path in references:
         validate_line_counts(source, path)
@@ -99,7 +94,7 @@ def read_test_set(source: Path, references: list[Path]) -> ParallelText:
 
 
 def scores(arguments: argparse.Namespace, text: ParallelText) -> dict[str, Any]:
-    """Scores of one checkpoint's translations, or of two with the probability that the difference is chance."""
+    """Compute metrics of one system, or of two with the p-value of their difference."""
     recipe = read_run_recipe(Path(arguments.checkpoint[0]))
     systems: list[tuple[str, list[str]]] = []
     for names in filter(None, (arguments.checkpoint, arguments.compare)):
@@ -108,25 +103,20 @@ def scores(arguments: argparse.Namespace, text: ParallelText) -> dict[str, Any]:
     metric = arguments.metric or recipe.get("metric", "translation")
     references: list = text.references or text.targets
     if metric == "sequence":
-        found = {
-            name: SequenceMetric().compute(predictions=outputs, references=references) for name, outputs in systems
-        }
-        return found if arguments.compare else found[systems[0][0]]
+        scores = {name: SequenceMetric().compute(predictions=output, references=references) for name, output in systems}
+        return scores if arguments.compare else scores[systems[0][0]]
     language = arguments.target_lang or recipe.get("target_lang", "de")
-    moses = TranslationMetric(language).moses
+    tokenize = TranslationMetric(language).tokenize_with_moses
     columns = transpose_references(references)
-    results = bootstrap_scores(
-        systems, {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}, columns, arguments.num_bootstrap_samples
-    )
-    tokenized = [(name, moses(outputs)) for name, outputs in systems]
-    papers = {"bleu_tokenized_lc": BLEU(tokenize="none", force=True)}
-    return results | bootstrap_scores(
-        tokenized, papers, [moses(column) for column in columns], arguments.num_bootstrap_samples
-    )
+    samples = arguments.num_bootstrap_samples
+    results = bootstrap_scores(systems, {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}, columns, samples)
+    tokenized = [(name, tokenize(outputs)) for name, outputs in systems]
+    tokenized_bleu = {"bleu_tokenized_lc": BLEU(tokenize="none", force=True)}
+    return results | bootstrap_scores(tokenized, tokenized_bleu, [tokenize(column) for column in columns], samples)
 
 
 def bootstrap_scores(systems: list, metrics: dict[str, Any], columns: list, samples: int) -> dict[str, Any]:
-    """For each metric its score, the half-width of its 95 % interval and its signature; for two systems both, and p."""
+    """Compute score, half-width of the 95 % interval and signature per metric, and the p-value of two systems."""
     signatures, table = PairedTest(systems, metrics, columns, test_type="bs", n_samples=samples)()
     results: dict[str, Any] = {}
     for name, (key, signature) in zip(metrics, signatures.items(), strict=True):
@@ -147,7 +137,7 @@ def translate(translator: TranslationPipeline, sources: list[str], arguments: ar
 
 
 def compute_nll(text: ParallelText, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Negative log-likelihood of the first reference of each source, in nats, the end of sentence included."""
+    """Compute the negative log-likelihood of each first reference in nats, including EOS."""
     translator = load_translator(arguments.checkpoint, arguments.device)
     scored = compute_pair_nll(
         translator.model, translator.tokenizer, text, arguments.batch_size or DEFAULT_BATCH_SIZE, translator.ensemble

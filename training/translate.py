@@ -1,17 +1,16 @@
-"""Translates lines of text, or a whole document: from stdin to stdout, or file to file.
+"""Translate lines of text or a document, from stdin to stdout or between files.
 
     echo "A dog runs." | python -m training.translate runs/demo
     python -m training.translate runs/demo --input source.en --output target.de --num_beams 5
     python -m training.translate runs/demo --input source.en --nbest 3      # columns: line, score, translation
     python -m training.translate runs/demo --input source.en --glossary terms.tsv
-    python -m training.translate runs/demo --input source.en --json         # an object a line, with all that is known
+    python -m training.translate runs/demo --input source.en --json         # one object per line, with all details
     python -m training.translate runs/demo --input letter.en --document     # paragraphs of several sentences
     python -m training.translate runs/forward --input source.en --rerank runs/backward
-    python -m training.translate runs/one runs/two --input source.en        # together: the mean of their probabilities
+    python -m training.translate runs/one runs/two --input source.en        # ensemble: averaged probabilities
 
-One line comes out for each that goes in, in the same order, though batches are made by length. A line that cannot be
-translated comes out empty, and the reason goes to stderr with its number; the others are not touched by it. With
-`--document` it stays as it was.
+The output has one line per input line, in the same order. If a line cannot be translated, its output line is empty and
+stderr gets the reason with the line number. With `--document`, such text is kept unchanged.
 """
 
 import argparse
@@ -34,38 +33,33 @@ from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_u
 from vanilla_transformer.shared.text_lines import read_lines, sanitize_tsv_cell
 from vanilla_transformer.text.documents import translate_document
 
-RERANK_WEIGHT = 0.5  # of the other direction
-BATCHES_PER_RERANK_WINDOW = 64  # batches of lines that are reranked together
+RERANK_WEIGHT = 0.5  # of the target-to-source model
+BATCHES_PER_RERANK_WINDOW = 64
 
 
 def main() -> None:
     parser = CommandLineParser("training.translate", __doc__)
     parser.add_argument("checkpoint", nargs="+", help=CHECKPOINTS)
-    parser.add_argument("--input", type=Path, help="text file; default: stdin")
-    parser.add_argument("--output", type=Path, help="file to be made; default: stdout")
-    parser.add_argument(
-        "--batch_size", type=int, help="sentences a batch; default: 64, on a GPU as many as its memory holds"
-    )
-    parser.add_argument("--num_beams", type=int, help="beam size; default: the checkpoint's")
-    parser.add_argument("--length_penalty", type=exponent_type, help="default: the checkpoint's")
-    parser.add_argument("--max_new_tokens", type=int, help="longest translation; default: the checkpoint's")
-    parser.add_argument("--nbest", type=int, default=1, help="translations a line; they come with scores")
-    parser.add_argument(
-        "--glossary", type=Path, help="a term a line: the source's, a tab, and its translation, or several with tabs"
-    )
-    parser.add_argument("--scores", action="store_true", help="print columns: line, score, translation")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print an object a line: source, translations, scores, tokens, token_scores, alignments",
-    )
-    parser.add_argument("--document", action="store_true", help="split paragraphs into sentences; keep white space")
-    parser.add_argument("--source_lang", help="with --document: language of the text; default: the recipe's, or en")
-    parser.add_argument("--rerank", help="checkpoint of the other direction, which chooses among the --num_beams best")
-    parser.add_argument(
-        "--rerank_weight", type=float, default=RERANK_WEIGHT, help="of that checkpoint (default: %(default)s)"
-    )
-    parser.add_argument("--device", type=device_type, help="cpu, cuda, cuda:1, ...; default: a GPU where there is one")
+    parser.add_argument("--input", type=Path, help="Text file to translate. Default: stdin.")
+    parser.add_argument("--output", type=Path, help="File to write. Default: stdout.")
+    batch_help = "Sentences per batch. Default: 64; on a GPU, as many as fit into memory."
+    parser.add_argument("--batch_size", type=int, help=batch_help)
+    parser.add_argument("--num_beams", type=int, help="Beam size. Default: the checkpoint's.")
+    parser.add_argument("--length_penalty", type=exponent_type, help="Length penalty. Default: the checkpoint's.")
+    parser.add_argument("--max_new_tokens", type=int, help="Maximum translation length. Default: the checkpoint's.")
+    parser.add_argument("--nbest", type=int, default=1, help="Translations per line, with scores if more than 1.")
+    glossary_help = "Table with one term per line: source, a tab, and one or more tab-separated translations."
+    parser.add_argument("--glossary", type=Path, help=glossary_help)
+    parser.add_argument("--scores", action="store_true", help="Print columns: line, score, translation.")
+    json_help = "Print one object per line: source, translations, scores, tokens, token_scores, alignments."
+    parser.add_argument("--json", action="store_true", help=json_help)
+    document_help = "Split paragraphs into sentences and keep white space."
+    parser.add_argument("--document", action="store_true", help=document_help)
+    parser.add_argument("--source_lang", help="With --document: source language. Default: the recipe's, or en.")
+    parser.add_argument("--rerank", help="Target-to-source checkpoint that reranks the --num_beams best translations.")
+    weight_help = "Weight of the --rerank checkpoint (default: %(default)s)."
+    parser.add_argument("--rerank_weight", type=float, default=RERANK_WEIGHT, help=weight_help)
+    parser.add_argument("--device", type=device_type, help="Device such as cuda:1. Default: a GPU, if available.")
     arguments = parser.parse_args()
     configure_malloc()
     with exit_on_user_error(parser.prog, ImportError):
@@ -75,13 +69,13 @@ def main() -> None:
 def run(arguments: argparse.Namespace) -> None:
     for name in ("batch_size", "nbest", "num_beams", "max_new_tokens"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
-            raise ValueError(f"--{name} {getattr(arguments, name)}: give a number of at least 1.")
+            raise ValueError(f"--{name} {getattr(arguments, name)} must be at least 1.")
     if arguments.output is not None and arguments.output.exists():
-        raise ValueError(f"{arguments.output} exists already: give a file that does not.")
+        raise ValueError(f"{arguments.output} already exists. Choose another path.")
     if arguments.nbest > 1 and (arguments.num_beams or arguments.nbest) < arguments.nbest:
-        raise ValueError(f"--nbest {arguments.nbest} needs as many beams: --num_beams {arguments.num_beams} are fewer.")
+        raise ValueError(f"--nbest {arguments.nbest} must be at most --num_beams {arguments.num_beams}.")
     if arguments.document and (arguments.rerank or arguments.nbest > 1 or arguments.scores):
-        raise ValueError("--document gives one text: leave --nbest, --scores and --rerank out.")
+        raise ValueError("--document does not support --nbest, --scores and --rerank. Remove them.")
     translator = load_translator(arguments.checkpoint, arguments.device)
     options = get_decoding_options(arguments)
     if arguments.nbest > 1:
@@ -103,23 +97,23 @@ def run(arguments: argparse.Namespace) -> None:
 def translate_lines(
     translator: TranslationPipeline, source: BinaryIO, sink: TextIO, options: dict[str, Any], arguments: Any
 ) -> None:
-    """Line by line, or an object or some columns for each."""
+    """Translate each line and write it as text, columns or JSON."""
     with_scores = arguments.scores or arguments.nbest > 1
     options |= {"return_scores": with_scores or arguments.json, "progress": sys.stderr.isatty()}
-    lines, unanswered = tee_lines(decode_lines(source))
+    lines, pending = tee_lines(decode_lines(source))
     if arguments.rerank:
         backward = load_translator(arguments.rerank, arguments.device)
         results: Iterable = rerank(translator, backward, lines, options, arguments)
     else:
         options |= json_options(translator) if arguments.json else {}
-        if sys.stdin.isatty() and not arguments.input:  # somebody types: answer each line at once
+        if sys.stdin.isatty() and not arguments.input:  # interactive: translate each line at once
             results = (result for line in lines for result in translator([line], **options))
         else:
             results = translator(lines, batch_size=arguments.batch_size, **options)
-    terms: list[bool] = []  # whether each is met
+    terms: list[bool] = []  # whether each term is in the translation
     for number, result in enumerate(results, start=1):
         candidates = result if isinstance(result, list) else [result]
-        text = unanswered.popleft()
+        text = pending.popleft()
         for candidate in candidates:
             if "error" in candidate:
                 print(f"line {number} is not translated: {candidate['error']}", file=sys.stderr)
@@ -137,7 +131,7 @@ def translate_lines(
 
 
 def list_met_terms(candidates: list[dict[str, Any]]) -> list[bool]:
-    """Whether each term of a glossary is in each of the translations."""
+    """Return for each glossary term and translation whether the term is in the translation."""
     return [term["target"] is not None for each in candidates for term in each.get("terms", ())]
 
 
@@ -146,16 +140,16 @@ def report_terms(terms: list[bool]) -> None:
 
 
 def read_glossary(path: Path) -> dict[str, list[str]]:
-    """Source terms and their translations. Raises ValueError for a line without a tab, and for a term given twice."""
+    """Read a glossary. Raises ValueError for lines without a tab and for duplicate terms."""
     glossary: dict[str, list[str]] = {}
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
         source, *targets = (each.strip() for each in line.split("\t"))
         if not source or not targets or not all(targets):
-            raise ValueError(f"{path}, line {number}: {line[:80]!r}: give a term, a tab, and its translation.")
+            raise ValueError(f"{path}, line {number}: {line[:80]!r}: expected a term, a tab, and its translation.")
         if source in glossary:
-            raise ValueError(f"{path}, line {number}: {source!r} a second time: put its translations into one line.")
+            raise ValueError(f"{path}, line {number}: {source!r} is a duplicate. Put its translations into one line.")
         glossary[source] = targets
     return glossary
 
@@ -163,7 +157,7 @@ def read_glossary(path: Path) -> dict[str, list[str]]:
 def translate_text(
     translator: TranslationPipeline, source: bytes, sink: TextIO, options: dict[str, Any], arguments: Any
 ) -> None:
-    """A whole document, or an object for each of its sentences."""
+    """Translate a document and write it as text, or as JSON with one object per sentence."""
     try:
         text = source.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -190,12 +184,12 @@ def translate_text(
 
 
 def json_options(translator: TranslationPipeline) -> dict[str, bool]:
-    """Options for what `--json` prints; alignments only where the tokenizer tells where its tokens stand."""
+    """Return the pipeline options for `--json`. Alignments require a fast tokenizer."""
     return {"return_token_scores": True, "return_alignments": bool(translator.tokenizer.is_fast)}
 
 
 def format_json(source: str, candidates: list[dict[str, Any]], **more: Any) -> str:
-    """An object with a list for each thing that is known of the candidates, the best one first."""
+    """Format the candidates, best first, as a JSON object with one list per detail."""
     row: dict[str, Any] = {"source": source, **more}
     names = {"translations": "translation_text", "scores": "score", "log_probabilities": "log_probability"}
     names |= {name: name for name in ("tokens", "token_scores", "alignments", "terms")}
@@ -213,20 +207,22 @@ def rerank(
     options: dict[str, Any],
     arguments: Any,
 ) -> Iterator[list[dict[str, Any]]]:
-    """The best of `num_beams` translations by log p(target | source) / length^penalty + weight * log p(source | target)
-    / length: the noisy channel, as in Yee et al. 2019, without their language model."""
-    from training.metrics import compute_pair_nll  # with what scores translations, which is slow to import
+    """Rerank the `num_beams` best translations with a noisy channel (Yee et al. 2019, without their language model).
+
+    The score is log p(target | source) / length^penalty + weight * log p(source | target) / length.
+    """
+    from training.metrics import compute_pair_nll  # slow import
 
     beams = options.get("num_beams") or translator.model.generation_config.num_beams or 1
-    wanted = max(beams, arguments.nbest, 2)
-    options |= {"num_beams": wanted, "num_return_sequences": wanted, "return_scores": True}
+    num_candidates = max(beams, arguments.nbest, 2)
+    options |= {"num_beams": num_candidates, "num_return_sequences": num_candidates, "return_scores": True}
     if arguments.json:
         options |= json_options(translator)
-    waiting, size = enumerate(lines, start=1), arguments.batch_size or DEFAULT_BATCH_SIZE
-    while window := list(islice(waiting, size * BATCHES_PER_RERANK_WINDOW)):
-        found = translator([line for _, line in window], batch_size=arguments.batch_size, **options)
+    numbered, size = enumerate(lines, start=1), arguments.batch_size or DEFAULT_BATCH_SIZE
+    while window := list(islice(numbered, size * BATCHES_PER_RERANK_WINDOW)):
+        outputs = translator([line for _, line in window], batch_size=arguments.batch_size, **options)
         scored, pairs = list[dict[str, Any]](), list[tuple[str, str]]()
-        for (number, line), candidates in zip(window, found, strict=True):
+        for (number, line), candidates in zip(window, outputs, strict=True):
             if not line.strip() or "error" in candidates[0]:
                 continue
             both = [(each["translation_text"], line.rstrip("\r\n")) for each in candidates]
@@ -239,7 +235,7 @@ def rerank(
         back = compute_pair_nll(backward.model, backward.tokenizer, text, size, show=False) if pairs else []
         for each, (nats, tokens) in zip(scored, back, strict=True):
             each["score"] -= arguments.rerank_weight * nats / tokens
-        for candidates in found:
+        for candidates in outputs:
             yield sorted(candidates, key=lambda each: -each.get("score", 0.0))[: arguments.nbest]
 
 
@@ -252,25 +248,24 @@ def scoring_error(backward: TranslationPipeline, pairs: list[tuple[str, str]]) -
 
 
 def tee_lines(lines: Iterator[str]) -> tuple[Iterator[str], deque[str]]:
-    """The lines, and those of them that were read and not yet taken from the left."""
-    unanswered: deque[str] = deque()
+    """Return an iterator of the lines and a queue of the lines that were read."""
+    pending: deque[str] = deque()
 
-    def reading() -> Iterator[str]:
+    def iterate() -> Iterator[str]:
         for line in lines:
-            unanswered.append(line)
+            pending.append(line)
             yield line
 
-    return reading(), unanswered
+    return iterate(), pending
 
 
 def decode_lines(lines: BinaryIO) -> Iterator[str]:
-    """Lines as text; one that is not UTF-8 is told, and is blank."""
+    """Decode lines. A line that is not UTF-8 is reported and yielded as blank."""
     for number, line in enumerate(lines, start=1):
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            place = f"byte {line[error.start]:#04x}"
-            print(f"line {number} is not translated: not UTF-8 ({place})", file=sys.stderr)
+            print(f"line {number} is not translated: not UTF-8 (byte {line[error.start]:#04x})", file=sys.stderr)
             yield ""
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints for use: their translators, and their settings."""
+"""Loading of checkpoints for inference, and their recipes."""
 
 import json
 from argparse import Namespace
@@ -14,20 +14,20 @@ from training.data.tokenizer import vocabulary_sizes
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, wrap_load_errors
 
-CHECKPOINTS = "folder of a model with its tokenizer, or a repository on the Hub; several predict together"
-GREEDY_OVERRIDES = {"length_penalty": None, "early_stopping": None}  # of a checkpoint, which one beam is refused with
+CHECKPOINTS = "Checkpoint: directory with model and tokenizer, or repository on the Hub. Several form an ensemble."
+GREEDY_OVERRIDES = {"length_penalty": None, "early_stopping": None}  # transformers rejects these with one beam
 
 
 def load_translator(checkpoints: str | Sequence[str], device: str | None = None) -> TranslationPipeline:
-    """The translator of a checkpoint, or of several that predict together: the mean of their probabilities.
+    """Load the pipeline of a checkpoint, or of an ensemble whose probabilities are averaged.
 
     Args:
-        checkpoints: folder of a model with its tokenizer, or a repository on the Hub; or several of one tokenizer. How
-            to decode is said by the first.
-        device: "cpu", "cuda:1", ...; None: a GPU where there is one.
+        checkpoints: Directory or repository on the Hub, or several with the same tokenizer. The first one defines the
+            generation config.
+        device: Device such as "cuda:1". Defaults to a GPU, if available.
 
     Raises:
-        ValueError: one is no checkpoint, cannot be loaded, or does not translate; or their tokenizers differ.
+        ValueError: If a checkpoint cannot be loaded or does not translate, or if the tokenizers differ.
     """
     names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
     first, *others = (load_single_translator(name, device) for name in names)
@@ -39,39 +39,37 @@ def load_translator(checkpoints: str | Sequence[str], device: str | None = None)
 
 
 def load_single_translator(checkpoint: str, device: str | None) -> TranslationPipeline:
-    """The translator of one checkpoint, after a trial; see `load_translator`."""
+    """Load the pipeline of one checkpoint and test it."""
     model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
     rows = model.get_input_embeddings().num_embeddings
     if (size := vocabulary_sizes(tokenizer)[0]) > rows:
-        raise ValueError(f"{checkpoint}: its tokenizer has {size} tokens, and its model {rows}: give it its own one.")
+        raise ValueError(
+            f"{checkpoint}: the tokenizer has {size} tokens, but the model only {rows}. Use the tokenizer of the model."
+        )
     try:
         model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except (RuntimeError, AssertionError) as error:  # torch has one or the other for a device that is not there
+    except (RuntimeError, AssertionError) as error:  # for unavailable devices
         raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from error
     translator = TranslationPipeline(model=model, tokenizer=tokenizer)
-    with wrap_load_errors(
-        checkpoint, "generation_config.json or the tokenizer"
-    ):  # their values are looked at in use alone
+    with wrap_load_errors(checkpoint, "generation_config.json or the tokenizer"):  # validated only when used
         batch = tokenizer.pad({"input_ids": [[tokenizer.eos_token_id or 0]] * 3}, return_tensors="pt")
         translator.postprocess(translator.forward(batch, return_scores=False, max_new_tokens=1))
     return translator
 
 
 def validate_same_tokenizer(name: str, tokenizer: Any, other_name: str, other: Any) -> None:
-    """Raises ValueError unless both make the same ids of every text, on either side."""
+    """Raise ValueError if two tokenizers differ in the ids of source or target."""
+    remedy = "Use checkpoints that were trained with one tokenizer (--tokenizer_path)."
     for side in ("source", "target"):
         first, second = (get_vocab(each, side) for each in (tokenizer, other))
         if first != second:
             raise ValueError(
-                f"{other_name} has another tokenizer than {name} (its {side} vocabulary: {len(second):,} tokens, "
-                f"{len(first):,} there, {len(first.items() & second.items()):,} of them the same): give "
-                f"checkpoints that were trained with one tokenizer (--tokenizer_path)."
+                f"{other_name} has another tokenizer than {name} (its {side} vocabulary: {len(second):,} tokens "
+                f"instead of {len(first):,}, {len(first.items() & second.items()):,} in common). {remedy}"
             )
     if tokenizer_definition(tokenizer) != tokenizer_definition(other):
-        raise ValueError(
-            f"{other_name} has another tokenizer than {name}: the same vocabulary, but it splits text in another way. "
-            f"Give checkpoints that were trained with one tokenizer (--tokenizer_path)."
-        )
+        difference = "the same vocabulary, but it splits text differently"
+        raise ValueError(f"{other_name} has another tokenizer than {name}: {difference}. {remedy}")
 
 
 def get_vocab(tokenizer: Any, side: str) -> dict[str, int]:
@@ -80,16 +78,16 @@ def get_vocab(tokenizer: Any, side: str) -> dict[str, int]:
 
 
 def tokenizer_definition(tokenizer: Any) -> list[Any]:
-    """What makes ids of text, as it would be saved; of a tokenizer that is not fast its class alone is known."""
+    """Return the serialized tokenizer without padding and truncation, or the class name of a slow tokenizer."""
     backends = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]
     parts = [json.loads(each.to_str()) for each in backends if each is not None]
-    passing = ("padding", "truncation")  # of the last text that it was given
-    ways: list[Any] = [{key: value for key, value in part.items() if key not in passing} for part in parts]
-    return ways or [type(tokenizer).__name__]
+    state = ("padding", "truncation")  # set by the last call
+    definitions: list[Any] = [{key: value for key, value in part.items() if key not in state} for part in parts]
+    return definitions or [type(tokenizer).__name__]
 
 
 def read_run_recipe(folder: Path) -> dict[str, Any]:
-    """The `recipe.yaml` of a run that was trained here; of others none. Raises ValueError for one that is damaged."""
+    """Read the `recipe.yaml` of a run, or return {} if there is none. Raises ValueError if it cannot be read."""
     path = folder / "recipe.yaml"
     if not path.exists():
         return {}
@@ -97,21 +95,21 @@ def read_run_recipe(folder: Path) -> dict[str, Any]:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}): copy it anew, or remove it."
+            f"{path} cannot be read ({str(error).splitlines()[0]}): copy it again, or remove it."
         ) from error
     if not isinstance(settings, dict):
-        raise ValueError(f"{path} holds no settings: copy it anew, or remove it.")
+        raise ValueError(f"{path} contains no settings: copy it again, or remove it.")
     return rename_keys(settings)
 
 
 def get_decoding_options(arguments: Namespace) -> dict[str, Any]:
-    """Returns the options of `generate()` that a command line gives."""
+    """Return the arguments of `generate()` that are set on the command line."""
     names = ("num_beams", "length_penalty", "max_new_tokens")
-    given = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
-    return GREEDY_OVERRIDES | given if given.get("num_beams") == 1 else given
+    options = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
+    return GREEDY_OVERRIDES | options if options.get("num_beams") == 1 else options
 
 
 def get_nbest_options(translator: TranslationPipeline, num_return: int) -> dict[str, int]:
-    """Options for several translations a sentence: the checkpoint's beams, or `num_return` where these are fewer."""
+    """Return options for `num_return` translations per sentence, with at least as many beams."""
     num_beams = max(num_return, translator.model.generation_config.num_beams or 1)
     return {"num_beams": num_beams, "num_return_sequences": num_return}

@@ -1,4 +1,4 @@
-"""`training.average` as a user runs it."""
+"""The command `training.average`."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 pytestmark = pytest.mark.slow
 
 
-def test_average_is_the_plain_mean(programs, finished, tmp_path):
+def test_averages_weights(programs, finished, tmp_path):
     programs.run("training.average", tmp_path / "mean", finished, "--last", "2")
     folders = (tmp_path / "mean", finished / "checkpoint-4", finished / "checkpoint-6")
     mean, first, second = (load_file(folder / "model.safetensors") for folder in folders)

@@ -1,4 +1,4 @@
-"""`training.distill` as a user runs it: several processes, a kill, and a student's recipe that reads the table."""
+"""The command `training.distill` with multiple processes and an interruption."""
 
 import os
 import signal
@@ -10,11 +10,11 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-def test_several_processes_are_killed_and_the_table_is_the_same(programs, finished, repository, tmp_path):
+def test_resumes_after_kill_with_other_number_of_processes(programs, finished, repository, tmp_path):
     source = tmp_path / "text.en"
     source.write_text((finished.parent / "data" / "train.en").read_text() * 2)
     arguments = (finished, finished / "checkpoint-4", "--source", source, "--nbest", "2", "--batch_size", "2")
-    programs.run("training.distill", *arguments, "--output", tmp_path / "alone.tsv")
+    programs.run("training.distill", *arguments, "--output", tmp_path / "single.tsv")
     process = programs.start("training.distill", *arguments, "--output", tmp_path / "shared.tsv")
     process.wait_for(lambda: len(list((tmp_path / "shared.tsv.parts").glob("0-*.json"))) >= 2)
     process.kill()
@@ -24,5 +24,5 @@ def test_several_processes_are_killed_and_the_table_is_the_same(programs, finish
     command += [*map(str, arguments), "--output", str(tmp_path / "shared.tsv")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run(command, cwd=repository, env=environment, check=True, capture_output=True)
-    assert (tmp_path / "shared.tsv").read_bytes() == (tmp_path / "alone.tsv").read_bytes()
+    assert (tmp_path / "shared.tsv").read_bytes() == (tmp_path / "single.tsv").read_bytes()
     assert not list(tmp_path.glob("*.parts"))

@@ -1,11 +1,11 @@
-"""`training.diversify` as a user runs it."""
+"""The command `training.diversify`."""
 
 import pytest
 
 pytestmark = pytest.mark.slow
 
 
-def test_diversify_adds_what_both_models_translate(programs, finished, test_files, tmp_path):
+def test_adds_translations_of_both_models(programs, finished, test_files, tmp_path):
     output = tmp_path / "new" / "diverse.tsv"
     arguments = ("--source", test_files[0], "--target", test_files[1], "--output", output)
     programs.run("training.diversify", finished, finished / "checkpoint-4", *arguments)
@@ -23,7 +23,7 @@ def test_diversify_adds_what_both_models_translate(programs, finished, test_file
     assert list(output.parent.iterdir()) == [output]
 
 
-def test_models_of_the_wrong_direction_are_refused(programs, finished, test_files, tmp_path):
+def test_rejects_models_of_the_wrong_direction(programs, finished, test_files, tmp_path):
     arguments = ("--source", test_files[0], "--target", test_files[1], "--output", tmp_path / "diverse.tsv")
     process = programs.run("training.diversify", finished, finished, *arguments, status=2)
     assert f"{finished} translates from en to de, but --source is {test_files[1]}" in process.stderr

@@ -11,7 +11,7 @@ PREDICTIONS = ["Ein Hund rennt durch den Park.", "Zwei Männer spielen Karten."]
 REFERENCES = ["Ein Hund läuft durch den Park.", "Zwei Männer spielen Karten."]
 
 
-def test_scores_are_sacrebleus():
+def test_scores_equal_sacrebleu():
     scores = TranslationMetric("de").compute(predictions=PREDICTIONS, references=REFERENCES)
     assert scores["bleu"] == sacrebleu.corpus_bleu(PREDICTIONS, [REFERENCES]).score
     assert scores["chrf"] == sacrebleu.corpus_chrf(PREDICTIONS, [REFERENCES]).score
@@ -19,7 +19,7 @@ def test_scores_are_sacrebleus():
     assert "case:mixed" in scores["bleu_signature"]
 
 
-def test_the_metric_works_as_evaluates_do():
+def test_metric_supports_add_batch():
     metric = TranslationMetric("de")
     for prediction, reference in zip(PREDICTIONS, REFERENCES, strict=True):
         metric.add_batch(predictions=[prediction], references=[reference])
@@ -29,22 +29,22 @@ def test_the_metric_works_as_evaluates_do():
     )
 
 
-def test_the_papers_protocol_ignores_case_and_quotation_marks():
+def test_tokenized_bleu_ignores_case_and_quotation_marks():
     metric = TranslationMetric("de")
     scores = metric.compute(predictions=["EIN „Hund“ , hier und da ."], references=['Ein "Hund", hier und da.'])
     assert scores["bleu_tokenized_lc"] == pytest.approx(100)
     assert scores["bleu"] < 50
 
 
-@pytest.mark.skipif("VT_DATA" not in os.environ, reason="VT_DATA does not name the folder of the real corpora")
-def test_tokens_of_the_papers_protocol():
-    """Control: papers count 12,103 tokens in the German reference of test_2016_flickr."""
+@pytest.mark.skipif("VT_DATA" not in os.environ, reason="VT_DATA is not set to the directory of the real corpora")
+def test_moses_tokens_of_multi30k():
+    """Papers count 12,103 tokens in the German reference of test_2016_flickr."""
     path = Path(os.environ["VT_DATA"]) / "multi30k" / "test_2016_flickr.de"
     lines = path.read_text(encoding="utf-8").splitlines()
-    assert sum(len(line.split()) for line in TranslationMetric("de").moses(lines)) == 12103
+    assert sum(len(line.split()) for line in TranslationMetric("de").tokenize_with_moses(lines)) == 12103
 
 
-def test_batches_of_the_likelihood_are_limited_in_tokens(make_model, make_tokenizer, monkeypatch):
+def test_pair_nll_limits_tokens_per_batch(make_model, make_tokenizer, monkeypatch):
     """64 long sentences would take gigabytes of logits; the result is the same as in batches of one."""
     tokenizer, sizes = make_tokenizer(True)
     model, shapes = make_model(**sizes), []

@@ -1,4 +1,4 @@
-"""`training.score` as a user runs it."""
+"""The command `training.score`."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from training.score import main
 pytestmark = pytest.mark.slow
 
 
-def test_score_agrees_with_the_run_and_has_intervals(programs, finished, test_files):
+def test_scores_equal_the_run_and_have_intervals(programs, finished, test_files):
     source, reference = test_files
     process = programs.run(
         "training.score", finished, "--source", source, "--reference", reference, "--num_bootstrap_samples", "50"
@@ -27,7 +27,7 @@ def test_score_agrees_with_the_run_and_has_intervals(programs, finished, test_fi
     assert "bs:50" in scores["bleu_signature"]
 
 
-def test_score_takes_several_references_and_compares(programs, finished, test_files, tmp_path):
+def test_scores_several_references_and_compares(programs, finished, test_files, tmp_path):
     sources, references = (path.read_text().splitlines() for path in test_files)
     outputs = tmp_path / "outputs"
     programs.run("training.translate", finished, "--input", test_files[0], "--output", outputs)
@@ -45,7 +45,7 @@ def test_score_takes_several_references_and_compares(programs, finished, test_fi
     assert "nrefs:2" in scores["bleu_signature"]
 
 
-def test_score_gives_the_models_own_likelihood(programs, finished, test_files, tmp_path):
+def test_computes_likelihood(programs, finished, test_files, tmp_path):
     source, reference = test_files
     arguments = (
         "--source",
@@ -67,7 +67,7 @@ def test_score_gives_the_models_own_likelihood(programs, finished, test_files, t
     assert result["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-3)
 
 
-def test_likelihood_of_several_models_is_the_mean_of_their_probabilities(programs, finished, test_files, tmp_path):
+def test_likelihood_of_ensemble_averages_probabilities(programs, finished, test_files, tmp_path):
     source, reference = test_files
     shutil.copytree(finished / "checkpoint-2", tmp_path / "early")
     arguments = (
@@ -95,7 +95,7 @@ def test_likelihood_of_several_models_is_the_mean_of_their_probabilities(program
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
-def test_a_test_set_without_sentences_is_refused(tmp_path, monkeypatch, capsys, content):
+def test_rejects_empty_test_set(tmp_path, monkeypatch, capsys, content):
     (tmp_path / "test.en").write_text(content)
     (tmp_path / "test.de").write_text(content)
     arguments = ["--source", str(tmp_path / "test.en"), "--reference", str(tmp_path / "test.de")]
@@ -103,21 +103,21 @@ def test_a_test_set_without_sentences_is_refused(tmp_path, monkeypatch, capsys, 
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
-    assert re.match(r"training\.score: .*(holds no sentences|blank)", capsys.readouterr().err)
+    assert re.match(r"training\.score: .*(contains no sentences|blank)", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("option", [["--compare", "other"], ["--metric", "sequence"], ["--num_beams", "2"]])
-def test_what_likelihood_has_no_use_for_is_refused(monkeypatch, capsys, option):
+def test_likelihood_rejects_translation_options(monkeypatch, capsys, option):
     arguments = ["--source", "test.en", "--reference", "test.de", "--likelihood", *option]
     monkeypatch.setattr("sys.argv", ["score", "checkpoint", *arguments])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
-    assert f"{option[0]} is for translations" in capsys.readouterr().err
+    assert f"--likelihood does not translate. Remove {option[0]} or" in capsys.readouterr().err
 
 
-def test_an_ensemble_is_translated_and_scored(programs, finished, test_files, tmp_path):
-    """As one system; a checkpoint twice is that checkpoint."""
+def test_scores_ensemble(programs, finished, test_files, tmp_path):
+    """An ensemble is one system. One checkpoint twice equals one checkpoint."""
     source, reference = test_files
     pair = (finished, finished / "checkpoint-4")
     process = programs.run(
@@ -134,13 +134,13 @@ def test_an_ensemble_is_translated_and_scored(programs, finished, test_files, tm
     assert rows != programs.run("training.translate", finished, *options).stdout.splitlines()
 
 
-def test_a_bad_line_is_told_without_an_option_that_the_program_lacks(tmp_path, monkeypatch, capsys):
+def test_error_of_invalid_pairs_has_no_unsupported_option(tmp_path, monkeypatch, capsys):
     (tmp_path / "test.en").write_text("one\n\n")
     (tmp_path / "test.de").write_text("eins\nzwei\n")
     arguments = ["--source", str(tmp_path / "test.en"), "--reference", str(tmp_path / "test.de")]
     monkeypatch.setattr("sys.argv", ["score", "checkpoint", *arguments])
     with pytest.raises(SystemExit):
         main()
-    told = capsys.readouterr().err
-    assert "1 lines blank, at line 2. Correct the file." in told
-    assert "--on_bad_lines" not in told
+    message = capsys.readouterr().err
+    assert "1 lines blank, at line 2. Correct the file." in message
+    assert "--on_bad_lines" not in message

@@ -1,4 +1,4 @@
-"""`training.translate` as a user runs it."""
+"""The command `training.translate`."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from vanilla_transformer import TranslationPipeline
 pytestmark = pytest.mark.slow
 
 
-def test_translate_keeps_the_order_and_goes_on_behind_broken_lines(programs, finished, tmp_path):
+def test_keeps_order_and_skips_invalid_lines(programs, finished, tmp_path):
     lines = [b"The old man sleeps.", b"", b"no \xff text", b"A very long sentence " + b"and so on " * 30, b"A dog."]
     source = tmp_path / "source"
     source.write_bytes(b"\n".join(lines) + b"\n")
@@ -30,7 +30,7 @@ def test_translate_keeps_the_order_and_goes_on_behind_broken_lines(programs, fin
     assert outputs[4] == tokenizer.decode(ids[0], skip_special_tokens=True)
 
 
-def test_translate_lists_the_n_best_with_scores(programs, finished, tmp_path):
+def test_prints_n_best_with_scores(programs, finished, tmp_path):
     (tmp_path / "source").write_text("A dog.\nThe cat sleeps.\n")
     process = programs.run("training.translate", finished, "--input", tmp_path / "source", "--nbest", "3")
     rows = [line.split("\t") for line in process.stdout.splitlines()]
@@ -39,7 +39,7 @@ def test_translate_lists_the_n_best_with_scores(programs, finished, tmp_path):
     assert scores[:3] == sorted(scores[:3], reverse=True)
 
 
-def test_translate_forces_the_terms_of_a_glossary(programs, finished, tmp_path):
+def test_applies_glossary(programs, finished, tmp_path):
     (tmp_path / "source").write_text("A dog.\nThe cat sleeps.\n")
     (tmp_path / "terms").write_text("dog\tHund\tHundes\n\ncat\tKatze\n")
     options = ["--input", tmp_path / "source", "--max_new_tokens", "12", "--glossary", tmp_path / "terms"]
@@ -51,15 +51,16 @@ def test_translate_forces_the_terms_of_a_glossary(programs, finished, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lines", "what"), [("dog\n", "line 1: 'dog': give a term, a tab"), ("a\tb\na\tc\n", "line 2: 'a' a second time")]
+    ("lines", "what"),
+    [("dog\n", "line 1: 'dog': expected a term, a tab"), ("a\tb\na\tc\n", "line 2: 'a' is a duplicate")],
 )
-def test_a_broken_glossary_is_told(programs, finished, tmp_path, lines, what):
+def test_rejects_malformed_glossary(programs, finished, tmp_path, lines, what):
     (tmp_path / "terms").write_text(lines)
     broken = programs.run("training.translate", finished, "--glossary", tmp_path / "terms", status=2)
     assert what in broken.stderr
 
 
-def test_translate_prints_all_that_is_known_as_json(programs, finished, tmp_path):
+def test_prints_json(programs, finished, tmp_path):
     (tmp_path / "source").write_text("The dog sleeps.\n\nThe cat is old.\r\n")
     process = programs.run("training.translate", finished, "--input", tmp_path / "source", "--nbest", "2", "--json")
     rows = [json.loads(line) for line in process.stdout.splitlines()]
@@ -73,7 +74,7 @@ def test_translate_prints_all_that_is_known_as_json(programs, finished, tmp_path
             assert all(row["source"][a:b] and text[c:d] for (a, b), (c, d) in row["alignments"][i])
 
 
-def test_translate_takes_a_document(programs, finished, tmp_path):
+def test_translates_document(programs, finished, tmp_path):
     pytest.importorskip("sentencex")
     source, short = tmp_path / "source", ("--max_new_tokens", "12")
     source.write_bytes(b"The dog sleeps. The cat waits.\r\n\r\n  Where is she?")
@@ -96,8 +97,8 @@ def test_translate_takes_a_document(programs, finished, tmp_path):
     assert process.stderr == "training.translate: byte 0 is not UTF-8 text: convert the document to UTF-8.\n"
 
 
-def test_translate_lets_another_model_choose(programs, finished, tmp_path):
-    """The sums of both scores, by hand; the other direction is played by the same model."""
+def test_reranks(programs, finished, tmp_path):
+    """Compare with the weighted sum of both scores. The same model serves as the reverse-direction model."""
     lines = ["The dog sleeps.", "", "The old man sees a cat."]
     (tmp_path / "source").write_text("".join(line + "\n" for line in lines))
     options = ("--input", tmp_path / "source", "--nbest", "3")
@@ -117,8 +118,8 @@ def test_translate_lets_another_model_choose(programs, finished, tmp_path):
     assert [float(score) for _, score, _ in rows] == pytest.approx([-s for _, s, _ in sorted(expected)], abs=1e-3)
 
 
-def test_a_line_that_is_too_long_for_the_other_direction_keeps_its_order(make_model, make_tokenizer, capsys):
-    """Or for both; the lines around it are reranked as ever."""
+def test_does_not_rerank_overlong_lines(make_model, make_tokenizer, capsys):
+    """The other lines are reranked. The line can be too long for one model or for both."""
     tokenizer, sizes = make_tokenizer(True)
     keys = {"position_embedding_type": "learned", "max_position_embeddings": 16} | sizes
     forward = TranslationPipeline(model=make_model(**sizes), tokenizer=tokenizer)
@@ -136,6 +137,6 @@ def test_a_line_that_is_too_long_for_the_other_direction_keeps_its_order(make_mo
     assert "line 2 is not reranked: the sentence has" in capsys.readouterr().err
     assert [text for text, _ in found[1]] == [each["translation_text"] for each in plain]
     for i in (0, 3):
-        for (text, score), (text_alone, score_alone) in zip(found[i], rows(forward, [lines[i]])[0], strict=True):
-            assert (text, score) == (text_alone, pytest.approx(score_alone, abs=1e-4))
+        for (text, score), (single_text, single_score) in zip(found[i], rows(forward, [lines[i]])[0], strict=True):
+            assert (text, score) == (single_text, pytest.approx(single_score, abs=1e-4))
     assert len(rows(short, lines)) == 4

@@ -1,4 +1,4 @@
-"""Checkpoints for use: one, or several that predict together."""
+"""Loading of checkpoints and ensembles."""
 
 import json
 from pathlib import Path
@@ -25,19 +25,19 @@ def save(make_model, make_tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_several_checkpoints_predict_together(save, sentences, shared):
-    """As `beam_search` does with their models; one twice is as good as one; the n best come with scores."""
+def test_ensembles_checkpoints(save, sentences, shared):
+    """The result equals that of `beam_search` with `ensemble`. One checkpoint twice equals one checkpoint."""
     one, two = save("one", 1, shared=shared), save("two", 2, shared=shared, encoder_layers=1)
     texts = sentences["en"]
-    alone, both = load_translator(one, "cpu"), load_translator([one, two], "cpu")
-    assert load_translator([one, one], "cpu")(texts) == alone(texts)
-    expected = alone(texts, ensemble=[load_translator(two, "cpu").model], num_return_sequences=2, return_scores=True)
+    single, both = load_translator(one, "cpu"), load_translator([one, two], "cpu")
+    assert load_translator([one, one], "cpu")(texts) == single(texts)
+    expected = single(texts, ensemble=[load_translator(two, "cpu").model], num_return_sequences=2, return_scores=True)
     assert both(texts, num_return_sequences=2, return_scores=True) == expected
-    assert expected != alone(texts, num_return_sequences=2, return_scores=True)
+    assert expected != single(texts, num_return_sequences=2, return_scores=True)
     assert load_translator([two, one], "cpu")(texts, num_beams=1) == both(texts, num_beams=1)
 
 
-def test_checkpoints_of_other_tokenizers_are_refused(save, tmp_path):
+def test_rejects_different_tokenizers(save, tmp_path):
     one = save("one")
 
     def other_tokens(tokenizer):
@@ -48,17 +48,17 @@ def test_checkpoints_of_other_tokenizers_are_refused(save, tmp_path):
 
     more = save("more", change=other_tokens, vocab_size=61)
     with pytest.raises(
-        ValueError, match=r"more has another tokenizer than .*one \(its source vocabulary: 61 tokens, 60"
+        ValueError, match=r"more has another tokenizer than .*one \(its source vocabulary: 61 tokens instead of 60"
     ):
         load_translator([one, more], "cpu")
-    with pytest.raises(ValueError, match="the same vocabulary, but it splits text in another way"):
+    with pytest.raises(ValueError, match="the same vocabulary, but it splits text differently"):
         load_translator([one, save("lower", change=lower)], "cpu")
     with pytest.raises(ValueError, match="its target vocabulary"):
         load_translator([save("two", shared=False), save("shared", decoder_vocab_size=60)], "cpu")
 
 
-def test_what_is_left_of_another_text_makes_no_other_tokenizer(save):
-    """Truncation and padding are settings of a call, and may have been saved."""
+def test_ignores_saved_padding_and_truncation(save):
+    """Truncation and padding are set by a call and can be saved."""
 
     def padded(tokenizer):
         tokenizer.backend_tokenizer.enable_padding()

@@ -89,7 +89,7 @@ def test_without_scores_the_final_model_is_the_mean_of_the_last_checkpoints(make
         assert trainer.checkpoints_to_average() == [run / f"checkpoint-{number}" for number in chosen]
         assert set(TokenBatchTrainer.checkpoints_to_keep(trainer)) == {run / "checkpoint-2", run / "checkpoint-3"}
     (run / "recipe.yaml").write_text("metric_for_best_model: bleu\n")
-    with pytest.raises(ValueError, match="0 whole checkpoints that could be taken by their bleu, not 2"):
+    with pytest.raises(ValueError, match="only 0 complete checkpoints with bleu, expected 2"):
         select_run_checkpoints(run, 2, "best")
 
 
