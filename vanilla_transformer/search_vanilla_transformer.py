@@ -1,14 +1,14 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
-"""The two loops of decoding, for `beam_search`: each hypothesis by itself (greedy or drawn), and beams.
+"""Decoding loops of `beam_search`: single-beam decoding (greedy or sampling) and beam search.
 
-On a CPU sentences leave the batch as they are done. A GPU would have to be waited for at each token to know which, so
-there all of them stay in their places, what is done is left as it is, and only every few tokens it is asked whether
-all are. The result is the same.
+On a CPU, finished sentences are removed from the batch. On a GPU, this check would force a synchronization at every
+token. There, all sentences stay in the batch, finished ones are left unchanged, and completion is checked only every
+few tokens. The result is the same.
 
-Imports nothing of its siblings but the decoder a step, so that it can stand in a repository of its own.
+This module imports only the step-wise decoder, so that it can be published in a separate repository.
 
-Shapes: B sentences still being translated, K beams, T tokens so far, N hypotheses of all sentences, V target
-vocabulary.
+Shapes: B sentences in the batch, K beams, W candidates, T tokens so far, N rows (sentences or hypotheses),
+V target vocabulary.
 """
 
 from __future__ import annotations
@@ -24,34 +24,35 @@ from torch import nn
 
 from .incremental_decoding_vanilla_transformer import Ensemble
 
-MASKED_SCORE = -1.0e9  # the score of what is not there
-EMPTY = 1.5 * MASKED_SCORE  # of a result that no hypothesis fills, not even one that continues what is not there
-RANK_OFFSET = 10_000  # more continuations than are looked at
-DONE_CHECK_INTERVAL = 8  # tokens from one look at the device to the next
+MASKED_SCORE = -1.0e9  # score of hypotheses that do not exist
+EMPTY_SCORE = 1.5 * MASKED_SCORE  # score of an empty result slot, below that of any continuation
+RANK_OFFSET = 10_000  # exceeds the number of candidates
+DONE_CHECK_INTERVAL = 8  # tokens between two checks for completion on a GPU
 
 
 @dataclass
 class DecodingTask:
-    """What a loop is given, and what it is to keep beside its result.
+    """Inputs and options of a decoding loop, and the per-step outputs that it collects.
 
     Args:
-        decoder: gives the logits of a step.
-        prompt: (B, T), tokens to begin with; of `decode_single_beam` (N, T).
-        limits: (B) or (N), the longest that each may get, with the prompt.
-        eos_ids: (n), tokens that end a hypothesis.
-        pad_id: stands behind the end.
-        process: (ids (N, T), scores (N, V)) -> scores, the logits processors; None: there are none.
-        criteria: other reasons to stop: (ids (N, T), scores of each step or None) -> (N), booleans.
-        is_drawn: tokens are drawn by their probability.
-        together: all sentences stay until the last is done, row by row as in `generate()`: for draws in its order, for
-            what is kept of every step, and for processors and criteria that may know their rows by number.
-        keeps_padding: of those that stay, what has ended goes on with `pad_id`.
-        keep: names of what is kept of each step: "scores", "logits", or "states" (of the decoder).
-        keeps_parents: of `run_beam_search`, for `Found.parents`.
-        streamer: gets the tokens of each step, where hypotheses are grown by themselves.
-        glossary: terms that have to occur, which share out the beams; None: there are none.
-        horizon: the length that early_stopping="never" takes for the limit; None: `limits`.
-        in_place: all sentences stay, and nothing is asked from the device but every few tokens whether all are done.
+        decoder: Decoder that returns the logits of each step.
+        prompt: Decoder prompt, (B, T), or (N, T) in `decode_single_beam`.
+        limits: Maximum length of each sequence including the prompt, (B) or (N).
+        eos_ids: EOS token ids.
+        pad_id: Pad token id.
+        process: Logits processors, an optional function of ids (N, T) and scores (N, V).
+        criteria: Stopping criteria, functions of ids (N, T) and the scores of all steps that return booleans (N).
+        do_sample: Whether to sample instead of using the most likely token.
+        keep_batch: Whether all sentences stay in the batch until the last one finishes, in the row order of
+            `generate()`. Required for reproducible sampling, for per-step outputs, and for processors or criteria
+            that depend on the row index.
+        keeps_padding: Whether finished sequences that stay in the batch are continued with `pad_id`.
+        requested_outputs: Names of per-step outputs: "scores", "logits", or "states" (those of the decoder).
+        return_beam_indices: Whether `run_beam_search` returns `beam_indices`.
+        streamer: Streamer that receives the tokens of each step. Only used by `decode_single_beam`.
+        glossary: Optional `LexicalConstraints`.
+        max_length_bound: Length that `early_stopping="never"` assumes. Defaults to `limits`.
+        static_shapes: Whether all sentences stay in the batch, with a check for completion every few tokens.
     """
 
     decoder: Ensemble
@@ -62,65 +63,65 @@ class DecodingTask:
     process: Callable | None = None
     criteria: tuple = ()
     do_sample: bool = False
-    together: bool = False
+    keep_batch: bool = False
     keeps_padding: bool = True
-    keep: frozenset = frozenset()
+    requested_outputs: frozenset = frozenset()
     return_beam_indices: bool = False
     streamer: Any = None
     glossary: Any = None
     max_length_bound: int | None = None
-    in_place: bool = False
-    kept: dict[str, list] = field(default_factory=dict)
+    static_shapes: bool = False
+    outputs: dict[str, list] = field(default_factory=dict)  # collected per-step outputs
 
     @property
     def keeps_finished(self) -> bool:
-        """Whether no sentence leaves before the last is done."""
-        return self.together or self.in_place
+        """Whether finished sentences stay in the batch."""
+        return self.keep_batch or self.static_shapes
 
     def should_check_done(self, length: int) -> bool:
-        """Whether it is asked at this length if all are done."""
-        return not self.in_place or length % DONE_CHECK_INTERVAL == 0
+        """Return whether to check for completion at this length."""
+        return not self.static_shapes or length % DONE_CHECK_INTERVAL == 0
 
     def process_scores(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Scores (N, V) by the processors."""
+        """Apply the logits processors to scores (N, V)."""
         if self.process is not None:
             scores = self.process(ids, scores)
-        if "scores" in self.keep:
-            self.kept.setdefault("scores", []).append(scores.clone())
+        if "scores" in self.requested_outputs:
+            self.outputs.setdefault("scores", []).append(scores.clone())
         return scores
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """As `Ensemble.step`: logits (N, V)."""
+        """Run one decoder step and return logits (N, V)."""
         logits = self.decoder.step(tokens)
-        if "logits" in self.keep:
-            self.kept.setdefault("logits", []).append(logits.clone())
-        if "states" in self.keep:
-            for name, value in self.decoder.seen().items():
-                self.kept.setdefault(name, []).append(value)
+        if "logits" in self.requested_outputs:
+            self.outputs.setdefault("logits", []).append(logits.clone())
+        if "states" in self.requested_outputs:
+            for name, value in self.decoder.last_step_outputs().items():
+                self.outputs.setdefault(name, []).append(value)
         return logits
 
     def meets_stopping_criteria(self, ids: torch.Tensor) -> torch.Tensor:
-        """By another criterion than an end or a limit: booleans (N) for ids (N, T + 1)."""
-        scores = tuple(self.kept["scores"]) if "scores" in self.kept else None
-        stopped = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+        """Return which of the sequences (N, T + 1) meet a stopping criterion (N)."""
+        scores = tuple(self.outputs["scores"]) if "scores" in self.outputs else None
+        is_done = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         for criterion in self.criteria:
-            stopped = stopped | criterion(ids, scores)
-        return stopped
+            is_done = is_done | criterion(ids, scores)
+        return is_done
 
 
 def decode_single_beam(task: DecodingTask) -> torch.Tensor:
-    """The likeliest token each time, or one drawn, until each hypothesis has ended or is at its limit: ids (N, T)."""
-    start, longest = task.prompt.shape[1], int(task.limits.max())
-    tokens = torch.full((len(task.prompt), longest), task.pad_id, device=task.prompt.device)
+    """Decode greedily or by sampling until each sequence has ended or reached its limit, and return ids (N, T)."""
+    start, max_length = task.prompt.shape[1], int(task.limits.max())
+    tokens = torch.full((len(task.prompt), max_length), task.pad_id, device=task.prompt.device)
     tokens[:, :start] = task.prompt
-    active = torch.arange(len(task.prompt), device=task.prompt.device)  # rows of tokens that go on
-    unfinished = torch.ones_like(active, dtype=torch.bool)  # of them; only where all stay, others are among them
-    lengths = torch.full_like(active, start)  # where all stay
-    for length in range(1, longest):
+    active = torch.arange(len(task.prompt), device=task.prompt.device)  # rows in the batch
+    unfinished = torch.ones_like(active, dtype=torch.bool)  # all True unless finished rows stay in the batch
+    lengths = torch.full_like(active, start)  # only updated if finished rows stay in the batch
+    for length in range(1, max_length):
         logits = task.step(tokens[active, length - 1])
         if length < start:
             continue
-        if task.process is not None or task.keep:
+        if task.process is not None or task.requested_outputs:
             logits = task.process_scores(tokens[active, :length], logits)
         new = torch.multinomial(logits.softmax(-1), 1)[:, 0] if task.do_sample else best_token(logits)
         if task.keeps_finished:
@@ -128,261 +129,271 @@ def decode_single_beam(task: DecodingTask) -> torch.Tensor:
         tokens[active, length] = new
         if task.streamer is not None:
             task.streamer.put(new.cpu())
-        going = ~torch.isin(new, task.eos_ids) & (task.limits[active] > length + 1)
+        is_active = ~torch.isin(new, task.eos_ids) & (task.limits[active] > length + 1)
         if task.criteria:
-            going &= ~task.meets_stopping_criteria(tokens[active, : length + 1])
+            is_active &= ~task.meets_stopping_criteria(tokens[active, : length + 1])
         if task.keeps_finished:
             lengths += unfinished
-            unfinished &= going
+            unfinished &= is_active
             if task.should_check_done(length) and not unfinished.any():
                 break
             continue
-        if going.all():
+        if is_active.all():
             continue
-        rows = going.nonzero()[:, 0]
+        rows = is_active.nonzero()[:, 0]
         active = active[rows]
         if not len(active):
             return tokens[:, : length + 1]
-        task.decoder.keep(rows, rows)
+        task.decoder.reorder(rows, rows)
     return tokens[:, : int(lengths.max())] if task.keeps_finished else tokens
 
 
 @dataclass
 class BeamSearchOutput:
-    """What beam search found: ids (B * n, T), scores (B * n), and on request for each new token the row of the
-    hypothesis (B * n, T - prompt) that it continued, -1 behind the end."""
+    """Result of beam search, with n hypotheses per sentence.
 
-    tokens: torch.Tensor
-    scores: torch.Tensor
-    parents: torch.Tensor | None
+    `beam_indices` has the row that each new token continued, and -1 after the end. It is None if not requested.
+    """
+
+    tokens: torch.Tensor  # (B * n, T)
+    scores: torch.Tensor  # (B * n)
+    beam_indices: torch.Tensor | None  # (B * n, T - prompt)
 
 
 def run_beam_search(
     task: DecodingTask,
     num_beams: int,
-    width: int,
+    num_candidates: int,
     num_return: int,
     penalty: Callable[[Any], Any],
     early_stopping: bool | str,
 ) -> BeamSearchOutput:
-    """Beam search.
+    """Run beam search.
 
-    At every step each sentence has K hypotheses. Of their continuations the W (`width`) best are looked at, enough for
-    K that do not end: those among the first K that end are candidates for the result, the K best of the others go on.
+    Each step selects the W (`num_candidates`) best continuations of the K hypotheses of a sentence. At least K of them
+    do not end. Those of the first K that end may become results. The K best of the others continue.
     """
     prompt, limits, pad_id = task.prompt, task.limits, task.pad_id
-    device, start, longest = prompt.device, prompt.shape[1], int(limits.max())
-    result = torch.full((len(prompt), num_return, longest), pad_id, device=device)
-    result_scores = torch.full((len(prompt), num_return), EMPTY, device=device)
-    active = torch.arange(len(prompt), device=device)  # rows of the result that go on
-    is_open = torch.ones_like(active, dtype=torch.bool)  # of them; only where all stay, others are among them
-    running = prompt[:, None].expand(-1, num_beams, -1).contiguous()  # (B, K, T)
+    device, start, max_length = prompt.device, prompt.shape[1], int(limits.max())
+    result = torch.full((len(prompt), num_return, max_length), pad_id, device=device)
+    result_scores = torch.full((len(prompt), num_return), EMPTY_SCORE, device=device)
+    active = torch.arange(len(prompt), device=device)  # sentences in the batch
+    unfinished = torch.ones_like(active, dtype=torch.bool)  # all True unless finished sentences stay in the batch
+    hypotheses = prompt[:, None].expand(-1, num_beams, -1).contiguous()  # (B, K, T)
     scores = torch.full((len(prompt), num_beams), MASKED_SCORE, device=device)
-    scores[:, 0] = 0.0  # one hypothesis to begin with, not K equal ones
-    finished = torch.full((len(prompt), num_beams, longest), pad_id, device=device)
-    finished_scores = torch.full((len(prompt), num_beams), EMPTY, device=device)
-    is_there = torch.zeros((len(prompt), num_beams), dtype=torch.bool, device=device)  # of the finished; with all terms
-    # the rows that each token continued, where they are kept; else nothing
-    steps = longest - start if task.return_beam_indices else 0
+    scores[:, 0] = 0.0  # the search starts with one hypothesis
+    finished = torch.full((len(prompt), num_beams, max_length), pad_id, device=device)
+    finished_scores = torch.full((len(prompt), num_beams), EMPTY_SCORE, device=device)
+    # whether a slot of the finished sequences holds one, with all terms of the glossary
+    is_filled = torch.zeros((len(prompt), num_beams), dtype=torch.bool, device=device)
+    steps = max_length - start if task.return_beam_indices else 0  # history: the row that each token continued
     history = torch.empty((len(prompt), num_beams, 0), dtype=torch.int32, device=device)
     finished_history = torch.full((len(prompt), num_beams, steps), -1, dtype=torch.int32, device=device)
     result_history = finished_history[:, :num_return].clone()
-    used: int | torch.Tensor = start  # tokens of the longest finished hypothesis
+    result_length: int | torch.Tensor = start  # length of the longest finished sequence
     for length in range(1, start):
-        task.step(running[:, :, length - 1].flatten())
+        task.step(hypotheses[:, :, length - 1].flatten())
 
-    for length in range(start, longest):  # of the tokens that are there; one is added
-        new = length + 1 - start  # tokens behind the prompt
-        log_probs = task.step(running[:, :, -1].flatten()).log_softmax(-1)
-        if task.process is not None or task.keep:
-            log_probs = task.process_scores(running.flatten(0, 1), log_probs)
+    for length in range(start, max_length):  # before the step
+        new_length = length + 1 - start  # generated tokens after the step
+        log_probs = task.step(hypotheses[:, :, -1].flatten()).log_softmax(-1)
+        if task.process is not None or task.requested_outputs:
+            log_probs = task.process_scores(hypotheses.flatten(0, 1), log_probs)
         if task.glossary is None:
-            values, ids, parents = select_continuations(task, log_probs, scores, width)  # (B, W)
+            values, ids, parents = select_continuations(task, log_probs, scores, num_candidates)  # (B, W)
         else:
-            room = limits[active] - length - 1
-            values, ids, parents, is_whole = select_constrained_continuations(
-                task, log_probs, scores, running, active, room, width
+            remaining = limits[active] - length - 1
+            values, ids, parents, has_all_terms = select_constrained_continuations(
+                task, log_probs, scores, hypotheses, active, remaining, num_candidates
             )
-        grown = torch.cat([gather_beams(running, parents), ids[..., None]], -1)  # (B, W, T + 1)
-        ended = torch.isin(ids, task.eos_ids) | (limits[active] <= length + 1)[:, None]
+        sequences = torch.cat([gather_beams(hypotheses, parents), ids[..., None]], -1)  # (B, W, T + 1)
+        has_ended = torch.isin(ids, task.eos_ids) | (limits[active] <= length + 1)[:, None]
         if task.criteria:
-            ended = ended | task.meets_stopping_criteria(grown.flatten(0, 1)).view_as(ended)
+            has_ended = has_ended | task.meets_stopping_criteria(sequences.flatten(0, 1)).view_as(has_ended)
         if task.return_beam_indices:
             rows = (parents + active[:, None] * num_beams).int()
-            grown_history = torch.cat([gather_beams(history, parents), rows[..., None]], -1)
+            new_history = torch.cat([gather_beams(history, parents), rows[..., None]], -1)
 
-        among_first = ended & (torch.arange(width, device=device) < num_beams)
-        if task.in_place or among_first.any():
-            is_new = among_first & is_open[:, None]
-            used = torch.where(is_new.any(), length + 1, used) if task.in_place else length + 1
-            padded = nn.functional.pad(grown, (0, longest - length - 1), value=pad_id)
-            candidates = torch.add(values / penalty(new), ~is_new, alpha=2 * MASKED_SCORE)
+        is_result = has_ended & (torch.arange(num_candidates, device=device) < num_beams)
+        if task.static_shapes or is_result.any():
+            is_new = is_result & unfinished[:, None]
+            result_length = torch.where(is_new.any(), length + 1, result_length) if task.static_shapes else length + 1
+            padded = nn.functional.pad(sequences, (0, max_length - length - 1), value=pad_id)
+            candidates = torch.add(values / penalty(new_length), ~is_new, alpha=2 * MASKED_SCORE)
             candidates = torch.cat([finished_scores, candidates], 1)
-            is_there = torch.cat([is_there, among_first if task.glossary is None else among_first & is_whole], 1)
+            is_filled = torch.cat([is_filled, is_result if task.glossary is None else is_result & has_all_terms], 1)
             order = candidates.topk(num_beams).indices
-            if task.glossary is not None:  # a result that lacks a term is worse than any other
+            if task.glossary is not None:  # results that lack a term rank last
                 order = candidates.argsort(descending=True, stable=True)
-                lacks = is_there.logical_not().int().gather(1, order)
+                lacks = is_filled.logical_not().int().gather(1, order)
                 order = order.gather(1, lacks.argsort(stable=True)[:, :num_beams])
-            if task.in_place:  # what is done stays as it is
-                order = torch.where(is_open[:, None], order, torch.arange(num_beams, device=device))
-            finished_scores, is_there = candidates.gather(1, order), is_there.gather(1, order)
+            if task.static_shapes:  # finished sentences are left unchanged
+                order = torch.where(unfinished[:, None], order, torch.arange(num_beams, device=device))
+            finished_scores, is_filled = candidates.gather(1, order), is_filled.gather(1, order)
             finished = gather_beams(torch.cat([finished, padded], 1), order)
             if task.return_beam_indices:
-                padded = nn.functional.pad(grown_history, (0, longest - length - 1), value=-1)
+                padded = nn.functional.pad(new_history, (0, max_length - length - 1), value=-1)
                 finished_history = gather_beams(torch.cat([finished_history, padded], 1), order)
         if task.glossary is None:
-            scores, order = torch.add(values, ended, alpha=MASKED_SCORE).topk(num_beams)
-            hopes = scores
-        else:  # by turns, not by score; and none that lacks a term is waited for once there are K results
-            values = torch.add(values, ended, alpha=MASKED_SCORE)
-            turns = torch.add(-torch.arange(width, device=device), (values < MASKED_SCORE / 2), alpha=-RANK_OFFSET)
-            order = turns.topk(num_beams).indices
+            scores, order = torch.add(values, has_ended, alpha=MASKED_SCORE).topk(num_beams)
+            best_scores = scores
+        else:  # in the order of allocation; after K results, hypotheses that lack a term are not considered
+            values = torch.add(values, has_ended, alpha=MASKED_SCORE)
+            is_masked = values < MASKED_SCORE / 2
+            ranks = torch.add(-torch.arange(num_candidates, device=device), is_masked, alpha=-RANK_OFFSET)
+            order = ranks.topk(num_beams).indices
             scores, best_first = values.gather(1, order).sort(descending=True)
             order = order.gather(1, best_first)
-            enough = is_there[:, num_return - 1 if early_stopping == "exact" else -1, None]
-            hopes = scores.masked_fill(enough & ~is_whole.gather(1, order), -math.inf).amax(1, keepdim=True)
-        running, parents = gather_beams(grown, order), parents.gather(1, order)
+            has_enough = is_filled[:, num_return - 1 if early_stopping == "exact" else -1, None]
+            is_ignored = has_enough & ~has_all_terms.gather(1, order)
+            best_scores = scores.masked_fill(is_ignored, -math.inf).amax(1, keepdim=True)
+        hypotheses, parents = gather_beams(sequences, order), parents.gather(1, order)
 
         ends = limits[active] if task.max_length_bound is None else torch.full_like(active, task.max_length_bound)
-        going = may_improve(hopes, finished_scores, is_there, penalty, new, ends - start, num_return, early_stopping)
-        going &= limits[active] > length + 1
+        is_active = may_improve(
+            best_scores, finished_scores, is_filled, penalty, new_length, ends - start, num_return, early_stopping
+        )
+        is_active &= limits[active] > length + 1
         if task.return_beam_indices:
-            history = gather_beams(grown_history, order)
-        if not task.together and (task.criteria or task.process is not None):
-            going &= ~ended.all(-1)
+            history = gather_beams(new_history, order)
+        if not task.keep_batch and (task.criteria or task.process is not None):
+            is_active &= ~has_ended.all(-1)
         if task.keeps_finished:
-            is_open &= going
-            if task.should_check_done(length) and (not is_open.any() or (task.together and ended.all())):
+            unfinished &= is_active
+            if task.should_check_done(length) and (not unfinished.any() or (task.keep_batch and has_ended.all())):
                 break
-            task.decoder.keep((active[:, None] * num_beams + parents).flatten(), None)
+            task.decoder.reorder((active[:, None] * num_beams + parents).flatten(), None)
             continue
-        if not going.all():
-            gone = active[~going]
-            result[gone], result_scores[gone] = finished[~going, :num_return], finished_scores[~going, :num_return]
+        if not is_active.all():
+            done = active[~is_active]
+            result[done] = finished[~is_active, :num_return]
+            result_scores[done] = finished_scores[~is_active, :num_return]
             if task.return_beam_indices:
-                result_history[gone] = finished_history[~going, :num_return]
-                history, finished_history = history[going], finished_history[going]
-            active = active[going]
+                result_history[done] = finished_history[~is_active, :num_return]
+                history, finished_history = history[is_active], finished_history[is_active]
+            active = active[is_active]
             if not len(active):
                 break
-            running, scores, parents = running[going], scores[going], parents[going]
-            finished, finished_scores, is_there = finished[going], finished_scores[going], is_there[going]
-            is_open = is_open[going]
-        rows = going.nonzero()[:, 0]
-        sentences = None if going.all() else rows
-        task.decoder.keep((rows[:, None] * num_beams + parents).flatten(), sentences)
+            hypotheses, scores, parents = hypotheses[is_active], scores[is_active], parents[is_active]
+            finished, finished_scores, is_filled = finished[is_active], finished_scores[is_active], is_filled[is_active]
+            unfinished = unfinished[is_active]
+        rows = is_active.nonzero()[:, 0]
+        sentences = None if is_active.all() else rows
+        task.decoder.reorder((rows[:, None] * num_beams + parents).flatten(), sentences)
     if task.keeps_finished:
         result, result_scores = finished[:, :num_return], finished_scores[:, :num_return]
         result_history = finished_history[:, :num_return]
-    kept = None
+    beam_indices = None
     if task.return_beam_indices:
         new = int((result_history >= 0).sum(-1).max())
-        used, kept = start + new, result_history[..., :new].flatten(0, 1)
-    return BeamSearchOutput(result[..., : int(used)].flatten(0, 1), result_scores.flatten(), kept)
+        result_length, beam_indices = start + new, result_history[..., :new].flatten(0, 1)
+    return BeamSearchOutput(result[..., : int(result_length)].flatten(0, 1), result_scores.flatten(), beam_indices)
 
 
 def select_constrained_continuations(
     task: DecodingTask,
     log_probs: torch.Tensor,
     scores: torch.Tensor,
-    running: torch.Tensor,
+    hypotheses: torch.Tensor,
     active: torch.Tensor,
-    room: torch.Tensor,
-    width: int,
+    remaining: torch.Tensor,
+    num_candidates: int,
 ) -> tuple[torch.Tensor, ...]:
-    """As `select_continuations`, by `Glossary.select_continuations`."""
-    values, ids = best_tokens(log_probs, min(width, log_probs.shape[-1]))
+    """Select the W continuations of each sentence with `LexicalConstraints.select_candidates`."""
+    values, ids = best_tokens(log_probs, min(num_candidates, log_probs.shape[-1]))
     shape = (*scores.shape, -1)  # (B, K, ...)
     best = scores[..., None] + values.view(shape), ids.view(shape)
     log_probs = log_probs.view(shape)
-    return task.glossary.select_candidates(*best, log_probs, scores, running, active, task.eos_ids, room, width)
+    select = task.glossary.select_candidates
+    return select(*best, log_probs, scores, hypotheses, active, task.eos_ids, remaining, num_candidates)
 
 
 def select_continuations(
-    task: DecodingTask, log_probs: torch.Tensor, scores: torch.Tensor, width: int
+    task: DecodingTask, log_probs: torch.Tensor, scores: torch.Tensor, num_candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The W best continuations of a sentence's hypotheses, or W drawn ones: scores, ids and parents, each (B, W).
+    """Select the W best continuations of each sentence, or sample them.
 
-    Args:
-        log_probs: (B * K, V) of the next token.
-        scores: (B, K) of the hypotheses.
+    `log_probs` are those of the next token (B * K, V), `scores` those of the hypotheses (B, K).
+    Return scores, token ids and parent beams, each (B, W).
     """
     num_beams = scores.shape[1]
-    if task.together:
+    if task.keep_batch:
         size = log_probs.shape[-1]
         totals = (scores[..., None] + log_probs.view(-1, num_beams, size)).flatten(1)  # (B, K * V)
         if task.do_sample:
-            picks = torch.multinomial(totals.softmax(-1), width)
+            picks = torch.multinomial(totals.softmax(-1), num_candidates)
             values = totals.gather(1, picks)
         else:
-            values, picks = totals.topk(width)
+            values, picks = totals.topk(num_candidates)
         return values, picks % size, picks // size
-    values, ids = best_tokens(log_probs, min(width, log_probs.shape[-1]))  # (B * K, W), or all that there are
-    looked_at = values.shape[-1]
-    totals = scores[..., None] + values.view(-1, num_beams, looked_at)
-    values, picks = totals.flatten(1).topk(width)  # (B, W)
-    return values, ids.view(len(scores), -1).gather(1, picks), picks // looked_at
+    values, ids = best_tokens(log_probs, min(num_candidates, log_probs.shape[-1]))  # (B * K, n)
+    num_tokens = values.shape[-1]
+    totals = scores[..., None] + values.view(-1, num_beams, num_tokens)
+    values, picks = totals.flatten(1).topk(num_candidates)  # (B, W)
+    return values, ids.view(len(scores), -1).gather(1, picks), picks // num_tokens
 
 
 def best_token(logits: torch.Tensor) -> torch.Tensor:
-    """`logits.argmax(-1)` of (rows, V), the first of equals; on a CPU in a fifth of the time, by blocks."""
+    """Return `logits.argmax(-1)` of (rows, V), the first of equals. By blocks, in a fifth of the time on a CPU."""
     rows, size = logits.shape
-    width = block_width(size)
-    if not width:
+    block = block_size(size)
+    if not block:
         return logits.argmax(-1)
-    blocks = logits.view(rows, -1, width)
+    blocks = logits.view(rows, -1, block)
     chosen = blocks.amax(-1).argmax(-1)  # (rows)
-    return chosen * width + blocks[torch.arange(rows, device=logits.device), chosen].argmax(-1)
+    return chosen * block + blocks[torch.arange(rows, device=logits.device), chosen].argmax(-1)
 
 
 def best_tokens(log_probs: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`log_probs.topk(n)` of (rows, V); the n blocks with the largest maxima hold the n best tokens, and finding those
-    first is on a CPU nearly twice as fast."""
+    """Return `log_probs.topk(n)` of (rows, V).
+
+    The n blocks with the largest maxima hold the n best tokens. Finding them first is nearly twice as fast on a CPU.
+    """
     rows, size = log_probs.shape
-    width = block_width(size)
-    if not width or size < 4 * n * width:
+    block = block_size(size)
+    if not block or size < 4 * n * block:
         return log_probs.topk(n)
-    blocks = log_probs.view(rows, -1, width)
+    blocks = log_probs.view(rows, -1, block)
     chosen = blocks.amax(-1).topk(n).indices  # (rows, n)
-    values, places = blocks.gather(1, chosen[..., None].expand(-1, -1, width)).flatten(1).topk(n)
-    return values, chosen.gather(1, places // width) * width + places % width
+    values, positions = blocks.gather(1, chosen[..., None].expand(-1, -1, block)).flatten(1).topk(n)
+    return values, chosen.gather(1, positions // block) * block + positions % block
 
 
 @cache
-def block_width(size: int) -> int:
-    """A width near 100 that divides a vocabulary of this size, or 0."""
-    return next((width for width in range(64, 257) if size % width == 0 and size > 4 * width), 0)
+def block_size(size: int) -> int:
+    """Return a block size between 64 and 256 that divides the vocabulary size, or 0 if there is none."""
+    return next((block for block in range(64, 257) if size % block == 0 and size > 4 * block), 0)
 
 
 def gather_beams(tokens: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Rows (B, n, T) of `tokens` (B, K, T) by `order` (B, n)."""
+    """Select rows (B, n, T) of `tokens` (B, K, T) by `order` (B, n)."""
     return tokens.gather(1, order[..., None].expand(-1, -1, tokens.shape[-1]))
 
 
 def may_improve(
     scores: torch.Tensor,
     finished: torch.Tensor,
-    is_there: torch.Tensor,
+    is_filled: torch.Tensor,
     penalty: Callable[[Any], Any],
-    new: int,
+    new_length: int,
     limits: torch.Tensor,
     num_return: int,
     early_stopping: bool | str,
 ) -> torch.Tensor:
-    """Whether each sentence's search goes on (B): by the best running and the worst of the finished hypotheses.
+    """Return whether the search of each sentence can still improve its results (B).
 
-    "exact": a running one that went on without a loss to its limit would be better than one of the results. The others
-    as in `generate()`, which waits for K finished ones: False compares with the length so far, "never" with the limit,
-    True stops when there are K.
+    "exact" compares the best hypothesis, continued without loss to its limit, with the worst result. The other values
+    require K finished hypotheses, as in `generate()`: False uses the present length, "never" the limit, True stops.
     """
     if early_stopping == "exact":
         bound = scores[:, 0] / penalty(limits)
-        return (bound > finished.masked_fill(~is_there, EMPTY)[:, num_return - 1]) & (scores[:, 0] > MASKED_SCORE / 2)
-    full = is_there.all(-1)
+        return (bound > finished.masked_fill(~is_filled, EMPTY_SCORE)[:, num_return - 1]) & (
+            scores[:, 0] > MASKED_SCORE / 2
+        )
+    full = is_filled.all(-1)
     if early_stopping is True:
         return ~full
-    bound = scores[:, 0] / penalty(limits if early_stopping == "never" else new)
+    bound = scores[:, 0] / penalty(limits if early_stopping == "never" else new_length)
     return bound > torch.where(full, finished[:, -1], MASKED_SCORE)
 
 

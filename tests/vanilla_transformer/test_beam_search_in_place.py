@@ -60,7 +60,7 @@ def graphs(monkeypatch):
     """Decodes in place with steps that are recorded; the recordings."""
     found: list[Recording] = []
 
-    def record(function: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], torch.Tensor]:
+    def capture_cuda_graph(function: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], torch.Tensor]:
         graph = Recording()
         with graph:
             result = function()
@@ -75,7 +75,7 @@ def graphs(monkeypatch):
 
     monkeypatch.setattr(generation_vanilla_transformer, "is_async_device", lambda device: True)
     monkeypatch.setattr(generation_vanilla_transformer, "supports_cuda_graphs", lambda model: True)
-    monkeypatch.setattr(incremental_decoding_vanilla_transformer, "record", record)
+    monkeypatch.setattr(incremental_decoding_vanilla_transformer, "capture_cuda_graph", capture_cuda_graph)
     return found
 
 
@@ -125,10 +125,10 @@ def test_it_goes_on_where_nothing_can_be_recorded(make_model, source, graphs, mo
     model = make_model(vocab_size=30)
     expected = decode(model, source, {"num_beams": 3})
 
-    def record(function, device):
+    def capture_cuda_graph(function, device):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(incremental_decoding_vanilla_transformer, "record", record)
+    monkeypatch.setattr(incremental_decoding_vanilla_transformer, "capture_cuda_graph", capture_cuda_graph)
     told = []
     monkeypatch.setattr(incremental_decoding_vanilla_transformer.logger, "warning_once", told.append)
     (found,) = decode(model, source, {"num_beams": 3})
@@ -175,10 +175,10 @@ def test_it_ends_soon_after_the_last_sentence(make_model, source, graphs, monkey
 def test_buffers_go_with_the_call(make_model, source, graphs, monkeypatch):
     """Not when Python next looks for cycles: a GPU's memory would fill up before."""
     decoders = []
-    grow = incremental_decoding_vanilla_transformer.StaticShapeDecoder.grow
+    grow = incremental_decoding_vanilla_transformer.StaticShapeDecoder.grow_buffers
     monkeypatch.setattr(
         incremental_decoding_vanilla_transformer.StaticShapeDecoder,
-        "grow",
+        "grow_buffers",
         lambda own: decoders.append(weakref.ref(own)) or grow(own),
     )
     gc.disable()

@@ -154,13 +154,13 @@ class Comparison:
         try:
             found = self.run(options | scored, custom_generate=beam_search)
         except ValueError as error:
-            if "beam_search has no" in str(error):
-                return f"refused: {str(error).split(':')[0].removeprefix('beam_search has ')}"
+            if "beam_search does not support" in str(error):
+                return f"not supported: {str(error).split('. ')[0].removeprefix('beam_search does not support ')}"
             found = error
         try:
             expected = self.run(options | scored | ({"output_scores": True} if scored else {}))
         except Exception as error:
-            return "generate() refuses it" if isinstance(found, Exception) else f"DIFFERENT, generate() has {error}"
+            return "generate() rejects it" if isinstance(found, Exception) else f"DIFFERENT, generate() has {error}"
         if isinstance(found, Exception):
             return f"DIFFERENT, beam_search has {found}"
         if isinstance(expected, torch.Tensor):
