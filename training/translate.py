@@ -169,10 +169,14 @@ def translate_text(
     if arguments.json:
         options |= json_options(translator) | {"return_scores": True}
     document = translate_document(
-        translator, text, language=language, longest=longest if isinstance(longest, int) else None, **options
+        translator,
+        text,
+        language=language,
+        max_sentence_tokens=longest if isinstance(longest, int) else None,
+        **options,
     )
-    for remark in document.remarks:
-        print(remark, file=sys.stderr)
+    for warning in document.warnings:
+        print(warning, file=sys.stderr)
     if arguments.glossary:
         report_terms([met for sentence in document.sentences for met in list_met_terms([sentence.result])])
     if arguments.json:

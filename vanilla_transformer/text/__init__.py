@@ -1,1 +1,1 @@
-"""Documents and markup: what is made of sentences, translated by a `TranslationPipeline`."""
+"""Translation of documents and HTML with a `TranslationPipeline`."""

@@ -1,7 +1,7 @@
-"""Whole texts: their sentences are translated in batches, and put back between the white space that was there.
+r"""Translation of documents: sentences are translated in batches, and white space is preserved.
 
-document = translate_document(translate, "The dog sleeps. The cat waits.\\n\\nWhere is the child?")
-document.translation          # "Der Hund schläft. Die Katze wartet.\\n\\nWo ist das Kind?"
+document = translate_document(translate, "The dog sleeps. The cat waits.\n\nWhere is the child?")
+document.translation          # "Der Hund schläft. Die Katze wartet.\n\nWo ist das Kind?"
 """
 
 import re
@@ -12,34 +12,37 @@ from typing import Any
 from vanilla_transformer.alignment_vanilla_transformer import Link, word_spans
 from vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
 
-Span = tuple[int, int]  # the first character, and the one behind the last
+Span = tuple[int, int]  # start and end, in characters
+Part = tuple[int, int, int]  # start, end, and number of parts of its sentence
 
-LINE = re.compile("[^\\n\\r\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029]+")  # between any two of Unicode's line separators
+LINE = re.compile("[^\\n\\r\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029]+")  # text between two Unicode line separators
 CLAUSE = re.compile("[,;:،؛、，；：–—]\\s*")
 SPACE = re.compile("\\s+")
-WIDE_SPACE = re.compile("[^\\S\\x00-\\x7f]")  # of several bytes in UTF-8
+WIDE_SPACE = re.compile("[^\\S\\x00-\\x7f]")  # several bytes in UTF-8
 SURROGATE = re.compile("[\\ud800-\\udfff]")
-MAX_CHARS_PER_TOKEN = 32  # characters: a text of more for each token it may have is too long without counting
+MAX_CHARS_PER_TOKEN = 32  # texts with more characters per token are overlong without tokenizing them
 
 
 @dataclass
 class Sentence:
-    """A sentence of a document, or a part of one that was too long: where it stands in both texts, and its result."""
+    """A sentence of a document, or a part of an overlong one, with its spans in both texts."""
 
     source: Span
     target: Span
-    result: dict[str, Any]  # as the pipeline gives it; with "error", the source stands in the translation, too
+    result: dict[str, Any]  # of the pipeline; if it contains "error", the source text is kept
 
 
 @dataclass
 class Document:
+    """The translation of a text."""
+
     translation: str
     sentences: list[Sentence] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)  # a line for each sentence that was not translated as a whole
+    warnings: list[str] = field(default_factory=list)  # one per sentence that was split or not translated
 
     @property
     def alignments(self) -> list[Link]:
-        """The links of all sentences, if asked for, as places in the two texts; in the order of the translation."""
+        """Links of all sentences, if requested, as spans in both texts, in the order of the translation."""
         return [
             ((sentence.source[0] + a, sentence.source[0] + b), (sentence.target[0] + c, sentence.target[0] + d))
             for sentence in self.sentences
@@ -48,7 +51,7 @@ class Document:
 
 
 def translate_document(translator: TranslationPipeline, text: str, **options: Any) -> Document:
-    """One text; see `translate_documents`."""
+    """Translate one text. See `translate_documents`."""
     (document,) = translate_documents(translator, [text], **options)
     return document
 
@@ -57,112 +60,106 @@ def translate_documents(
     translator: TranslationPipeline,
     texts: Sequence[str],
     language: str = "en",
-    longest: int | None = None,
+    max_sentence_tokens: int | None = None,
     **options: Any,
 ) -> list[Document]:
-    """Translates texts of any length. Every paragraph is there again, in its place; no sentence is cut.
+    """Translate texts of any length, with the same paragraphs.
 
-    A line break ends a sentence, too. A sentence that is longer than the model takes is translated in parts, which end
-    at a comma or another mark, at white space, or wherever there is none. One that cannot be translated stays as it is.
+    A line break also ends a sentence. An overlong sentence is translated in parts, which end at a punctuation mark, at
+    white space, or if there is none, anywhere. A sentence that cannot be translated is copied.
 
     Args:
-        language: of the texts, an ISO code, for the rules by which sentences end.
-        longest: tokens of the longest sentence; default: the positions that the model was made with.
-        **options: those of the pipeline.
+        translator: Translation pipeline.
+        texts: Source texts.
+        language: ISO code of their language, for the rules of sentence splitting.
+        max_sentence_tokens: Longer sentences are split. Defaults to the number of positions of the model config.
+        **options: Options of the pipeline.
 
     Raises:
-        ValueError: several translations of a sentence were asked for.
-        ImportError: the library `sentencex` is not installed.
+        ValueError: If several translations per sentence are requested.
+        ImportError: If the library `sentencex` is not installed.
     """
     positions = translator.model.config.max_position_embeddings
-    longest = positions if longest is None else min(longest, positions)
+    max_sentence_tokens = positions if max_sentence_tokens is None else min(max_sentence_tokens, positions)
     config = options.get("generation_config")
     if (options.get("num_return_sequences", getattr(config, "num_return_sequences", None)) or 1) > 1:
-        raise ValueError("a document has one translation: leave num_return_sequences out.")
-    options["num_return_sequences"] = 1  # the model's own default may be more
-    if hasattr(translator.tokenizer, "deprecation_warnings"):  # sentences are measured before they are split
+        raise ValueError("num_return_sequences must be 1 for documents. Omit it.")
+    options["num_return_sequences"] = 1  # the default of the model may be greater
+    if hasattr(translator.tokenizer, "deprecation_warnings"):  # overlong sentences are tokenized before they are split
         translator.tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
-    parts = [list(split_document(translator, text, language, longest)) for text in texts]
-    results = iter(
-        translator([text[a:b] for text, own in zip(texts, parts, strict=True) for a, b, _ in own], **options)
-    )
-    return [assemble_document(text, own, results) for text, own in zip(texts, parts, strict=True)]
+    parts = [list(split_document(translator, text, language, max_sentence_tokens)) for text in texts]
+    sentences = [text[a:b] for text, spans in zip(texts, parts, strict=True) for a, b, _ in spans]
+    results = iter(translator(sentences, **options))
+    return [assemble_document(text, spans, results) for text, spans in zip(texts, parts, strict=True)]
 
 
-def assemble_document(text: str, parts: list[tuple[int, int, int]], results: Iterator[dict[str, Any]]) -> Document:
-    """A document of its parts (start, end, parts of that sentence); takes their translations from `results`."""
-    pieces: list[str] = []
+def assemble_document(text: str, parts: list[Part], results: Iterator[dict[str, Any]]) -> Document:
+    """Join the translations of the parts with the original white space."""
+    chunks: list[str] = []
     document = Document("")
-    end = length = told = 0
-    for number, ((start, behind, n), result) in enumerate(zip(parts, results, strict=False)):
-        source = text[start:behind]
+    end = length = next_sentence = 0
+    for number, ((start, part_end, n), result) in enumerate(zip(parts, results, strict=False)):
+        source = text[start:part_end]
         if "error" in result or not result["translation_text"].strip():
-            result.setdefault("error", "the model gave an empty translation.")
-            document.remarks.append(f"left as it was, at character {start + 1}: {result['error']}")
+            result.setdefault("error", "the translation is empty.")
+            document.warnings.append(f"not translated, at character {start + 1}: {result['error']}")
             result |= {"alignments": [(span, span) for span in word_spans(source)]} if "alignments" in result else {}
         translation = source if "error" in result else result["translation_text"].strip()
         if "error" not in result and (indent := result["translation_text"].find(translation)):
-            links = [(here, (a - indent, b - indent)) for here, (a, b) in result.get("alignments", [])]
+            links = [(span, (a - indent, b - indent)) for span, (a, b) in result.get("alignments", [])]
             result |= {"alignments": links} if links else {}
-        if n > 1 and number >= told:
-            document.remarks.append(f"translated in {n} parts, at character {start + 1}: the sentence is too long.")
-            told = number + n
-        pieces += [text[end:start], translation]
+        if n > 1 and number >= next_sentence:
+            document.warnings.append(f"translated in {n} parts, at character {start + 1}: the sentence is too long.")
+            next_sentence = number + n
+        chunks += [text[end:start], translation]
         length += start - end
-        document.sentences.append(Sentence((start, behind), (length, length + len(translation)), result))
-        length, end = length + len(translation), behind
-    document.translation = "".join([*pieces, text[end:]])
+        document.sentences.append(Sentence((start, part_end), (length, length + len(translation)), result))
+        length, end = length + len(translation), part_end
+    document.translation = "".join([*chunks, text[end:]])
     return document
 
 
-def split_document(
-    translator: TranslationPipeline, text: str, language: str, longest: int
-) -> Iterator[tuple[int, int, int]]:
-    """What of a text is translated at once: its first character, the one behind its last, and of how many parts its
-    sentence is."""
+def split_document(translator: TranslationPipeline, text: str, language: str, limit: int) -> Iterator[Part]:
+    """Yield the start and end of each part to translate, and the number of parts of its sentence."""
     for start, end in sentence_spans(text, language):
-        parts = list(split_long_sentence(translator, text, start, end, longest))
+        parts = list(split_long_sentence(translator, text, start, end, limit))
         yield from ((a, b, len(parts)) for a, b in parts)
 
 
 def sentence_spans(text: str, language: str = "en") -> Iterator[Span]:
-    """The sentences of a text, without the white space around them. A line break ends one."""
+    """Yield the span of each sentence of a text without surrounding white space. A line break ends a sentence."""
     try:
         from sentencex import segment
     except ImportError as error:
-        raise ImportError(
-            "documents are split into sentences by the library sentencex: pip install sentencex."
-        ) from error
+        raise ImportError("Document translation requires sentencex. Run `pip install sentencex`.") from error
     for line in LINE.finditer(text):
-        place = line.start()
-        plain = WIDE_SPACE.sub(" ", line[0])  # sentencex 1.0 panics at a letter, wide white space and a full stop
+        offset = line.start()
+        plain = WIDE_SPACE.sub(" ", line[0])  # sentencex 1.0 panics at a letter, wide space and full stop
         for sentence in [plain] if SURROGATE.search(plain) else segment(language, plain):
             if stripped := sentence.strip():
-                start = place + sentence.index(stripped)
+                start = offset + sentence.index(stripped)
                 yield start, start + len(stripped)
-            place += len(sentence)
+            offset += len(sentence)
 
 
-def split_long_sentence(
-    translator: TranslationPipeline, text: str, start: int, end: int, longest: int
-) -> Iterator[Span]:
-    """A span in parts of at most `longest` tokens, halved near the middle at a mark, at white space, or anywhere."""
-    is_longer = end - start > 1 and not SURROGATE.search(text, start, end)  # which no tokenizer reads
-    if is_longer and end - start <= MAX_CHARS_PER_TOKEN * longest:
-        is_longer = len(translator.preprocess(text[start:end])["input_ids"]) > longest
+def split_long_sentence(translator: TranslationPipeline, text: str, start: int, end: int, limit: int) -> Iterator[Span]:
+    """Split a span recursively into parts of at most `limit` tokens, near the middle at a mark or white space."""
+    is_longer = end - start > 1 and not SURROGATE.search(text, start, end)  # tokenizers reject surrogates
+    if is_longer and end - start <= MAX_CHARS_PER_TOKEN * limit:
+        is_longer = len(translator.preprocess(text[start:end])["input_ids"]) > limit
     if not is_longer:
         yield start, end
         return
     middle, quarter = (start + end) // 2, (end - start) // 4
     cut = middle, middle
     for pattern, reach in ((CLAUSE, quarter), (SPACE, 2 * quarter)):
-        if found := list(pattern.finditer(text, middle - reach, middle + reach)):
-            best = min(found, key=lambda match: abs(match.end() - middle))
+        if matches := list(pattern.finditer(text, middle - reach, middle + reach)):
+            best = min(matches, key=lambda match: abs(match.end() - middle))
             cut = (best.start() + len(best[0].rstrip()), best.end())
             break
     for part in ((start, cut[0]), (cut[1], end)):
         if start < part[1] and text[part[0] : part[1]].strip():
-            yield from split_long_sentence(translator, text, *part, longest)
+            yield from split_long_sentence(translator, text, *part, limit)
 
 
 __all__ = ["Document", "Sentence", "sentence_spans", "translate_document", "translate_documents"]

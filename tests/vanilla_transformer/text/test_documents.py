@@ -22,7 +22,7 @@ def test_sentences_are_translated_one_by_one_and_white_space_stays(reversing):
     document = translate_document(reversing, text)
     assert reversing.seen == ["The dog runs.", "It barks!", "Mr. Smith sleeps"]
     assert document.translation == "  . RUNS DOG THE  ! BARKS IT\n\n\tSLEEPS SMITH . MR \r\n"
-    assert document.remarks == []
+    assert document.warnings == []
     for sentence in document.sentences:
         start, end = sentence.target
         assert document.translation[start:end] == sentence.result["translation_text"]
@@ -155,15 +155,15 @@ def test_alignments_are_places_in_the_document(reversing):
 )
 def test_a_long_sentence_is_parted_at_a_mark_or_at_a_space(reversing, text, parts):
     tokens = max(len(reversing.preprocess(part)["input_ids"]) for part in parts)
-    document = translate_document(reversing, text, longest=tokens)
+    document = translate_document(reversing, text, max_sentence_tokens=tokens)
     assert reversing.seen == parts
-    assert document.remarks == ["translated in 2 parts, at character 1: the sentence is too long."]
+    assert document.warnings == ["translated in 2 parts, at character 1: the sentence is too long."]
     assert len(document.translation.split()) == len(text.replace(",", " ,").split())
 
 
 def test_a_word_beyond_all_measure_is_parted_anywhere(reversing):
     text = "dog" * 1000
-    translate_document(reversing, text, longest=20)
+    translate_document(reversing, text, max_sentence_tokens=20)
     assert "".join(reversing.seen) == text
     assert max(len(reversing.preprocess(part)["input_ids"]) for part in reversing.seen) <= 20
 
@@ -179,8 +179,8 @@ def test_learned_positions_are_never_exceeded(make_model, make_tokenizer):
 def test_what_cannot_be_translated_stays_and_is_told(random_translator):
     document = translate_document(random_translator, "the dog\na \ud800 b\nthe cat")
     assert document.translation.split("\n")[1] == "a \ud800 b"
-    (remark,) = [remark for remark in document.remarks if "surrogate" in remark]
-    assert remark.startswith("left as it was, at character 9: ")
+    (remark,) = [remark for remark in document.warnings if "surrogate" in remark]
+    assert remark.startswith("not translated, at character 9: ")
 
 
 @pytest.mark.parametrize(("own", "options", "expected"), [(3, {}, 3), (3, {"max_new_tokens": 5}, 5), (None, {}, 0)])
@@ -190,7 +190,7 @@ def test_the_limit_of_a_translation_is_the_pipelines(random_translator, own, opt
     model.generation_config.update(max_new_tokens=own, max_length=None, num_beams=2, num_return_sequences=2)
     model.generation_config.eos_token_id = -1
     translator = TranslationPipeline(model=model, tokenizer=tokenizer, eos_token_id=-1)
-    document = translate_document(translator, "the dog", longest=10, return_token_scores=True, **options)
+    document = translate_document(translator, "the dog", max_sentence_tokens=10, return_token_scores=True, **options)
     expected = expected or len(tokenizer("the dog")["input_ids"]) + 50
     assert len(document.sentences[0].result["tokens"]) == expected
 
@@ -232,14 +232,14 @@ def refuse_losses(text: str, document) -> None:
         end, place = sentence.source[1], sentence.target[1]
     assert document.translation[place:] == text[end:]
     assert not text[end:].strip()
-    assert all("\n" not in remark for remark in document.remarks)
+    assert all("\n" not in remark for remark in document.warnings)
 
 
 def try_texts(translator, n: int) -> None:
     rng = random.Random(7)
     for _ in range(0, n, 50):
         texts = [fuzzed(rng) for _ in range(50)]
-        for text, document in zip(texts, translate_documents(translator, texts, longest=30), strict=True):
+        for text, document in zip(texts, translate_documents(translator, texts, max_sentence_tokens=30), strict=True):
             refuse_losses(text, document)
 
 
@@ -256,4 +256,4 @@ def test_ten_thousand_odd_texts(random_translator):
 @pytest.mark.parametrize("unit", ["x", "the dog runs. "])
 def test_a_line_of_a_megabyte(reversing, unit):
     text = unit * (2**20 // len(unit))
-    refuse_losses(text, translate_document(reversing, text, longest=500))
+    refuse_losses(text, translate_document(reversing, text, max_sentence_tokens=500))
