@@ -213,11 +213,10 @@ class LexicalConstraints:
         return self
 
     def match_state(self, hypotheses: torch.Tensor, active: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Count the complete terms and match the variants in progress in hypotheses (B, K, T).
+        """Match the terms in hypotheses (B, K, T).
 
-        Returns:
-            The number of occurrences of each term that end at a word boundary (B, K, C). For each n from 0, whether
-            the last n tokens are the first n of each variant (B, K, R, L + 1).
+        Return the number of occurrences of each term that end at a word boundary (B, K, C). For each n from 0, also
+        return whether the last n tokens are the first n of each variant (B, K, R, L + 1).
         """
         tokens, lengths = self.tokens[active][:, None], self.lengths[active][:, None]  # (B, 1, R, L), (B, 1, R)
         # whether the first n tokens of the variant end at this position (B, K, R, T)

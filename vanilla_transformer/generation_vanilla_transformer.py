@@ -110,7 +110,7 @@ def beam_search(
         if static_shapes:
             decoders.append(StaticShapeDecoder(each, state, mask, copies, prompt_mask, supports_cuda_graphs(each)))
         else:
-            outputs = [not decoders and name in requested for name in ("attentions", "hidden_states")]
+            outputs = [not decoders and name in requested for name in LAYER_OUTPUT_NAMES]
             decoders.append(IncrementalDecoder(each, state, mask, copies, prompt_mask, *outputs))
     lengths = [each.max_length for each in stopping_criteria if type(each) is MaxLengthCriteria]
     limits = torch.full((len(rows),), min(lengths, default=generation_config.max_length), device=rows.device)
@@ -124,13 +124,13 @@ def beam_search(
         limits = limits.clamp(max=min(lengths, default=int(limits.max())))
     if glossary is not None and len(glossary.tokens) != (size := len(input_ids) // copies):
         raise ValueError(f"The glossary must be for {size} sentences, but it is for {len(glossary.tokens)}.")
-    eos_ids = torch.tensor([id for each in stopping_criteria for id in eos_ids_of(each)], dtype=torch.long)
+    eos_ids = [each.eos_token_id.flatten().to(rows) for each in stopping_criteria if type(each) is EosTokenCriteria]
     pad_id = generation_config._pad_token_tensor
     task = DecodingTask(
         decoder=Ensemble(decoders),
         prompt=rows,
         limits=limits,
-        eos_ids=eos_ids.to(rows.device),
+        eos_ids=torch.cat([rows.new_empty(0), *eos_ids]),
         pad_id=int(pad_id) if pad_id is not None else 0,
         process=process,
         criteria=criteria,
@@ -138,9 +138,7 @@ def beam_search(
         keep_batch=keep_batch,
         static_shapes=static_shapes,
         keeps_padding=has_eos or static_shapes,
-        requested_outputs=frozenset(
-            "states" if name in ("attentions", "hidden_states") else name for name in requested
-        ),
+        requested_outputs=frozenset("states" if name in LAYER_OUTPUT_NAMES else name for name in requested),
         return_beam_indices=bool(return_dict),
         streamer=streamer,
         glossary=None if glossary is None else glossary.to(rows.device, model.config.decoder_vocab_size),
@@ -195,7 +193,8 @@ def beam_settings(config: GenerationConfig, alpha: float | None, limits: torch.T
     return num_candidates, config.num_return_sequences, penalty, early_stopping
 
 
-STEP_OUTPUT_NAMES = ("scores", "logits", "attentions", "hidden_states")
+LAYER_OUTPUT_NAMES = ("attentions", "hidden_states")
+STEP_OUTPUT_NAMES = ("scores", "logits", *LAYER_OUTPUT_NAMES)
 
 
 def collect_step_outputs(task: DecodingTask, encoded: Any, requested: set[str]) -> dict[str, tuple]:
@@ -209,14 +208,10 @@ def collect_step_outputs(task: DecodingTask, encoded: Any, requested: set[str]) 
             result[name] = tuple(values[start - 1 :])
         else:
             token_dim = 1 if name == "decoder_hidden_states" else 2
-            layers = [
-                [pad_attention_weights(tensor, start, name) for tensor in layer]
-                for layer in zip(*values[:start], strict=True)
-            ]
+            steps = [[pad_attention_weights(layer, start, name) for layer in step] for step in values[:start]]
+            layers = zip(*steps, strict=True)
             result[name] = (tuple(torch.cat(layer, token_dim) for layer in layers), *values[start:])
-    for name in {"attentions", "hidden_states"} & requested:
-        result[f"encoder_{name}"] = encoded.get(name)
-    return result
+    return result | {f"encoder_{name}": encoded.get(name) for name in requested.intersection(LAYER_OUTPUT_NAMES)}
 
 
 def pad_attention_weights(weights: torch.Tensor, length: int, name: str) -> torch.Tensor:
@@ -224,11 +219,6 @@ def pad_attention_weights(weights: torch.Tensor, length: int, name: str) -> torc
     if name != "decoder_attentions":
         return weights
     return torch.nn.functional.pad(weights, (0, length - weights.shape[-1]))
-
-
-def eos_ids_of(criterion: Any) -> list[int]:
-    """Return the EOS ids of a stopping criterion."""
-    return criterion.eos_token_id.flatten().tolist() if type(criterion) is EosTokenCriteria else []
 
 
 SUPPORTED_MODEL_KWARGS = {  # inputs of a step of generate()
@@ -323,11 +313,7 @@ def validate_same_vocabularies(model: Any, other: Any) -> None:
 
 
 def prepare_custom_generate_kwargs(model: Any, function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Add the streamer and stop strings, which transformers drops with `custom_generate`, to the arguments.
-
-    Raises:
-        ValueError: If the function does not support a streamer, or with several beams, or for an assistant model.
-    """
+    """Add the streamer and stop strings, which transformers drops with `custom_generate`, to the arguments."""
     if arguments.get("assistant_model") is not None:
         raise ValueError("custom_generate does not support assistant_model. Omit one of the two.")
     configs = [each for each in (arguments.get("generation_config"), model.generation_config) if each is not None]

@@ -51,8 +51,8 @@ class IncrementalDecoder:
         output_hidden_states: bool = False,
     ):
         self.output_attentions, self.output_hidden_states = output_attentions, output_hidden_states
-        self.attentions: dict[str, list[torch.Tensor]] = {}  # by name, of each layer at the last step
-        self.hidden_states: list[torch.Tensor] = []  # of each layer at the last step
+        self.attentions: dict[str, list[torch.Tensor]] = {}  # by layer, (B * K, H, 1, T) and (B * K, H, 1, S)
+        self.hidden_states: list[torch.Tensor] = []  # by layer, (B * K, 1, D)
         self.decoder, self.lm_head, self.beams = model.get_decoder(), model.lm_head, beams
         self.mask = None if mask is None or mask.bool().all() else to_additive_mask(mask, states)  # (B, 1, 1, S)
         self.prompt_mask = None if prompt_mask is None else prompt_mask.repeat_interleave(beams, 0)  # (B * K, T)
@@ -105,10 +105,7 @@ class IncrementalDecoder:
         return self.lm_head(states)[:, 0]
 
     def last_step_outputs(self) -> dict[str, tuple[torch.Tensor, ...]]:
-        """Return the requested outputs of the last step, by layer.
-
-        Self-attention weights (B * K, H, 1, T), cross-attention weights (B * K, H, 1, S), hidden states (B * K, 1, D).
-        """
+        """Return the requested attention weights and hidden states of the last step, by layer."""
         outputs = {name: tuple(each) for name, each in self.attentions.items()} if self.output_attentions else {}
         return outputs | ({"decoder_hidden_states": tuple(self.hidden_states)} if self.output_hidden_states else {})
 

@@ -34,42 +34,26 @@ DONE_CHECK_INTERVAL = 8  # tokens between two checks for completion on a GPU
 class DecodingTask:
     """Inputs and options of a decoding loop, and the per-step outputs that it collects.
 
-    Args:
-        decoder: Decoder that returns the logits of each step.
-        prompt: Decoder prompt, (B, T), or (N, T) in `decode_single_beam`.
-        limits: Maximum length of each sequence including the prompt, (B) or (N).
-        eos_ids: EOS token ids.
-        pad_id: Pad token id.
-        process: Logits processors, an optional function of ids (N, T) and scores (N, V).
-        criteria: Stopping criteria, functions of ids (N, T) and the scores of all steps that return booleans (N).
-        do_sample: Whether to sample instead of using the most likely token.
-        keep_batch: Whether all sentences stay in the batch until the last one finishes, in the row order of
-            `generate()`. Required for reproducible sampling, for per-step outputs, and for processors or criteria
-            that depend on the row index.
-        keeps_padding: Whether finished sequences that stay in the batch are continued with `pad_id`.
-        requested_outputs: Names of per-step outputs: "scores", "logits", or "states" (those of the decoder).
-        return_beam_indices: Whether `run_beam_search` returns `beam_indices`.
-        streamer: Streamer that receives the tokens of each step. Only used by `decode_single_beam`.
-        glossary: Optional `LexicalConstraints`.
-        max_length_bound: Length that `early_stopping="never"` assumes. Defaults to `limits`.
-        static_shapes: Whether all sentences stay in the batch, with a check for completion every few tokens.
+    With `keep_batch`, all sentences stay in the batch until the last one finishes, in the row order of `generate()`. It
+    is required for reproducible sampling, for per-step outputs, and for processors or criteria that depend on the row
+    index. With `static_shapes`, they also stay, and completion is checked only every few tokens.
     """
 
     decoder: Ensemble
-    prompt: torch.Tensor
-    limits: torch.Tensor
+    prompt: torch.Tensor  # decoder prompt, (B, T), or (N, T) in `decode_single_beam`
+    limits: torch.Tensor  # maximum length of each sequence, including the prompt, (B) or (N)
     eos_ids: torch.Tensor
     pad_id: int
-    process: Callable | None = None
-    criteria: tuple = ()
+    process: Callable | None = None  # logits processors: ids (N, T), scores (N, V) -> scores
+    criteria: tuple = ()  # stopping criteria: ids (N, T), scores of all steps or None -> booleans (N)
     do_sample: bool = False
     keep_batch: bool = False
-    keeps_padding: bool = True
-    requested_outputs: frozenset = frozenset()
+    keeps_padding: bool = True  # whether finished sequences that stay in the batch are continued with `pad_id`
+    requested_outputs: frozenset = frozenset()  # per-step outputs: "scores", "logits", "states" (of the decoder)
     return_beam_indices: bool = False
-    streamer: Any = None
-    glossary: Any = None
-    max_length_bound: int | None = None
+    streamer: Any = None  # receives the tokens of each step; only used by `decode_single_beam`
+    glossary: Any = None  # `LexicalConstraints` or None
+    max_length_bound: int | None = None  # length that `early_stopping="never"` assumes; defaults to `limits`
     static_shapes: bool = False
     outputs: dict[str, list] = field(default_factory=dict)  # collected per-step outputs
 
@@ -150,14 +134,11 @@ def decode_single_beam(task: DecodingTask) -> torch.Tensor:
 
 @dataclass
 class BeamSearchOutput:
-    """Result of beam search, with n hypotheses per sentence.
-
-    `beam_indices` has the row that each new token continued, and -1 after the end. It is None if not requested.
-    """
+    """Result of beam search, with n hypotheses per sentence."""
 
     tokens: torch.Tensor  # (B * n, T)
     scores: torch.Tensor  # (B * n)
-    beam_indices: torch.Tensor | None  # (B * n, T - prompt)
+    beam_indices: torch.Tensor | None  # (B * n, T - prompt), the row that each new token continued, -1 after the end
 
 
 def run_beam_search(
@@ -184,8 +165,7 @@ def run_beam_search(
     scores[:, 0] = 0.0  # the search starts with one hypothesis
     finished = torch.full((len(prompt), num_beams, max_length), pad_id, device=device)
     finished_scores = torch.full((len(prompt), num_beams), EMPTY_SCORE, device=device)
-    # whether a slot of the finished sequences holds one, with all terms of the glossary
-    is_filled = torch.zeros((len(prompt), num_beams), dtype=torch.bool, device=device)
+    is_filled = torch.zeros((len(prompt), num_beams), dtype=torch.bool, device=device)  # slots of `finished`
     steps = max_length - start if task.return_beam_indices else 0  # history: the row that each token continued
     history = torch.empty((len(prompt), num_beams, 0), dtype=torch.int32, device=device)
     finished_history = torch.full((len(prompt), num_beams, steps), -1, dtype=torch.int32, device=device)
@@ -278,8 +258,7 @@ def run_beam_search(
             finished, finished_scores, is_filled = finished[is_active], finished_scores[is_active], is_filled[is_active]
             unfinished = unfinished[is_active]
         rows = is_active.nonzero()[:, 0]
-        sentences = None if is_active.all() else rows
-        task.decoder.reorder((rows[:, None] * num_beams + parents).flatten(), sentences)
+        task.decoder.reorder((rows[:, None] * num_beams + parents).flatten(), None if is_active.all() else rows)
     if task.keeps_finished:
         result, result_scores = finished[:, :num_return], finished_scores[:, :num_return]
         result_history = finished_history[:, :num_return]

@@ -52,8 +52,7 @@ class Document:
 
 def translate_document(translator: TranslationPipeline, text: str, **options: Any) -> Document:
     """Translate one text. See `translate_documents`."""
-    (document,) = translate_documents(translator, [text], **options)
-    return document
+    return translate_documents(translator, [text], **options)[0]
 
 
 def translate_documents(

@@ -16,15 +16,11 @@ from vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
 from vanilla_transformer.text.documents import LINE, Document, Span, translate_documents
 
 VOID = set(re.findall("\\w+", "area base br col embed hr img input link meta param source track wbr"))
-BLOCKS = set(  # elements that end a sentence; all others may occur inside a sentence
-    re.findall(
-        "\\w+",
-        """address article aside base blockquote body button caption center col colgroup dd details dialog dir div dl dt
-        fieldset figcaption figure footer form frame frameset h1 h2 h3 h4 h5 h6 head header hgroup hr html legend li
-        link main menu meta nav noframes noscript ol optgroup option p pre script search section select style summary
-        table tbody td template textarea tfoot th thead title tr ul""",
-    )
-)
+BLOCK_NAMES = """address article aside base blockquote body button caption center col colgroup dd details dialog dir div
+dl dt fieldset figcaption figure footer form frame frameset h1 h2 h3 h4 h5 h6 head header hgroup hr html legend li link
+main menu meta nav noframes noscript ol optgroup option p pre script search section select style summary table tbody td
+template textarea tfoot th thead title tr ul"""
+BLOCKS = set(BLOCK_NAMES.split())  # elements that end a sentence; all others may occur inside a sentence
 UNTRANSLATED_ELEMENTS = set(re.findall("\\w+", "code kbd math pre samp script style svg template textarea tt var"))
 BREAK = "\x1e"  # represents <br> in a text, and ends a line there
 
@@ -69,8 +65,7 @@ def translate_html(translator: TranslationPipeline, source: str, **options: Any)
         ValueError: If several translations are requested or the tokenizer does not return offsets.
     """
     segments = list(split_segments(tokenize_html(source)))
-    is_text = [any(token.kind == "text" for token in segment) for segment in segments]
-    trees = {i: build_inline_tree(segment) for i, segment in enumerate(segments) if is_text[i]}
+    trees = {i: build_inline_tree(each) for i, each in enumerate(segments) if "text" in {token.kind for token in each}}
     texts = [collapse_line_breaks(text) for text, _ in trees.values()]
     documents = iter(translate_documents(translator, texts, **options, return_alignments=True))
     return "".join(
