@@ -236,7 +236,7 @@ def validate_supported_options(model: Any, config: GenerationConfig, model_kwarg
         **dict.fromkeys(unsupported_options(config), True),
         **{name: value is not None for name, value in model_kwargs.items() if name not in SUPPORTED_MODEL_KWARGS},
         "a non-empty past_key_values": cache is not None and cache.get_seq_length() > 0,
-        "a decoder_attention_mask that is not 2-dimensional": prompt_mask is not None and prompt_mask.ndim != 2,
+        "decoder_attention_mask that is not 2-dimensional": prompt_mask is not None and prompt_mask.ndim != 2,
         "prompts or prefixes of PEFT (prepare_inputs_for_generation)": "prepare_inputs_for_generation" in vars(model),
         "sharded weights (tensor parallelism, FSDP)": any(isinstance(each, DTensor) for each in model.parameters()),
     }

@@ -196,7 +196,7 @@ def test_the_limit_of_a_translation_is_the_pipelines(random_translator, own, opt
 
 
 def test_several_translations_are_refused(reversing):
-    with pytest.raises(ValueError, match="leave num_return_sequences out"):
+    with pytest.raises(ValueError, match="num_return_sequences must be 1"):
         translate_document(reversing, "a", num_return_sequences=2)
 
 
