@@ -32,14 +32,14 @@ def dotted(repository: Path, path: Path) -> str:
 
 def imported(repository: Path, path: Path, tree: ast.AST | None = None) -> set[str]:
     """Return the dotted names of the modules and objects that a file, or a syntax tree of it, imports."""
-    here = dotted(repository, path).split(".")
-    folder = here if path.name == "__init__.py" else here[:-1]
+    parts = dotted(repository, path).split(".")
+    package = parts if path.name == "__init__.py" else parts[:-1]
     names = set()
     for node in ast.walk(tree or ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            parts = [*folder[: len(folder) - node.level + 1], node.module or ""] if node.level else [node.module]
+            parts = [*package[: len(package) - node.level + 1], node.module or ""] if node.level else [node.module]
             name = ".".join(part for part in parts if part)
             names |= {f"{name}.{alias.name}" for alias in node.names}
     return names

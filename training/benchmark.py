@@ -112,7 +112,7 @@ class Benchmark:
         self.speeds = {name: peak_flops(self.device, dtype, self.clock) for name, dtype in DTYPES.items()}
         self.machine = describe(self.device) | {"threads": arguments.threads, "torch": torch.__version__}
         self.machine["GFLOP/s"] = {name: round(speed / 1e9) for name, speed in self.speeds.items()}
-        self.machine["malloc"] = "default" if arguments.default_malloc else "keeps its memory"
+        self.machine["malloc"] = "default" if arguments.default_malloc else "keeps freed memory"
         print(json.dumps(self.machine), flush=True)
 
     def measure(self, name: str) -> None:

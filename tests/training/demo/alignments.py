@@ -142,7 +142,7 @@ def without_numbers(text: str) -> tuple[str, list[str], list[int | None]]:
     marked = re.findall("(?:\\w|⟦\\d+⟧)+|[^\\w\\s]", text)
     words = [plain[start:end].lower() for start, end in word_spans(plain)]
     assert [NUMBERED.sub("", word).lower() for word in marked] == words
-    return plain, words, [int(found[1]) if (found := NUMBERED.search(word)) else None for word in marked]
+    return plain, words, [int(match[1]) if (match := NUMBERED.search(word)) else None for word in marked]
 
 
 def articles(words: list[str], units: list[int | None]) -> dict[int, int]:
@@ -167,8 +167,8 @@ def main() -> None:
         translator = load_translator(arguments.checkpoint)
         gold = aligned_sentences(arguments.sentences, arguments.seed)
         sources, targets, sure, _ = zip(*gold, strict=True)
-        found = align(translator.model, translator.tokenizer, sources, targets)
-        rate = error_rate((to_word_links(*pair) for pair in zip(found, gold, strict=True)), gold)
+        alignments = align(translator.model, translator.tokenizer, sources, targets)
+        rate = error_rate((to_word_links(*pair) for pair in zip(alignments, gold, strict=True)), gold)
         links = sum(map(len, sure))
         print(f"alignment error rate {rate:.1f} % on {len(gold)} sentences, which have {links} sure links")
 

@@ -30,19 +30,24 @@ def sentences():
 
 
 def test_links_of_negated_future(sentences):
-    found = sentences["He will not look for her sweet strawberry patiently."]
-    assert found.target == "Er wird ihre süße Erdbeere nicht geduldig suchen."
+    sentence = sentences["He will not look for her sweet strawberry patiently."]
+    assert sentence.target == "Er wird ihre süße Erdbeere nicht geduldig suchen."
     sure = "He-Er not-nicht look-suchen for-suchen her-ihre sweet-süße strawberry-Erdbeere patiently-geduldig .-."
-    assert link_words(found, found.sure) == set(sure.split())
-    assert link_words(found, found.possible - found.sure) == {"will-wird", "will-suchen", "look-wird", "for-wird"}
+    assert link_words(sentence, sentence.sure) == set(sure.split())
+    assert link_words(sentence, sentence.possible - sentence.sure) == {
+        "will-wird",
+        "will-suchen",
+        "look-wird",
+        "for-wird",
+    }
 
 
 def test_links_of_contraction_and_expression(sentences):
-    found = next(each for each in sentences.values() if " im Sommer" in each.target)
-    assert {"in-im", "summer-Sommer"} <= link_words(found, found.sure)
-    found = sentences["Does the guest forget the pillow every morning?"]
+    sentence = next(each for each in sentences.values() if " im Sommer" in each.target)
+    assert {"in-im", "summer-Sommer"} <= link_words(sentence, sentence.sure)
+    sentence = sentences["Does the guest forget the pillow every morning?"]
     sure = "the-der guest-Gast forget-Vergisst the-das pillow-Kissen every-jeden morning-Morgen ?-?"
-    assert link_words(found, found.sure) == set(sure.split())
+    assert link_words(sentence, sentence.sure) == set(sure.split())
 
 
 def test_sentences_contain_no_numbers(sentences):
@@ -104,8 +109,8 @@ def test_trained_model_aligns_reversed_words(special_tokens):
     for source, target, row in zip(sources, targets, rows, strict=True):
         links = {(i, len(row) - 1 - i) for i in range(len(row))}
         gold.append(Aligned(source, target, links, links))
-    found = align(model, tokenizer, sources, targets, heads=heads)
-    assert error_rate([to_word_links(*pair) for pair in zip(found, gold, strict=True)], gold) <= 25
+    alignments = align(model, tokenizer, sources, targets, heads=heads)
+    assert error_rate([to_word_links(*pair) for pair in zip(alignments, gold, strict=True)], gold) <= 25
     untrained = VanillaTransformerForConditionalGeneration(config).eval()
-    found = align(untrained, tokenizer, sources, targets, heads=heads)
-    assert error_rate([to_word_links(*pair) for pair in zip(found, gold, strict=True)], gold) > 50
+    alignments = align(untrained, tokenizer, sources, targets, heads=heads)
+    assert error_rate([to_word_links(*pair) for pair in zip(alignments, gold, strict=True)], gold) > 50
