@@ -1,5 +1,6 @@
 """Contents of translation tables, and their reproducibility after interruptions and with multiple processes."""
 
+import json
 import os
 from pathlib import Path
 
@@ -170,6 +171,16 @@ def test_rejects_parts_of_another_table(make_table, teacher, texts, monkeypatch)
     texts[0].write_text(texts[0].read_text().replace("dog", "cat"))
     with pytest.raises(ValueError, match="parts of another table: the text differs"):
         make_table().build()
+
+
+def test_parts_keep_their_keys(make_table, monkeypatch):
+    """A command of this version resumes the parts of an earlier one."""
+    monkeypatch.setattr(PairTableBuilder, "merge_parts", lambda self: None)
+    builder = make_table()
+    builder.build()
+    (section,) = json.loads((builder.parts / "job.json").read_text())["pieces"]
+    assert {"nearest", "weights", "lines", "sha256"} <= section.keys()
+    assert json.loads(builder.part(0, 0).read_text()).keys() == {"pairs", "left_out"}
 
 
 def test_interpolation_takes_closest_to_reference(make_table, texts):
