@@ -1,7 +1,7 @@
 """Publish the paper's beam search as a separate repository on the Hub, for any vanilla_transformer model.
 
-    python -m hub.decoding FOLDER                          # write the repository
-    python -m hub.decoding FOLDER --push user/name         # also upload it
+    python -m hub.decoding OUT                          # write the repository
+    python -m hub.decoding OUT --push user/name         # also upload it
 
 Without this package: `model.generate(**batch, custom_generate="user/name", trust_remote_code=True, num_beams=4)`.
 The code is not part of model repositories: transformers would then use it in every call of `generate()`.

@@ -80,13 +80,13 @@ def card_metadata(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_card(
-    folder: Path, repo_id: str, license: str | None = None, datasets: list[str] | None = None,
+    checkpoint: Path, repo_id: str, license: str | None = None, datasets: list[str] | None = None,
     base_model: str | None = None,
 ) -> ModelCard:  # fmt: skip
-    """Generate the model card of the checkpoint in `folder`.
+    """Generate the model card of a checkpoint.
 
     Args:
-        folder: Checkpoint directory.
+        checkpoint: Checkpoint directory.
         repo_id: Name of the repository, user/name.
         license: License identifier of the Hub.
         datasets: Training data according to the owner, used if the run did not log them.
@@ -96,10 +96,10 @@ def make_card(
         ValueError: The directory is not a checkpoint, one of its files cannot be read, or an argument contradicts the
             run's files.
     """
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} is not a checkpoint: it has no config.json.")
+    if not (checkpoint / "config.json").is_file():
+        raise ValueError(f"{checkpoint} is not a checkpoint: it has no config.json.")
     names = ("config.json", "all_results.json", "import_report.json", "recipe.yaml")
-    config, results, report, recipe = (read_mapping(folder / name) for name in names)
+    config, results, report, recipe = (read_mapping(checkpoint / name) for name in names)
     if report:  # other files in the directory belong to a different model
         results, recipe = CheckedMapping({}, results.name), CheckedMapping({}, recipe.name)
     data = results.mapping("data")
@@ -117,7 +117,7 @@ def make_card(
         model_name=name,
         eval_results=eval_results(results, data) or None,
     )
-    samples = read_samples(folder / "samples.tsv") if results else []
+    samples = read_samples(checkpoint / "samples.tsv") if results else []
     return ModelCard.from_template(
         metadata,
         template_path=str(TEMPLATE),
@@ -125,13 +125,13 @@ def make_card(
         repo_id=repo_id,
         summary=summary(recipe, report, data, base),
         example=json.dumps(samples[0][0] if samples else "A sentence.", ensure_ascii=False),
-        architecture=architecture_lines(config, count_parameters(folder)),
+        architecture=architecture_lines(config, count_parameters(checkpoint)),
         data=data_lines(results, data, datasets or []),
         training=training_lines(results, report),
         scores=score_table(results, recipe, data),
         samples=sample_table(samples),
         limits=limitations(recipe, results, data, base),
-        recipe=sanitize_recipe(recipe, results, local_paths(folder))[0].rstrip(),
+        recipe=sanitize_recipe(recipe, results, local_paths(checkpoint))[0].rstrip(),
     )
 
 

@@ -90,8 +90,8 @@ def to_spec(
 
 def banned_token_ids(model: VanillaTransformerForConditionalGeneration) -> list[int]:
     """Return the tokens that the generation config suppresses, such as the pad token of an OPUS-MT model."""
-    words = model.generation_config.bad_words_ids or []
-    return sorted({*(word[0] for word in words if len(word) == 1), *(model.generation_config.suppress_tokens or [])})
+    banned = model.generation_config.bad_words_ids or []
+    return sorted({*(ids[0] for ids in banned if len(ids) == 1), *(model.generation_config.suppress_tokens or [])})
 
 
 def stack_spec(spec_class: type, heads: int, stack: TransformerStack):

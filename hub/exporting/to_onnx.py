@@ -75,7 +75,7 @@ def native_config(model: VanillaTransformerForConditionalGeneration) -> dict[str
 
 
 def quantize_int8(graph: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
-    """Return the graph with 8-bit weights. onnxruntime writes it to a temporary file in `folder`."""
+    """Return the graph with 8-bit weights. onnxruntime writes it to a temporary file."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary, suppress_logging():
         path = Path(temporary, "quantized.onnx")
         quantize_dynamic(graph, path, weight_type=QuantType.QInt8)

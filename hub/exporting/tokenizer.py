@@ -92,7 +92,7 @@ def has_separate_vocabularies(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def tokenizer_dirs(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[Path, Path]:
-    """Return the directories of the source and target tokenizers: both are `folder`, or each is below it."""
+    """Return the directories of the source and target tokenizers: the same one, or two subdirectories."""
     if has_separate_vocabularies(tokenizer):
         return folder / "source_tokenizer", folder / "target_tokenizer"
     return folder, folder

@@ -27,7 +27,7 @@ from hub import import_checkpoint
 from hub.space import app, static_page
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
-WORDS = [*"abcdefghijklmnopqrstuvwxyz", "dog", "runs"]
+VOCABULARY = [*"abcdefghijklmnopqrstuvwxyz", "dog", "runs"]
 SIZE = {"vocab_size": 60, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 24}
 SIZE |= {"decoder_ffn_dim": 24, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
 SIZE |= {"max_position_embeddings": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -53,7 +53,7 @@ def make_checkpoint(
     def tutorial(files: list[str]) -> list:
         _, state, _, _, _ = make_reference("notebook", sizes=(31, 31))
         for name in files:
-            (tmp_path / name).write_text("\n".join(random.Random(name).sample([*SPECIAL, *WORDS[2:]], 30)))
+            (tmp_path / name).write_text("\n".join(random.Random(name).sample([*SPECIAL, *VOCABULARY[2:]], 30)))
         options = [each for name in files for each in (f"--{name}", tmp_path / name)]
         return [save_as("bare", state, tmp_path), "--num_heads", 4, *options]
 
@@ -62,7 +62,7 @@ def make_checkpoint(
         (tmp_path / "code").write_text("#version: 0.2\no g</w>\nd og</w>\n")
         if pieces:
             (tmp_path / "code").write_bytes(pieces)
-        marks = [*(f"{letter}@@" for letter in WORDS[:26]), *WORDS, "▁", "▁the"]
+        marks = [*(f"{letter}@@" for letter in VOCABULARY[:26]), *VOCABULARY, "▁", "▁the"]
         sides = [marks, marks[:-1] if two else marks]
         for language, tokens in zip(("de", "en"), sides, strict=True):
             (tmp_path / f"dict.{language}.txt").write_text("".join(f"{token} 1\n" for token in tokens))
