@@ -49,7 +49,7 @@ def to_spec(
     tokenizer: PreTrainedTokenizerBase,
     quantization: str | None = None,
 ) -> transformer_spec.TransformerSpec:
-    """Return the specification of the equivalent model for `ctranslate2.Translator`. Its `save(folder)` writes it.
+    """Return the specification of the equivalent model for `ctranslate2.Translator`. Its method `save` writes it.
 
     Sinusoidal positions are stored as a table of `config.max_position_embeddings` rows, which limits the length.
 
