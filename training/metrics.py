@@ -121,18 +121,10 @@ def compute_pair_nll(
     ensemble: Sequence[PreTrainedModel] = (),
     show: bool = True,
 ) -> list[tuple[float, int]]:
-    """Compute the negative log-likelihood of each pair.
+    """Compute (-log p(target | source) in nats, number of target tokens with EOS) of each pair.
 
-    Args:
-        model: Model.
-        tokenizer: Tokenizer of the model.
-        text: Sentence pairs.
-        batch_size: Maximum sentences per batch. Batches also have at most 2,048 tokens per side.
-        ensemble: Additional models with the same tokenizer. Token probabilities are averaged, as in `beam_search`.
-        show: Whether to show a progress bar if stderr is a terminal.
-
-    Returns:
-        (-log p(target | source) in nats, number of target tokens with EOS) of each pair.
+    Batches have at most `batch_size` sentences and 2,048 tokens per side. The token probabilities of `model` and
+    `ensemble` are averaged, as in `beam_search`. `show` enables a progress bar if stderr is a terminal.
     """
     if not len(text):
         return []

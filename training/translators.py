@@ -21,10 +21,7 @@ GREEDY_OVERRIDES = {"length_penalty": None, "early_stopping": None}  # transform
 def load_translator(checkpoints: str | Sequence[str], device: str | None = None) -> TranslationPipeline:
     """Load the pipeline of a checkpoint, or of an ensemble whose probabilities are averaged.
 
-    Args:
-        checkpoints: Directory or repository on the Hub, or several with the same tokenizer. The first one defines the
-            generation config.
-        device: Device such as "cuda:1". Defaults to a GPU, if available.
+    The first checkpoint defines the generation config. `device` defaults to a GPU, if available.
 
     Raises:
         ValueError: If a checkpoint cannot be loaded or does not translate, or if the tokenizers differ.

@@ -197,7 +197,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(programs, recipe, tmp_
         ("distill", ["RUN", "--source", "SOURCE", "--target", "LONGER", "--output", "NEW.tsv"], "line i of one"),
         ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW.tsv", "--with_references"], "requires --target"),
         ("distill", ["RUN", "--source", "SOURCE", "--output", "SOURCE"], "already exists"),
-        ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW"], "give the name of a .tsv file"),
+        ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW"], "must end with .tsv"),
         ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW.tsv", "--nbest", "3", "--num_beams", "2"], "fewer"),
         ("distill", ["RUN", "DATA", "--source", "SOURCE", "--output", "NEW.tsv"], "is not a checkpoint"),
     ],

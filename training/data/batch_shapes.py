@@ -44,9 +44,6 @@ def choose_shapes(lengths: np.ndarray, max_tokens: int, batches_per_update: int 
         lengths: Tokens of source and target of each pair: (pairs, 2).
         max_tokens: Maximum of rows times longer side. A single longer pair may exceed it.
         batches_per_update: The number of batches of each shape is a multiple of this.
-
-    Returns:
-        Shapes in ascending order.
     """
     longest = lengths.max(1)
     ends = np.unique(longest)
@@ -104,12 +101,7 @@ def batch_by_shapes(
     """Yield batches as the index of a shape and the indices of pairs. The pairs of a shape are distributed evenly.
 
     Each group of `batches_per_update` successive batches has one shape. Batches of a shape with few pairs can be empty.
-
-    Args:
-        numbers: Index of the shape of each pair: (pairs,).
-        updates: Number of updates per shape: (shapes,).
-        batches_per_update: Batches per update.
-        rng: Generator for the order of the updates and for the pairs of each batch.
+    `numbers` is the index of the shape of each pair: (pairs,). `updates` is the number of updates per shape: (shapes,).
     """
     order = rng.permutation(np.repeat(np.arange(len(updates)), updates)).tolist()  # first, to be equal in all processes
     batches = {}
@@ -122,11 +114,7 @@ def batch_by_shapes(
 
 
 class ShapedPairs(Dataset):
-    """Dataset that is indexed by the batches of `TokenBatchSampler`: [index of a shape, index of a pair, ...].
-
-    Args:
-        data: `datasets.Dataset` with columns `input_ids` and `labels`.
-    """
+    """Dataset that is indexed by the batches of `TokenBatchSampler`: [index of a shape, index of a pair, ...]."""
 
     def __init__(self, data: Any):
         self.data = data
@@ -147,11 +135,6 @@ class FixedShapeCollator:
     """Collator that pads pairs of token ids to the shape of their batch.
 
     Missing rows are filled with one source token and no target, so that they do not contribute to the loss.
-
-    Args:
-        shapes: Shapes by index.
-        model: Model whose `prepare_decoder_input_ids_from_labels` is used.
-        pad_id: Pad token id of the source, also the source token of missing rows.
     """
 
     def __init__(self, shapes: list[Shape], model: Any, pad_id: int):

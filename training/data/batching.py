@@ -13,12 +13,8 @@ GROUPING_WINDOW = 16  # updates among which batches of similar cost are grouped
 def batch_by_tokens(lengths: np.ndarray, max_tokens: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Sort pairs by length and split their indices into batches of at most `max_tokens` tokens, including padding.
 
-    The size of a batch is its number of pairs times its longest sequence, source or target.
-
-    Args:
-        lengths: Tokens of source and target of each pair: (pairs, 2).
-        max_tokens: Maximum size of a batch. A longer pair forms a separate batch.
-        rng: Generator that shuffles pairs of equal lengths, so that batch sizes do not depend on it.
+    The size of a batch is its number of pairs times its longest sequence, source or target. A longer pair forms a
+    separate batch. `lengths` are tokens of source and target (pairs, 2). `rng` shuffles only pairs of equal lengths.
     """
     longest = lengths.max(1)
     order = np.lexsort((rng.random(len(lengths)), lengths[:, 1], lengths[:, 0], longest))

@@ -4,9 +4,9 @@ A checkpoint takes and returns raw text. Quotes, dashes and dots are normalized 
 and words are split as by tokenizer.perl. Both follow sacremoses, without escapes (`&apos;`).
 A shared vocabulary has no language, so one rule applies to all languages. Where the rules of Moses differ by language:
 
-    apostrophes     English `don 't`, `dog 's`; French `l' homme`, after a listed word; German as English
-    abbreviations   those of English, German and French all keep their period
-    `",` and `,"`   are unchanged; Moses swaps the two characters, in a direction that depends on the language
+- Apostrophes: English `don 't`, `dog 's`; French `l' homme`, after a listed word; German as English.
+- Abbreviations of English, German and French all keep their period.
+- `",` and `,"` are unchanged. Moses swaps the two characters, in a direction that depends on the language.
 
 No characters are inserted: a split is a token boundary, and a space belongs to the following token. Decoding is
 therefore exact except for the normalization.

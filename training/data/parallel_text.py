@@ -76,11 +76,7 @@ def pair_of_row(row: Any, languages: tuple[str, str], name: str) -> tuple[str, s
 
 
 def invalid_pair_reason(row: tuple) -> str | None:
-    """Return why a row is invalid, or None if it is valid.
-
-    Args:
-        row: (source, target, additional targets ...) or (source,). None is text that is not UTF-8.
-    """
+    """Return why a row of texts is invalid, or None. In a row, None means text that is not UTF-8."""
     if None in row:
         return "not UTF-8"
     if any(map(INVALID_CHARACTERS.search, row)):
@@ -91,13 +87,7 @@ def invalid_pair_reason(row: tuple) -> str | None:
 
 
 def collect_valid_pairs(rows: Iterable[tuple], name: str, on_bad_lines: str | None) -> ParallelText:
-    """Return the valid pairs of rows. Raises ValueError for invalid ones unless `on_bad_lines` is "drop".
-
-    Args:
-        rows: Rows as for `invalid_pair_reason`.
-        name: Name of the file or dataset in messages.
-        on_bad_lines: Value of the option --on_bad_lines, or None if the program has no such option.
-    """
+    """Return the valid pairs of rows. Raises ValueError for invalid ones unless `on_bad_lines` is "drop"."""
     text = ParallelText([], [])
     references: list[list[str]] = []
     invalid: dict[str, array] = {}

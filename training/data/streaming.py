@@ -22,11 +22,8 @@ from training.data.tokenization import CHUNK_SIZE, length_filters, tokenize_rows
 def stream_pairs(arguments: DataArguments, held_out: Container[str] = ()) -> IterableDataset:
     """Stream the training set with columns `source` and `target`. The dataset is resumable.
 
-    Invalid pairs are dropped if `on_bad_lines` is "drop". Otherwise they raise ValueError.
-
-    Args:
-        arguments: Data arguments.
-        held_out: Sources of validation and test data. Pairs with such a source are dropped.
+    Invalid pairs are dropped if `on_bad_lines` is "drop". Otherwise they raise ValueError. Pairs whose source is in
+    `held_out` are dropped.
     """
     languages = (arguments.source_lang, arguments.target_lang)
     if use_dataset(arguments):
@@ -116,13 +113,7 @@ class TokenBatchStream(TorchIterableDataset):
     def set_batch_shapes(
         self, shapes: list[Shape], batches_per_update: int, max_over_processes: Callable[[np.ndarray], np.ndarray]
     ) -> None:
-        """Use fixed batch shapes from now on. One of them must fit the longest pairs.
-
-        Args:
-            shapes: Batch shapes.
-            batches_per_update: Gradient accumulation steps. This many successive batches have one shape.
-            max_over_processes: Function that returns the maximum of an array over all processes.
-        """
+        """Use fixed batch shapes. `max_over_processes` returns the maximum of an array over all processes."""
         self._shapes, self._batches_per_update = shapes, batches_per_update
         self._max_over_processes = max_over_processes
 

@@ -114,16 +114,7 @@ def validate_eval_lengths(
     arguments: DataArguments,
     positions: int = sys.maxsize,
 ) -> None:
-    """Raise ValueError if validation or test sentences are too long for attention to fit into memory.
-
-    Only training pairs are filtered by length.
-
-    Args:
-        corpus: Splits by name.
-        tokenizer: Tokenizer.
-        arguments: Data arguments with `max_length`.
-        positions: Number of positions of the model. Defaults to no limit.
-    """
+    """Raise ValueError if validation or test sentences, which are not filtered, have too many tokens for attention."""
     limit = min(max(EVAL_LENGTH_FACTOR * arguments.max_length, MIN_EVAL_LENGTH_LIMIT), positions)
     remedy = f"increase max_length={arguments.max_length} ({EVAL_LENGTH_FACTOR} times as many are allowed)"
     if limit == positions:

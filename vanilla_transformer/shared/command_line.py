@@ -43,10 +43,7 @@ class CommandLineParser(argparse.ArgumentParser):
     """Argument parser whose options have underscores, as recipe keys do. Dashes are accepted as well.
 
     An invalid option ends the program with status 2 and one line on stderr, which suggests the closest option name.
-
-    Args:
-        prog: Name of the module, as typed after `python -m`.
-        doc: Docstring of the module. Its first paragraph is the description in `--help`.
+    `prog` is the name of the module. The first paragraph of its docstring `doc` is the description in `--help`.
     """
 
     def __init__(self, prog: str, doc: str | None = None, **options: Any):

@@ -59,12 +59,7 @@ def load_model(checkpoint: str | Path, name: str = "", **options: Any) -> Any:
 
 
 def validate_weights(model: Any, loading_info: dict[str, Any]) -> None:
-    """Raise ValueError for missing, unexpected or mismatched weights, and for values that are not finite.
-
-    Args:
-        model: Loaded model.
-        loading_info: Second result of `from_pretrained(output_loading_info=True)`.
-    """
+    """Raise ValueError for missing, unexpected or mismatched weights, and for values that are not finite."""
     for name, stored_shape, expected_shape in loading_info["mismatched_keys"]:
         raise ValueError(f"{name} is {tuple(stored_shape)}, but config.json requires {tuple(expected_shape)}")
     parameters = dict(model.named_parameters())
