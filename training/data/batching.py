@@ -44,7 +44,6 @@ class TokenBatchSampler(Sampler[list[int]]):
     Args:
         lengths: Tokens of source and target of each pair: (pairs, 2).
         max_tokens: Maximum size of a batch. A longer pair forms a separate batch.
-        seed: Random seed.
         batches_per_update: Processes times gradient accumulation steps.
         shapes: Result of `choose_shapes`, if the batches have fixed shapes.
     """

@@ -19,8 +19,6 @@ class ParallelText:
     """Sentence pairs of one split: `targets[i]` is the translation of `sources[i]`.
 
     Args:
-        sources: Source sentences.
-        targets: Target sentences.
         line_numbers: 1-based line of each pair in its file. Defaults to 1, 2, ...
         references: All accepted targets of each pair, if a file has several.
         dropped: Number of dropped pairs by reason.

@@ -81,16 +81,8 @@ class TokenBatchStream(TorchIterableDataset):
     the number of updates of each shape, and a process with fewer pairs returns smaller batches. A batch is then the
     index of its shape and pairs of token ids, as `FixedShapeCollator` expects.
 
-    Args:
-        pairs: Resumable dataset with columns `source` and `target`.
-        tokenizer: Tokenizer of the pairs.
-        arguments: Data arguments with length filters and `buffer_size`.
-        max_tokens: Maximum size of a batch, as in `TokenBatchSampler`.
-        seed: Random seed of the order.
-
-    Attributes:
-        pairs_read: Number of pairs in the buffers that were read for training.
-        pairs_dropped: Number of these pairs that the length filters dropped.
+    `pairs` is a resumable dataset with columns `source` and `target`. `pairs_read` counts the pairs in the buffers that
+    were read for training, `pairs_dropped` those that the length filters dropped.
     """
 
     def __init__(

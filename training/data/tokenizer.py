@@ -69,11 +69,7 @@ def train_backend(
 def train_tokenizer(
     sources: list[str], targets: list[str], arguments: TokenizerArguments
 ) -> PreTrainedTokenizerFast | VanillaTransformerTokenizer:
-    """Train a tokenizer for both languages with one vocabulary or two, or load the one of `tokenizer_path`.
-
-    Raises:
-        ValueError: If `tokenizer_path` cannot be used.
-    """
+    """Train a tokenizer for both languages with one vocabulary or two, or load the one of `tokenizer_path`."""
     if arguments.tokenizer_path is not None:
         return load_training_tokenizer(arguments.tokenizer_path, "tokenizer_path")
     settings = arguments.tokenizer_type, arguments.tokenizer_vocab_size, arguments.lowercase, arguments.moses

@@ -25,10 +25,8 @@ FREE_SPACE = "{free:,.0f} MiB are free on this disk"
 def atomic_write(out: Path) -> Iterator[Path]:
     """Context manager: yield a temporary path next to `out` for a file or a directory.
 
-    It is renamed to `out` on success and deleted on failure. Leftovers of a killed process are deleted first.
-
-    Raises:
-        OSError: If the path cannot be written.
+    It is renamed to `out` on success and deleted on failure. Leftovers of a killed process are deleted first. Raises
+    OSError if the path cannot be written.
     """
     temporary = out.with_name(f"{out.name}.unfinished")
     with wrap_write_errors(out):

@@ -54,7 +54,6 @@ class NativeArchitecture:
     """A native Transformers architecture, described by fields of `VanillaTransformerConfig`.
 
     Args:
-        model_class: Class of transformers.
         norm_position: Only pre-norm classes have a final LayerNorm.
         embedding_norm: Whether a LayerNorm follows the embeddings.
         positions: "computed": sinusoids of section 3.5 (not saved), sines before cosines. "learned": a table.
@@ -138,10 +137,7 @@ def to_transformers(
     """Convert a model to an equal native Transformers model, in evaluation mode and with the same generation config.
 
     Sinusoids become a table of `config.max_position_embeddings` positions, which limits the sentence length.
-
-    Args:
-        model: Model to convert.
-        architecture: Target class. Defaults to the first of `NATIVE_ARCHITECTURES` that fits.
+    `architecture` defaults to the first of `NATIVE_ARCHITECTURES` that fits.
 
     Raises:
         ValueError: If the class cannot express the model.
