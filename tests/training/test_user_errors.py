@@ -172,9 +172,13 @@ def test_a_folder_that_holds_something_else_is_left_alone(programs, recipe, tmp_
         ("score", ["RUN", "--source", "SOURCE"], "Set --reference"),
         ("score", ["RUN", "--source", "SOURCE", "--reference", "LONGER"], "line i of one must translate line i"),
         ("score", ["RUN", "--source", "SOURCE", "--reference", "REFERENCE", "--output", "SOURCE"], "already exists"),
-        ("score", ["RUN", "--source", "SOURCE", "--reference", "REFERENCE", "--compare", "RUN"], "the same checkpoint"),
+        (
+            "score",
+            ["RUN", "--source", "SOURCE", "--reference", "REFERENCE", "--compare", "RUN"],
+            "must be another checkpoint",
+        ),
         ("average", ["RUN", "RUN", "--last", "2"], "already exists"),
-        ("average", ["NEW", "RUN", "--last", "9"], "has 3 whole checkpoints"),
+        ("average", ["NEW", "RUN", "--last", "9"], "has only 3 complete checkpoints"),
         ("average", ["NEW", "DATA"], "is not a checkpoint"),
         ("average", ["NEW", "DATA", "--last", "1"], "has no checkpoint-N directories"),
         (
@@ -198,7 +202,11 @@ def test_a_folder_that_holds_something_else_is_left_alone(programs, recipe, tmp_
         ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW.tsv", "--with_references"], "requires --target"),
         ("distill", ["RUN", "--source", "SOURCE", "--output", "SOURCE"], "already exists"),
         ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW"], "must end with .tsv"),
-        ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW.tsv", "--nbest", "3", "--num_beams", "2"], "fewer"),
+        (
+            "distill",
+            ["RUN", "--source", "SOURCE", "--output", "NEW.tsv", "--nbest", "3", "--num_beams", "2"],
+            "must be at most --num_beams 2",
+        ),
         ("distill", ["RUN", "DATA", "--source", "SOURCE", "--output", "NEW.tsv"], "is not a checkpoint"),
     ],
 )
