@@ -1,4 +1,4 @@
-"""What the tests of training share: its programs."""
+"""Fixtures for the tests of training: programs and a finished run."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ import pytest
 
 @pytest.fixture(scope="session")
 def programs(start_programs):
-    verbs = ("train", "average", "score", "translate", "diversify", "distill")
-    with start_programs(*(f"training.{verb}" for verb in verbs)) as server:
+    names = ("train", "average", "score", "translate", "diversify", "distill")
+    with start_programs(*(f"training.{name}" for name in names)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def finished(programs, make_recipe, tmp_path_factory) -> Path:
-    """The folder of a finished run, its data beside it; checkpoints 2, 4 and 6."""
+    """Output directory of a finished run with checkpoints 2, 4 and 6, next to its data."""
     folder = tmp_path_factory.mktemp("finished")
     arguments = ("--save_steps", "2", "--eval_steps", "2", "--save_total_limit", "9", "--learning_rate", "0.01")
     programs.run("training.train", make_recipe(folder), *arguments)

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint is one line that names it, the file and a cure."""
+"""Errors of damaged checkpoints: one line with the checkpoint, the file and a suggested action."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from training.translators import load_translator
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, rust_panics_as_errors
 
-# At these tokenizers panics
+# tokenizers that make the tokenizers library panic
 CONTINUED = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
 CONTINUED["continuing_subword_prefix"] = "much longer than any token"
 NAMELESS = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "</s>", "type_id": 0}}], "pair": []}
@@ -28,7 +28,7 @@ def checkpoint(tmp_path, make_model, make_tokenizer) -> Path:
     return folder
 
 
-def test_a_whole_checkpoint_is_loaded(checkpoint):
+def test_loads_valid_checkpoint(checkpoint):
     model = load_model(checkpoint, dropout=0.3)
     assert (model.config.dropout, model.training) == (0.3, False)
     assert load_tokenizer(checkpoint)("the dog runs")["input_ids"]
@@ -36,7 +36,7 @@ def test_a_whole_checkpoint_is_loaded(checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "told"),
+    ("name", "damage", "message"),
     [
         ("config.json", {"d_model": "x"}, "config.json cannot be used .*d_model"),
         ("config.json", {"d_model": 64}, r"the weights cannot be used .* is \(.*\), but config.json requires \("),
@@ -59,7 +59,7 @@ def test_a_whole_checkpoint_is_loaded(checkpoint):
         ("model.safetensors", None, "the weights cannot be used"),
     ],
 )
-def test_a_damaged_file_is_told_in_a_line(checkpoint, capfd, name, damage, told):
+def test_damaged_file_is_reported_in_one_line(checkpoint, capfd, name, damage, message):
     path = checkpoint / name
     if isinstance(damage, dict):
         path.write_text(json.dumps(json.loads(path.read_text()) | damage))
@@ -68,34 +68,34 @@ def test_a_damaged_file_is_told_in_a_line(checkpoint, capfd, name, damage, told)
     else:
         path.write_bytes(damage)
     capfd.readouterr()
-    with pytest.raises(ValueError, match=told) as error:
+    with pytest.raises(ValueError, match=message) as error:
         load_translator(str(checkpoint))
     assert str(error.value).startswith(str(checkpoint))
     assert len(str(error.value).splitlines()) == 1
     assert capfd.readouterr().err == ""
 
 
-def test_weights_that_are_cut_missing_or_no_numbers(checkpoint):
+def test_rejects_truncated_missing_and_nonfinite_weights(checkpoint):
     path = checkpoint / "model.safetensors"
-    whole, state = path.read_bytes(), load_file(path)
+    content, state = path.read_bytes(), load_file(path)
     name = "model.encoder.layers.0.feed_forward.fc1.weight"
-    for change, told in (
-        (lambda: path.write_bytes(whole[:-9]), "the weights cannot be used"),
+    for change, message in (
+        (lambda: path.write_bytes(content[:-9]), "the weights cannot be used"),
         (lambda: save_file({key: state[key] for key in state if key != name}, path, {"format": "pt"}), name),
         (lambda: save_file(state | {name: state[name] * torch.nan}, path, {"format": "pt"}), "not finite"),
     ):
         change()
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             load_model(checkpoint)
 
 
-def test_a_tokenizer_of_another_model_is_refused(checkpoint, make_model):
+def test_rejects_tokenizer_of_another_model(checkpoint, make_model):
     make_model(vocab_size=20).save_pretrained(checkpoint)
     with pytest.raises(ValueError, match=r"its tokenizer has \d+ tokens, and its model 20"):
         load_translator(str(checkpoint))
 
 
-def test_what_others_write_to_stderr_while_a_checkpoint_is_loaded_is_not_lost(capfd):
+def test_keeps_stderr_of_other_libraries_while_loading(capfd):
     for write in (lambda: os.write(2, b"below Python\n"), lambda: print("by Python", file=sys.stderr)):
         with rust_panics_as_errors():
             write()

@@ -1,4 +1,4 @@
-"""Going on from somebody's checkpoint: all weights or low-rank updates, ours or another class."""
+"""Fine-tuning of checkpoints: all weights or LoRA, vanilla_transformer and other classes."""
 
 import json
 from pathlib import Path
@@ -26,12 +26,12 @@ OTHERS |= {"decoder_ffn_dim": 64, "encoder_attention_heads": 2, "decoder_attenti
 
 @pytest.fixture
 def make_base(tmp_path, make_model, make_tokenizer, train_bpe, sentences, special_tokens):
-    """A checkpoint folder of a class."""
+    """Return the directory of a checkpoint of a class."""
 
     def make(kind: str) -> Path:
         folder = tmp_path / "base"
-        if kind == "ours" or kind == "two vocabularies":
-            tokenizer, sizes = make_tokenizer(kind == "ours")
+        if kind in ("vanilla", "two vocabularies"):
+            tokenizer, sizes = make_tokenizer(kind == "vanilla")
             model = make_model(**sizes)
         elif kind == "marian":
             tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(sentences["en"], 60), **special_tokens)
@@ -50,7 +50,7 @@ def make_base(tmp_path, make_model, make_tokenizer, train_bpe, sentences, specia
 
 @pytest.fixture
 def tune(programs, tmp_path, make_recipe):
-    """Runs the training program on a base model, with the small corpus; the output folder."""
+    """Fine-tune a base model on the small corpus, and return the output directory."""
     data = Path(next(line for line in make_recipe(tmp_path).read_text().splitlines() if "data_dir" in line).split()[1])
     recipe = tmp_path / "tune.yaml"
     recipe.write_text(
@@ -67,8 +67,8 @@ def tune(programs, tmp_path, make_recipe):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ours", "two vocabularies", "marian", "bart"])
-def test_any_class_goes_on_from_its_weights(make_base, tune, kind):
+@pytest.mark.parametrize("kind", ["vanilla", "two vocabularies", "marian", "bart"])
+def test_starts_from_the_weights_of_any_class(make_base, tune, kind):
     base = make_base(kind)
     folder = tune(base, "--learning_rate", "1e-9", "--warmup_steps", "0")
     before, after = (load_file(each / "model.safetensors") for each in (base, folder))
@@ -82,12 +82,12 @@ def test_any_class_goes_on_from_its_weights(make_base, tune, kind):
     assert "test_bleu" in results
     recipe = (folder / "recipe.yaml").read_text()
     assert f"base_model: {base}" in recipe
-    assert "d_model" not in recipe  # the default, which is not this model's
+    assert "d_model" not in recipe  # the default, which differs from this model
 
 
 @pytest.mark.slow
-def test_all_weights_learn(make_base, tune):
-    base = make_base("ours")
+def test_trains_all_weights(make_base, tune):
+    base = make_base("vanilla")
     folder = tune(base, "--dropout", "0.3")
     before, after = (load_file(each / "model.safetensors") for each in (base, folder))
     assert all(not torch.equal(before[name], after[name]) for name in before if "k_proj.bias" not in name)
@@ -95,8 +95,8 @@ def test_all_weights_learn(make_base, tune):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ours", "marian"])
-def test_lora_is_merged_into_the_weights_and_kept_beside_them(make_base, tune, kind):
+@pytest.mark.parametrize("kind", ["vanilla", "marian"])
+def test_lora_is_merged_and_saved_as_adapter(make_base, tune, kind):
     base = make_base(kind)
     folder = tune(base, "--lora_rank", "2", "--learning_rate", "0.01")
     before, after = (load_file(each / "model.safetensors") for each in (base, folder))
@@ -112,18 +112,19 @@ def test_lora_is_merged_into_the_weights_and_kept_beside_them(make_base, tune, k
 
 
 @pytest.mark.slow
-def test_lora_goes_on_bit_for_bit(make_base, tune, programs, tmp_path):
-    base = make_base("ours")
-    whole = tune(base, "--lora_rank", "2", "--output_dir", str(tmp_path / "whole")) and tmp_path / "whole"
+def test_lora_resumes_bit_for_bit(make_base, tune, programs, tmp_path):
+    base = make_base("vanilla")
+    uninterrupted = tmp_path / "uninterrupted"
+    tune(base, "--lora_rank", "2", "--output_dir", str(uninterrupted))
     tune(base, "--lora_rank", "2")
-    cut = tmp_path / "tuned"
-    (cut / "all_results.json").unlink()
-    (cut / "model.safetensors").unlink()
-    for path in (cut / "checkpoint-6").iterdir():
+    resumed = tmp_path / "tuned"
+    (resumed / "all_results.json").unlink()
+    (resumed / "model.safetensors").unlink()
+    for path in (resumed / "checkpoint-6").iterdir():
         if path.is_file():
-            path.unlink()  # only the one after 3 updates is whole
+            path.unlink()  # only checkpoint-3 is valid
     tune(base, "--lora_rank", "2")
-    first, second = (load_file(folder / "model.safetensors") for folder in (whole, cut))
+    first, second = (load_file(folder / "model.safetensors") for folder in (uninterrupted, resumed))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -138,11 +139,11 @@ def test_lora_goes_on_bit_for_bit(make_base, tune, programs, tmp_path):
         (["base", "--push_to_hub", "true", "--hub_strategy", "every_save"], "is uploaded at the end"),
     ],
 )
-def test_what_contradicts_the_base_is_refused(tune, arguments, message):
+def test_rejects_keys_that_contradict_the_base_model(tune, arguments, message):
     assert message in tune(*arguments, status=2).stderr
 
 
-def test_the_papers_learning_rate_is_for_fresh_weights(programs, tmp_path):
+def test_requires_learning_rate_and_base_model(programs, tmp_path):
     for name, line, message in (("base", "base_model: base", "base_model requires learning_rate"),
                                 ("lora", "lora_rank: 2", "lora_rank requires base_model")):  # fmt: skip
         recipe = tmp_path / f"{name}.yaml"
@@ -150,8 +151,8 @@ def test_the_papers_learning_rate_is_for_fresh_weights(programs, tmp_path):
         assert message in programs.run("training.train", recipe, status=2).stderr
 
 
-def test_a_folder_is_the_same_base_before_and_after_it_is_there(tmp_path, monkeypatch):
-    """Otherwise a run that was started too early could not be started again."""
+def test_base_model_path_does_not_depend_on_its_existence(tmp_path, monkeypatch):
+    """Otherwise a run that was started too early could not be resumed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "next.yaml").write_text("base_model: ./first\noutput_dir: out\nlearning_rate: 0.001\n")
     before = read_recipe(["next.yaml"]).training.base_model

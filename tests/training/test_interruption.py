@@ -1,4 +1,4 @@
-"""Kills, Ctrl-C and full disks at the verbs: no half-written result has its final name."""
+"""Kills, Ctrl-C and full disks: no incomplete result has its final name."""
 
 import json
 import os
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 CTRL_C = """
 from pathlib import Path
 def replace(self, target, os=os, original=Path.replace):
-    if self.name.endswith(".unfinished"):  # all is written, and it would get its name now
+    if self.name.endswith(".unfinished"):  # everything is written, before the final rename
         os.kill(os.getpid(), 2)
     return original(self, target)
 Path.replace = replace
@@ -27,7 +27,7 @@ FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))"
 
 @pytest.fixture
 def long_text(finished, tmp_path) -> tuple[Path, Path]:
-    """The test set, many times."""
+    """The test set, repeated 40 times."""
     paths = []
     for language in ("en", "de"):
         path = tmp_path / f"long.{language}"
@@ -37,21 +37,21 @@ def long_text(finished, tmp_path) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def commands(finished, long_text, tmp_path):
-    """Each verb that writes: its arguments for an output."""
+def arguments_of(finished, long_text, tmp_path):
+    """Return the arguments of a command that writes an output."""
     source, target = long_text
     pair = ("--source", source, "--target", target)
 
-    def arguments(verb: str, out: Path) -> tuple:
+    def make(command: str, out: Path) -> tuple:
         return {
             "translate": (finished, "--input", source, "--output", out, "--num_beams", "1", "--batch_size", "2"),
             "diversify": (finished, finished / "checkpoint-4", *pair, "--output", out),
             "distill": (finished, *pair, "--output", out, "--batch_size", "2", "--keep_copies"),
             "average": (out, finished, "--last", "3"),
             "score": (finished, "--source", source, "--reference", target, "--nll", "--per_pair_output", out),
-        }[verb]
+        }[command]
 
-    return arguments
+    return make
 
 
 def same(one: Path, other: Path) -> bool:
@@ -63,56 +63,54 @@ def same(one: Path, other: Path) -> bool:
     return names[0] == names[1] and all(first[name].equal(second[name]) for name in first)
 
 
-@pytest.mark.parametrize("verb", ["translate", "distill", "average", "score"])
-def test_kills_at_random_moments_leave_whole_results_or_none(
-    programs, commands, kill_at_random_moments, tmp_path, verb
-):
-    expected = tmp_path / ("whole.tsv" if verb == "distill" else "whole")
-    programs.run(f"training.{verb}", *commands(verb, expected))
+@pytest.mark.parametrize("command", ["translate", "distill", "average", "score"])
+def test_results_are_complete_or_absent_after_kills(programs, arguments_of, kill_at_random_moments, tmp_path, command):
+    expected = tmp_path / ("expected.tsv" if command == "distill" else "expected")
+    programs.run(f"training.{command}", *arguments_of(command, expected))
     out = expected.with_stem("killed")
 
-    def look() -> None:
+    def check() -> None:
         if out.exists():
             assert same(expected, out)
             shutil.rmtree(out) if out.is_dir() else out.unlink()
 
-    kill_at_random_moments(lambda: programs.start(f"training.{verb}", *commands(verb, out)), look)
-    programs.run(f"training.{verb}", *commands(verb, out))
+    kill_at_random_moments(lambda: programs.start(f"training.{command}", *arguments_of(command, out)), check)
+    programs.run(f"training.{command}", *arguments_of(command, out))
     assert same(expected, out)
     assert not list(tmp_path.glob("*.unfinished")) + list(tmp_path.glob("*.parts"))
 
 
-@pytest.mark.parametrize("verb", ["translate", "distill", "average", "score"])
-def test_ctrl_c_and_a_full_disk_leave_nothing(programs, commands, tmp_path, verb):
+@pytest.mark.parametrize("command", ["translate", "distill", "average", "score"])
+def test_ctrl_c_and_full_disk_leave_no_files(programs, arguments_of, tmp_path, command):
     out = tmp_path / "out.tsv"
     before = set(tmp_path.iterdir())
-    size = 20_000 if verb == "average" else 4_000
-    process = programs.run(f"training.{verb}", *commands(verb, out), before=FULL.format(size), status=2)
+    size = 20_000 if command == "average" else 4_000
+    process = programs.run(f"training.{command}", *arguments_of(command, out), before=FULL.format(size), status=2)
     assert len(process.stderr.splitlines()) == 1, process.stderr
     assert f"{out} could not be written" in process.stderr
     assert "MiB are free" in process.stderr
-    process = programs.run(f"training.{verb}", *commands(verb, out), before=CTRL_C, status=130)
+    process = programs.run(f"training.{command}", *arguments_of(command, out), before=CTRL_C, status=130)
     assert "Traceback" not in process.stderr
-    parts = tmp_path / "out.tsv.parts"  # what is done of a table of translations stays, to be resumed
+    parts = tmp_path / "out.tsv.parts"  # finished parts of a table are kept for resuming
     parts.exists() and shutil.rmtree(parts)
     assert set(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("verb", ["translate", "score"])
-def test_a_full_stdout_is_a_line(programs, finished, test_files, verb):
+@pytest.mark.parametrize("command", ["translate", "score"])
+def test_full_stdout_is_reported_in_one_line(programs, finished, test_files, command):
     arguments = {
         "translate": (finished, "--input", test_files[0]),
         "score": (finished, "--source", test_files[0], "--reference", test_files[1], "--nll"),
-    }[verb]
+    }[command]
     full = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)"
-    process = programs.run(f"training.{verb}", *arguments, before=full, status=2)
+    process = programs.run(f"training.{command}", *arguments, before=full, status=2)
     assert "No space left" in process.stderr
     assert "Traceback" not in process.stderr
     assert "Exception ignored" not in process.stderr
 
 
-def test_a_final_model_that_finds_no_room_is_told(programs, recipe, tmp_path):
-    """The checkpoints are on the disk already; the same command then goes on from the last."""
+def test_full_disk_while_saving_the_final_model(programs, recipe, tmp_path):
+    """The same command resumes from the last checkpoint."""
     arguments = (recipe, "--save_strategy", "no")
     process = programs.run("training.train", *arguments, before=FULL.format(60_000), status=2)
     assert "could not be written" in process.stderr
@@ -122,8 +120,8 @@ def test_a_final_model_that_finds_no_room_is_told(programs, recipe, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["recipe.yaml", "tokenizer.json", "tokenizer_config.json", "all_results.json"])
-def test_a_kill_while_a_file_of_the_run_is_written(programs, recipe, tmp_path, name):
-    """In the middle of what matters most: the file is there whole, or not at all, and the same command goes on."""
+def test_kill_while_writing_a_file_of_the_run(programs, recipe, tmp_path, name):
+    """The file is complete or absent, and the same command resumes."""
     kill = (
         "from pathlib import Path\n"
         f"def cut(self, target, os=os, name={name!r}, replace=Path.replace):\n"
@@ -138,13 +136,13 @@ def test_a_kill_while_a_file_of_the_run_is_written(programs, recipe, tmp_path, n
     assert not list((tmp_path / "out").glob("*.unfinished"))
 
 
-def test_ctrl_c_ends_several_processes_without_a_traceback(recipe, repository, tmp_path):
+def test_ctrl_c_ends_multiple_processes_without_traceback(recipe, repository, tmp_path):
     command = [sys.executable, "-m", "training.train", str(recipe), "--num_processes", "2", "--max_steps", "100000"]
     with subprocess.Popen(
         command, cwd=repository, env=os.environ | {"HF_HOME": str(tmp_path / "home")},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
-        while not list((tmp_path / "out").glob("checkpoint-*/files.json")):  # older ones are removed
+        while not list((tmp_path / "out").glob("checkpoint-*/files.json")):  # older ones are deleted
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Runs that are stopped and resumed: their files, scores and weights are those of a run that was not stopped."""
+"""Stopped and resumed runs: files, scores and weights equal those of an uninterrupted run."""
 
 import gc
 import json
@@ -59,11 +59,11 @@ STRATEGIES = {
 }
 
 
-TIMED = {"files.json", "progress.json", "trainer_state.json", "recipe.yaml"}  # files that hold times or paths
+TIMED = {"files.json", "progress.json", "trainer_state.json", "recipe.yaml"}  # files that contain times or paths
 
 
 class Kill(BaseException):
-    """Ends a run without a chance to save."""
+    """Simulated kill: ends a run without saving."""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def _fast(monkeypatch):
-    """Accelerate collects garbage at each start, and checkpoints wait for the disk."""
+    """Skip fsync, and freeze the garbage collector, which Accelerate runs at each start."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
     gc.freeze()
     yield
@@ -89,7 +89,7 @@ def _fast(monkeypatch):
 
 @pytest.fixture
 def train(_fast, data, tmp_path, monkeypatch):
-    """(settings, name, action, update) -> its status and its folder; the action is taken within the update."""
+    """Return a function that runs `action` in an update and returns the exit status and output directory."""
     step = TokenBatchTrainer.training_step
 
     def start(settings: dict, name: str, action=None, update: int = 0) -> tuple[int, Path]:
@@ -132,7 +132,7 @@ CASES += [(name, kill) for name in STRATEGIES if name.startswith(("steps, the me
 
 
 def result(folder: Path) -> dict:
-    """All that a run leaves behind, without what depends on time."""
+    """Return the files and scores of a run, without times."""
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     results = json.loads(files.pop("all_results.json"))
     for name in [name for name in files if Path(name).suffix in (".pt", ".pth") or Path(name).name in TIMED]:
@@ -144,8 +144,8 @@ def result(folder: Path) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "action"), CASES)
-def test_a_run_that_is_stopped_in_each_update_ends_as_one_that_is_not(train, capsys, strategy, action):
-    """One run, which a signal or a kill stops in each of its updates, and which is resumed each time."""
+def test_run_stopped_in_each_update_equals_uninterrupted_run(train, capsys, strategy, action):
+    """A signal or a kill stops the run in each of its updates, and it is resumed each time."""
     settings = STRATEGIES[strategy]
     status, folder = train(settings, "expected")
     assert status == 0
@@ -169,7 +169,7 @@ def test_a_run_that_is_stopped_in_each_update_ends_as_one_that_is_not(train, cap
 
 @pytest.mark.parametrize("strategy", ["never saved, evaluated at steps", "never saved, evaluated at epochs"])
 @pytest.mark.slow
-def test_a_signal_during_the_last_evaluation_saves(train, capsys, monkeypatch, strategy):
+def test_signal_during_last_evaluation_saves(train, capsys, monkeypatch, strategy):
     settings = STRATEGIES[strategy]
     expected = result(train(settings, "expected")[1])
     evaluate = TokenBatchTrainer.evaluate
@@ -185,15 +185,15 @@ def test_a_signal_during_the_last_evaluation_saves(train, capsys, monkeypatch, s
     assert status == 128 + signal.SIGTERM
     done = f"stopped at update {UPDATES} of {UPDATES}. The same command resumes from checkpoint-{UPDATES}."
     assert done in capsys.readouterr().out
-    assert select_checkpoints(folder, 9, "last") == []  # it only serves to resume the run
+    assert select_checkpoints(folder, 9, "last") == []  # the temporary one is not selected
     assert train(settings, "stopped")[0] == 0
     assert result(folder) == expected
 
 
 @pytest.mark.parametrize(
-    ("strategy", "place"), [("no", "the start: nothing was saved"), ("steps", f"checkpoint-{UPDATES}")]
+    ("strategy", "start"), [("no", "the start: nothing was saved"), ("steps", f"checkpoint-{UPDATES}")]
 )
-def test_a_signal_after_the_last_save_does_not_claim_one(train, capsys, monkeypatch, strategy, place):
+def test_signal_after_last_save_reports_correct_checkpoint(train, capsys, monkeypatch, strategy, start):
     log = TokenBatchTrainer.log
 
     def interrupted(self, logs, *args, **kwargs):
@@ -204,19 +204,19 @@ def test_a_signal_after_the_last_save_does_not_claim_one(train, capsys, monkeypa
     monkeypatch.setattr(TokenBatchTrainer, "log", interrupted)
     status, folder = train({"save_strategy": strategy, "save_steps": 40}, "stopped")
     assert status == 128 + signal.SIGTERM
-    assert f"stopped at update 40 of 40. The same command resumes from {place}." in capsys.readouterr().out
+    assert f"stopped at update 40 of 40. The same command resumes from {start}." in capsys.readouterr().out
     assert len(list(folder.glob("checkpoint-*"))) == (strategy == "steps")
     assert not (folder / "all_results.json").exists()
 
 
-def test_another_number_of_processes_cannot_resume_a_run(train):
+def test_rejects_resuming_with_another_number_of_processes(train):
     _, folder = train({}, "stopped", terminate, 3)
     (checkpoint,) = folder.glob("checkpoint-*")
     message = "contains a run of 2 processes, but this command has 1. To resume, start 2 "
     shutil.copy(checkpoint / "rng_state.pth", checkpoint / "rng_state_1.pth")
     state = folder / "run.json"
     found = json.loads(state.read_text()) if state.exists() else {}
-    state.unlink(missing_ok=True)  # as of earlier versions
+    state.unlink(missing_ok=True)  # earlier versions did not write it
     with (folder / "recipe.yaml").open("a") as file:
         file.write("".join(f"# {name}: 1 pairs, sha256 {each}\n" for name, each in found.get("data", {}).items()))
     with pytest.raises(ValueError, match=message):
@@ -229,8 +229,8 @@ def test_another_number_of_processes_cannot_resume_a_run(train):
         train({}, "stopped")
 
 
-def test_a_run_of_an_earlier_version_is_resumed(train):
-    """It has no run.json, and keys that are not supported, at values without an effect."""
+def test_resumes_run_of_an_earlier_version(train):
+    """It has no run.json, and unsupported keys with values that have no effect."""
     _, folder = train({}, "stopped", terminate, 39)
     found = json.loads((folder / "run.json").read_text())
     (folder / "run.json").unlink()
@@ -245,8 +245,8 @@ def test_a_run_of_an_earlier_version_is_resumed(train):
 
 
 @pytest.mark.parametrize("split", ["test", "val"])
-def test_a_run_may_be_finished_with_another_test_set(train, data, tmp_path, split):
-    """Training does not depend on it, but it may have a line that has to be corrected."""
+def test_resumes_with_another_test_set(train, data, tmp_path, split):
+    """Training does not depend on it, and it may need a correction."""
     mine = tmp_path / "mine"
     shutil.copytree(data, mine)
     settings = {"data_dir": mine, "test_file": "test"}
@@ -261,7 +261,7 @@ def test_a_run_may_be_finished_with_another_test_set(train, data, tmp_path, spli
             train(settings, "stopped")
 
 
-def test_a_start_without_a_checkpoint_leaves_no_tokenizer_for_other_data(train, data, tmp_path):
+def test_start_without_checkpoint_does_not_keep_the_tokenizer(train, data, tmp_path):
     mine = tmp_path / "mine"
     shutil.copytree(data, mine)
     for path in mine.glob("train.*"):
@@ -274,8 +274,8 @@ def test_a_start_without_a_checkpoint_leaves_no_tokenizer_for_other_data(train, 
     assert result(tmp_path / "stopped") == result(tmp_path / "expected")
 
 
-def test_a_run_that_is_resumed_after_its_last_epoch_has_the_same_results(train):
-    """As after a kill while the test set is scored."""
+def test_run_resumed_after_last_epoch_has_the_same_results(train):
+    """This happens after a kill while the test set is scored."""
     settings = {**EPOCHS, "max_steps": -1, "num_train_epochs": 2}
     _, folder = train(settings, "out")
     expected = result(folder)
@@ -285,7 +285,7 @@ def test_a_run_that_is_resumed_after_its_last_epoch_has_the_same_results(train):
 
 
 @pytest.mark.parametrize("keys", [{"metric_for_best_model": "loss", **BEST}, {"lr_scheduler_type": "greedy"}])
-def test_a_limit_of_one_checkpoint_keeps_those_that_are_averaged(train, capsys, keys):
+def test_save_total_limit_keeps_checkpoints_to_average(train, capsys, keys):
     settings = {**STEPS, "save_steps": 5, "max_steps": 20, "average_checkpoints": 2, **keys}
     for limit in (1, 5):
         train({**settings, "save_total_limit": limit}, f"limit_{limit}")
@@ -294,8 +294,8 @@ def test_a_limit_of_one_checkpoint_keeps_those_that_are_averaged(train, capsys, 
     assert means[0].count("checkpoint-") == 2
 
 
-def test_a_signal_in_the_evaluation_that_stops_early_keeps_the_checkpoint(train, monkeypatch):
-    """It was saved as the strategy asks, so it counts in the average."""
+def test_signal_during_early_stopping_keeps_the_checkpoint(train, monkeypatch):
+    """`save_strategy` requested the checkpoint, so it is averaged."""
     settings = {**STEPS, "eval_steps": 3, "save_steps": 3, "early_stopping_patience": 2, "average_checkpoints": 2}
     settings |= {"save_total_limit": 5, "learning_rate": 1e-9}
     _, folder = train(settings, "expected")

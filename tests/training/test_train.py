@@ -1,4 +1,4 @@
-"""The training program as a user runs it: processes, kills, full disks."""
+"""End-to-end runs of training.train: processes, kills, full disks."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def train(programs, recipe):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", ["true", "false"])
-def test_from_files_to_a_scored_checkpoint(train, tmp_path, shared):
+def test_trains_and_scores_a_checkpoint(train, tmp_path, shared):
     process = train("--shared_vocabulary", shared)
     folder = tmp_path / "out"
     names = {path.name for path in folder.iterdir()}
@@ -42,7 +42,7 @@ def test_from_files_to_a_scored_checkpoint(train, tmp_path, shared):
     results = json.loads((folder / "all_results.json").read_text())
     assert results["test_bleu_signature"] in process.stdout
     assert process.stdout.count("the model ignores the source") == 1  # of the evaluations at updates 3 and 6
-    wanted = {
+    names = {
         "test_bleu",
         "test_chrf",
         "test_ter",
@@ -52,7 +52,7 @@ def test_from_files_to_a_scored_checkpoint(train, tmp_path, shared):
         "eval_loss",
         "eval_source_gain",
     }
-    assert wanted <= set(results)
+    assert names <= set(results)
     assert (results["train_pairs"], results["recipe"], results["updates"]) == (120, "small", 6)
     rows = (folder / "samples.tsv").read_text().splitlines()
     assert rows[0] == "source\treference\ttranslation"
@@ -85,7 +85,7 @@ def test_from_files_to_a_scored_checkpoint(train, tmp_path, shared):
         ["--precision", "bf16", "--attn_implementation", "auto", "--eval_strategy", "no", "--learning_rate", "None"],
     ],
 )
-def test_what_a_recipe_can_ask_for(train, tmp_path, arguments):
+def test_settings_of_a_recipe(train, tmp_path, arguments):
     if "None" in arguments:
         arguments = arguments[:-2]
     train(*arguments)
@@ -96,7 +96,7 @@ def test_what_a_recipe_can_ask_for(train, tmp_path, arguments):
         assert {"test_exact_match", "test_per", "test_wer"} <= set(results)
         assert model.config.vocab_size % 8 == 0
     if "--streaming" in arguments:
-        assert results["train_pairs_read"] == 100  # 12 batches out of two buffers
+        assert results["train_pairs_read"] == 100  # 12 batches from two buffers
     if "bf16" in arguments:
         assert (results["precision"], results["attention"]) == ("bf16", "eager")
     if "tensorboard" in arguments:
@@ -113,10 +113,10 @@ def same(first: Path, second: Path) -> bool:
 
 KILL = """
 from pathlib import Path
-def replace(self, target, os=os, original=Path.replace):  # of the list that makes a checkpoint whole
-    found = original(self, target)
+def replace(self, target, os=os, original=Path.replace):  # writes the manifest of a checkpoint
+    result = original(self, target)
     os.kill(os.getpid(), 9) if str(target).endswith("{}/files.json") else None
-    return found
+    return result
 Path.replace = replace
 """
 SIGNAL = """
@@ -130,30 +130,31 @@ LONG = ("--max_steps", "40", "--save_steps", "4", "--eval_steps", "10", "--ema_d
 
 
 @pytest.mark.slow
-def test_kills_at_random_moments_change_nothing(programs, recipe, tmp_path):
-    """Each run is killed, in whatever it does, somewhat after it has begun; the same command goes on, bit for bit."""
-    programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "whole")
+def test_resumes_bit_for_bit_after_kills_at_random_times(programs, recipe, tmp_path):
+    programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "uninterrupted")
     rng, resumed, kills = random.Random(0), 0, 0
     out = tmp_path / "killed"
-    while kills < 5 * KILLS or resumed < 2 * KILLS:  # on a fast machine many have ended before
+    while kills < 5 * KILLS or resumed < 2 * KILLS:  # on a fast machine many runs finish before the kill
         kills += 1
-        assert kills < 100, f"of {kills} programs only {resumed} went on from a checkpoint"
+        assert kills < 100, f"of {kills} programs only {resumed} resumed from a checkpoint"
         process = programs.start("training.train", recipe, *LONG, "--output_dir", out)
         before = set(out.glob("checkpoint-*"))
-        if rng.random() < 0.3:  # in the start or the first steps
+        if rng.random() < 0.3:  # at the start or in the first steps
             process.wait_for(lambda process=process: process.stdout)
-        else:  # while a new checkpoint is written, or somewhat later
+        else:  # while a new checkpoint is written, or shortly after
             process.wait_for(lambda out=out, before=before: begun(out, before))
         time.sleep(rng.random() * 0.3)
         process.kill()
         assert process.status == -signal.SIGKILL or (out / "all_results.json").exists()
         resumed += "resuming from" in process.stdout
         if (out / "all_results.json").exists():
-            assert same(tmp_path / "whole", out)
+            assert same(tmp_path / "uninterrupted", out)
             out = tmp_path / f"killed_{kills}"
     programs.run("training.train", recipe, *LONG, "--output_dir", out)
-    assert same(tmp_path / "whole", out)
-    first, second = (json.loads((folder / "all_results.json").read_text()) for folder in (tmp_path / "whole", out))
+    assert same(tmp_path / "uninterrupted", out)
+    first, second = (
+        json.loads((folder / "all_results.json").read_text()) for folder in (tmp_path / "uninterrupted", out)
+    )
     assert first["train_target_tokens"] == second["train_target_tokens"]
     assert first["test_bleu"] == second["test_bleu"]
 
@@ -164,8 +165,8 @@ def begun(out: Path, before: set[Path]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_stops(programs, recipe, tmp_path, number):
-    programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "whole")
+def test_signal_saves_and_stops(programs, recipe, tmp_path, number):
+    programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "uninterrupted")
     arguments = (recipe, *LONG, "--save_strategy", "no")
     process = programs.run("training.train", *arguments, before=SIGNAL.format(number), status=128 + number)
     assert "The same command resumes from checkpoint-" in process.stdout
@@ -173,13 +174,13 @@ def test_a_signal_saves_and_stops(programs, recipe, tmp_path, number):
     (checkpoint,) = (tmp_path / "out").glob("checkpoint-*")
     process = programs.run("training.train", recipe, *LONG, "--save_strategy", "no")
     assert f"resuming from {checkpoint}" in process.stdout
-    assert same(tmp_path / "whole", tmp_path / "out")
+    assert same(tmp_path / "uninterrupted", tmp_path / "out")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["truncate", "delete", "unfinished", "flip"])
-def test_a_checkpoint_that_is_not_whole_is_passed_over(programs, recipe, tmp_path, damage):
-    programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "whole")
+def test_skips_invalid_checkpoints(programs, recipe, tmp_path, damage):
+    programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "uninterrupted")
     out = tmp_path / "out"
     programs.run("training.train", recipe, *LONG, before=KILL.format("checkpoint-20"), status=-signal.SIGKILL)
     last = max(out.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
@@ -197,23 +198,23 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(programs, recipe, tmp_pat
     process = programs.run("training.train", recipe, *LONG)
     assert f"skipping {last}: " in process.stdout
     assert "resuming from" in process.stdout
-    assert same(tmp_path / "whole", out)
+    assert same(tmp_path / "uninterrupted", out)
 
 
 @pytest.mark.slow
-def test_a_stream_resumes_bit_for_bit(programs, recipe, tmp_path):
+def test_stream_resumes_bit_for_bit(programs, recipe, tmp_path):
     stream = (*LONG, "--streaming", "true", "--buffer_size", "50")
-    programs.run("training.train", recipe, *stream, "--output_dir", tmp_path / "whole")
+    programs.run("training.train", recipe, *stream, "--output_dir", tmp_path / "uninterrupted")
     programs.run("training.train", recipe, *stream, before=KILL.format("checkpoint-20"), status=-signal.SIGKILL)
     assert "resuming from" in programs.run("training.train", recipe, *stream).stdout
-    assert same(tmp_path / "whole", tmp_path / "out")
+    assert same(tmp_path / "uninterrupted", tmp_path / "out")
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_leaves_the_last_checkpoint(programs, recipe, tmp_path):
-    """Writing fails behind a certain size of file, as it does on a full disk."""
+def test_full_disk_keeps_the_last_checkpoint(programs, recipe, tmp_path):
+    """A limit on the file size simulates a full disk."""
     out = tmp_path / "out"
-    programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "whole")
+    programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "uninterrupted")
     programs.run("training.train", recipe, *LONG, before=KILL.format("checkpoint-8"), status=-signal.SIGKILL)
     kept = max(out.glob("checkpoint-*/files.json"), key=lambda path: int(path.parent.name.split("-")[1])).parent
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))"
@@ -224,11 +225,11 @@ def test_a_disk_that_is_full_leaves_the_last_checkpoint(programs, recipe, tmp_pa
     assert [path.name for path in sorted(out.glob("checkpoint-*"))][-1:] <= [kept.name]
     process = programs.run("training.train", recipe, *LONG)
     assert f"resuming from {kept}" in process.stdout
-    assert same(tmp_path / "whole", out)
+    assert same(tmp_path / "uninterrupted", out)
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_ends_the_run(programs, recipe, tmp_path):
+def test_nonfinite_loss_ends_the_run(programs, recipe, tmp_path):
     arguments = ("--learning_rate", "1e30", "--max_grad_norm", "0", "--max_steps", "50", "--save_steps", "1")
     process = programs.run("training.train", recipe, *arguments, "--eval_strategy", "no", status=2)
     assert "the loss is nan" in process.stderr or "the loss is inf" in process.stderr
@@ -241,7 +242,7 @@ SGD = ("--optim", "sgd", "--learning_rate", "0.1", "--dropout", "0", "--max_step
 
 
 def launch(recipe: Path, *arguments: str | Path) -> subprocess.CompletedProcess:
-    """`processes` of the program itself, which start from nothing."""
+    """Run the program in new processes, without the server of the fixture `programs`."""
     environment = os.environ | {"HF_HOME": str(recipe.parent / "home")}
     return subprocess.run(
         [sys.executable, "-m", "training.train", str(recipe), *map(str, arguments)],
@@ -249,22 +250,26 @@ def launch(recipe: Path, *arguments: str | Path) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
-def launched(recipe: Path, *arguments: str | Path) -> None:
+def launch_successfully(recipe: Path, *arguments: str | Path) -> None:
     process = launch(recipe, *arguments)
     assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("accumulation", "alone"), [(1, 2), (2, 4)])
-def test_processes_and_accumulation_share_a_batch_alike(programs, recipe, tmp_path, accumulation, alone):
-    """Two real processes over gloo, 20 updates of SGD: weights and evaluation of one process with the same global
-    batch, though the 10 sentences of validation do not fill the batches of two."""
+@pytest.mark.parametrize(("accumulation", "single_process"), [(1, 2), (2, 4)])
+def test_multiple_processes_equal_one_process(programs, recipe, tmp_path, accumulation, single_process):
+    """After 20 updates of SGD, weights and evaluation equal those of one process with the same global batch.
+
+    The 10 validation sentences do not fill the batches of two processes.
+    """
     both, one = tmp_path / "both", tmp_path / "one"
     keys = (*SGD, "--eval_strategy", "steps", "--eval_steps", "20", "--per_device_eval_batch_size", "4")
-    launched(
+    launch_successfully(
         recipe, *keys, "--num_processes", "2", "--gradient_accumulation_steps", str(accumulation), "--output_dir", both
     )
-    programs.run("training.train", recipe, *keys, "--gradient_accumulation_steps", str(alone), "--output_dir", one)
+    programs.run(
+        "training.train", recipe, *keys, "--gradient_accumulation_steps", str(single_process), "--output_dir", one
+    )
     results = [json.loads((folder / "all_results.json").read_text()) for folder in (both, one)]
     assert [result["processes"] for result in results] == [2, 1]
     assert results[0]["train_target_tokens"] == results[1]["train_target_tokens"]
@@ -272,14 +277,14 @@ def test_processes_and_accumulation_share_a_batch_alike(programs, recipe, tmp_pa
         assert results[0][name] == pytest.approx(results[1][name], rel=1e-5), name
     first, second = weights(both), weights(one)
     start = weights(tmp_path / "one" / "checkpoint-18")
-    assert max(float((first[name] - start[name]).abs().max()) for name in first) > 1e-4  # it did train
+    assert max(float((first[name] - start[name]).abs().max()) for name in first) > 1e-4  # training changed the weights
     for name, tensor in first.items():
         torch.testing.assert_close(tensor, second[name], atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow
-def test_validation_data_with_several_references_get_the_scores_of_the_test(finished, tmp_path):
-    """Two processes, a model whose weights do not change, and 15 sentences, which do not fill the batches."""
+def test_validation_with_multiple_references_equals_test(finished, tmp_path):
+    """Two processes, constant weights, and 15 sentences, which do not fill the batches."""
     translator = load_translator(str(finished))
     sources = (finished.parent / "data" / "train.en").read_text().splitlines()[:15]
     rows = []
@@ -294,7 +299,7 @@ def test_validation_data_with_several_references_get_the_scores_of_the_test(fini
         "max_tokens: 256\nmax_steps: 1\neval_strategy: steps\neval_steps: 1\nnum_beams: 1\nmax_new_tokens: 20\n"
         "num_processes: 2\nper_device_eval_batch_size: 4\nprecision: fp32\nattn_implementation: sdpa\nuse_cpu: true\n"
     )
-    launched(recipe)
+    launch_successfully(recipe)
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert 50 < results["test_chrf"] < 90
     for name in ("bleu", "chrf", "ter", "bleu_tokenized_lc", "loss", "source_gain"):
@@ -303,8 +308,8 @@ def test_validation_data_with_several_references_get_the_scores_of_the_test(fini
 
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", ["false", "true"])
-def test_a_run_without_validation_data_ends_with_its_results(train, tmp_path, streaming):
-    """Also if it is killed after training, and resumed."""
+def test_run_without_validation_data(train, tmp_path, streaming):
+    """It can also be resumed after training."""
     recipe = tmp_path / "small.yaml"
     recipe.write_text(recipe.read_text().replace("eval_strategy: steps", "validation_file: null"))
     keys = ("--streaming", streaming, "--buffer_size", "50")
@@ -321,7 +326,7 @@ def test_a_run_without_validation_data_ends_with_its_results(train, tmp_path, st
 
 
 @pytest.mark.slow
-def test_the_notebooks_recipe_ends_with_its_results(programs, repository, tmp_path):
+def test_notebook_recipe(programs, repository, tmp_path):
     keys = ("--output_dir", tmp_path / "out", "--max_steps", "2", "--d_model", "16", "--encoder_ffn_dim", "16")
     keys += ("--decoder_ffn_dim", "16", "--encoder_layers", "1", "--decoder_layers", "1", "--max_tokens", "800")
     programs.run("training.train", repository / "training" / "recipes" / "notebook.yaml", *keys)
@@ -331,9 +336,8 @@ def test_the_notebooks_recipe_ends_with_its_results(programs, repository, tmp_pa
 
 @pytest.mark.slow
 def test_two_processes_train_a_compiled_step_on_a_stream(recipe, tmp_path):
-    """Real processes, the real compiler: as many updates as were asked for, with what was trained on counted."""
     keys = ("--step_mode", "compiled", "--streaming", "true", "--max_steps", "4", "--eval_strategy", "no")
-    launched(recipe, *keys, "--num_processes", "2", "--encoder_layers", "1", "--decoder_layers", "1")
+    launch_successfully(recipe, *keys, "--num_processes", "2", "--encoder_layers", "1", "--decoder_layers", "1")
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert results["processes"] == 2
     assert results["train_target_tokens"] > 0
@@ -342,7 +346,7 @@ def test_two_processes_train_a_compiled_step_on_a_stream(recipe, tmp_path):
 @pytest.mark.slow
 def test_two_processes_resume_bit_for_bit(recipe, tmp_path):
     arguments = (*LONG, "--num_processes", "2")
-    launched(recipe, *arguments, "--output_dir", tmp_path / "whole")
+    launch_successfully(recipe, *arguments, "--output_dir", tmp_path / "uninterrupted")
     command = [sys.executable, "-m", "training.train", str(recipe), *arguments]
     process = subprocess.Popen(
         command, cwd=Path(__file__).parents[2], env=os.environ | {"HF_HOME": str(tmp_path / "home")},
@@ -352,11 +356,11 @@ def test_two_processes_resume_bit_for_bit(recipe, tmp_path):
         assert process.poll() is None
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
-    subprocess.run(["pkill", "-9", "-f", str(recipe)], check=False)  # the workers have sessions of their own
+    subprocess.run(["pkill", "-9", "-f", str(recipe)], check=False)  # the workers have separate sessions
     process.wait()
     assert not (tmp_path / "out" / "all_results.json").exists()
-    launched(recipe, *arguments)
-    assert same(tmp_path / "whole", tmp_path / "out")
+    launch_successfully(recipe, *arguments)
+    assert same(tmp_path / "uninterrupted", tmp_path / "out")
 
 
 FSDP_ON_CPUS = """
@@ -366,7 +370,7 @@ from training.train import main
 
 original = state.AcceleratorState.__init__
 
-def begin(self, *args, fsdp_plugin=None, **kwargs):     # Accelerate has FSDP on accelerators alone; torch on CPUs, too
+def begin(self, *args, fsdp_plugin=None, **kwargs):     # Accelerate restricts FSDP to accelerators
     original(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
     self.fsdp_plugin = fsdp_plugin or getattr(self, "fsdp_plugin", None)
     self.distributed_type = DistributedType.FSDP
@@ -378,8 +382,7 @@ main()
 
 @pytest.mark.slow
 def test_fsdp(programs, recipe, tmp_path):
-    """Two real processes that each keep half of the weights: those of one process, whole in the checkpoints, from which
-    a run goes on bit for bit."""
+    """Two processes with half of the weights each: results equal one process, checkpoints resume bit for bit."""
     script = tmp_path / "fsdp.py"
     script.write_text(FSDP_ON_CPUS)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
@@ -411,18 +414,18 @@ def test_fsdp(programs, recipe, tmp_path):
     AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "split")
     assert (tmp_path / "split" / "modeling_vanilla_transformer.py").exists()
 
-    train(tmp_path / "whole", "--max_steps", "12", "--save_steps", "6")
+    train(tmp_path / "uninterrupted", "--max_steps", "12", "--save_steps", "6")
     again = tmp_path / "again"
-    shutil.copytree(tmp_path / "whole", again)
+    shutil.copytree(tmp_path / "uninterrupted", again)
     shutil.rmtree(again / "checkpoint-12")
     for name in ("all_results.json", "model.safetensors"):
         (again / name).unlink()
     train(again, "--max_steps", "12", "--save_steps", "6")
-    assert same(tmp_path / "whole", again)
+    assert same(tmp_path / "uninterrupted", again)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("VT_DATA" not in os.environ, reason="VT_DATA does not name the folder of the real corpora")
+@pytest.mark.skipif("VT_DATA" not in os.environ, reason="VT_DATA is not set to the directory of the real corpora")
 @pytest.mark.parametrize(
     ("name", "folder"),
     [
@@ -432,8 +435,7 @@ def test_fsdp(programs, recipe, tmp_path):
         ("scan_simple", "scan"),
     ],
 )
-def test_recipes_on_real_corpora_run_through(programs, tmp_path, repository, name, folder):
-    """Shortened."""
+def test_recipes_on_real_corpora(programs, tmp_path, repository, name, folder):
     data = Path(os.environ["VT_DATA"]) / folder
     arguments = ["--data_dir", data, "--output_dir", tmp_path / "out", "--max_steps", "4", "--num_beams", "1"]
     arguments += ["--max_new_tokens", "4", "--eval_strategy", "no", "--save_strategy", "no", "--num_processes", "1"]
@@ -446,7 +448,7 @@ def test_recipes_on_real_corpora_run_through(programs, tmp_path, repository, nam
 
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", ["true", "false"])
-def test_one_pair_for_two_processes_is_an_error_in_one_line(recipe, tmp_path, streaming):
+def test_one_pair_for_two_processes_is_a_user_error(recipe, tmp_path, streaming):
     for language in ("en", "de"):
         path = tmp_path / "data" / f"train.{language}"
         path.write_text(path.read_text().splitlines()[0] + "\n")

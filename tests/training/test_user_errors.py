@@ -79,7 +79,7 @@ def test_bad_data(programs, recipe, tmp_path, name):
         recipe.write_text(recipe.read_text() + "validation_file: null\n")
         arguments = arguments[2:]
     process = programs.run("training.train", recipe, *arguments, status=2)
-    refused(process, message)
+    assert_user_error(process, message)
     assert not list((tmp_path / "out").glob("*.safetensors"))
 
 
@@ -90,7 +90,7 @@ def test_bad_settings(programs, recipe, name):
         lines = recipe.read_text().splitlines()
         recipe.write_text("\n".join(line for line in lines if not line.startswith("learning_rate")))
         arguments = arguments[2:]
-    refused(programs.run("training.train", recipe, *arguments, status=2), message)
+    assert_user_error(programs.run("training.train", recipe, *arguments, status=2), message)
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,11 @@ def test_bad_recipes(programs, tmp_path, content, message):
     path = tmp_path / "mine.yaml"
     if content is not None:
         path.write_text(content)
-    refused(programs.run("training.train", path, status=2), message)
+    assert_user_error(programs.run("training.train", path, status=2), message)
 
 
-def test_separators_inside_sentences_are_no_mistake(programs, recipe, tmp_path):
-    """A form feed, U+2028 or a newline in a JSON string: the run ends well, and is shown again."""
+def test_separators_within_sentences_are_valid(programs, recipe, tmp_path):
+    """Form feeds, U+2028 and newlines in JSON strings are valid, also when the finished run is shown again."""
     marks = ["\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\t"]
     rows = [{"en": f"the dog{mark}runs", "de": f"der Hund{mark}rennt"} for mark in marks]
     (tmp_path / "data" / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -121,15 +121,15 @@ def test_separators_inside_sentences_are_no_mistake(programs, recipe, tmp_path):
     assert len((tmp_path / "out" / "samples.tsv").read_bytes().decode().split("\n")) == 1 + len(rows) + 1
 
 
-def refused(process, message: str) -> None:
+def assert_user_error(process, message: str) -> None:
     assert message in process.stderr
     assert "Traceback" not in process.stderr
-    told = [line for line in process.stderr.splitlines() if line.startswith("training.")]
-    assert len(told) == 1
+    errors = [line for line in process.stderr.splitlines() if line.startswith("training.")]
+    assert len(errors) == 1
 
 
 @pytest.mark.parametrize("other", ["model", "run", "data"])
-def test_a_folder_that_holds_something_else_is_left_alone(programs, recipe, tmp_path, other):
+def test_does_not_overwrite_another_run(programs, recipe, tmp_path, other):
     out = tmp_path / "out"
     if other == "model":
         out.mkdir()
@@ -142,12 +142,12 @@ def test_a_folder_that_holds_something_else_is_left_alone(programs, recipe, tmp_
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     change = ["--max_steps", "3"] + (["--learning_rate", "0.5"] if other == "run" else [])
     process = programs.run("training.train", recipe, *change, status=2)
-    words = {
+    messages = {
         "model": "already contains model.safetensors",
         "run": "contains a different run: learning_rate was 0.001, now it is 0.5",
         "data": "contains a run on different data",
     }
-    refused(process, words[other])
+    assert_user_error(process, messages[other])
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
@@ -213,12 +213,12 @@ def test_a_folder_that_holds_something_else_is_left_alone(programs, recipe, tmp_
 def test_bad_arguments(programs, finished, test_files, tmp_path, program, arguments, message):
     (tmp_path / "longer").write_text("x\n" * 12)
     (tmp_path / "train.en").write_text("mine\n")
-    places = {"RUN": finished, "DATA": tmp_path, "NEW": tmp_path / "new", "LONGER": tmp_path / "longer"}
-    places["NEW.tsv"] = tmp_path / "new" / "diverse.tsv"
-    places |= dict(zip(("SOURCE", "REFERENCE"), test_files, strict=True))
+    paths = {"RUN": finished, "DATA": tmp_path, "NEW": tmp_path / "new", "LONGER": tmp_path / "longer"}
+    paths["NEW.tsv"] = tmp_path / "new" / "diverse.tsv"
+    paths |= dict(zip(("SOURCE", "REFERENCE"), test_files, strict=True))
     before = test_files[0].read_bytes()
-    process = programs.run(f"training.{program}", *(places.get(word, word) for word in arguments), status=2)
-    refused(process, message)
+    process = programs.run(f"training.{program}", *(paths.get(word, word) for word in arguments), status=2)
+    assert_user_error(process, message)
     assert test_files[0].read_bytes() == before
     assert (tmp_path / "train.en").read_text() == "mine\n"
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""What the tests of a run share: trainers of a tiny model on a few pairs."""
+"""Fixtures for the tests of runs: trainers of a tiny model on a few pairs."""
 
 import pytest
 from datasets import Dataset

@@ -1,9 +1,9 @@
-"""Evaluates validation sets of 1 to 40 sentences in 1, 2 and 3 processes and writes every score to a folder.
+"""Evaluate validation sets of 1 to 40 sentences in 1, 2 and 3 processes and write all scores to a directory.
 
-    python tests/training/run/evaluate_in_processes.py FOLDER
+    python tests/training/run/evaluate_in_processes.py DIR
 
-The processes are forks of one that has imported everything. The file expected.json holds scores that are computed
-without batches and without `translate_and_score`.
+The processes are forks of a process that has imported everything. The scores in expected.json are computed without
+batches and without `translate_and_score`.
 """
 
 import json
@@ -60,24 +60,24 @@ def compute(predictions: list[str], references: list[list[str]]) -> dict:
 
 @torch.no_grad()
 def nats(model, tokenizer, source: str, target: str) -> float:
-    """Cross-entropy of one pair in a batch of its own."""
+    """Return the cross-entropy of one pair, in a separate batch."""
     batch = tokenizer([source], text_target=[target], return_tensors="pt")
     labels = batch["labels"]
     return float(model(input_ids=batch["input_ids"], labels=labels).loss) * labels.numel()
 
 
-def expected(model, tokenizer, text: ParallelText, translations: list[str]) -> dict[int, dict]:
+def expected_scores(model, tokenizer, text: ParallelText, translations: list[str]) -> dict[int, dict]:
     scores = {}
     for size in range(1, SENTENCES + 1):
         part = text.select(range(size))
         order = sorted(range(size), key=lambda i: -len(part.sources[i].split()))
         following = {i: order[(position + 1) % size] for position, i in enumerate(order)}
         tokens = sum(len(target.split()) + 1 for target in part.targets)
-        own = sum(nats(model, tokenizer, *pair) for pair in zip(part.sources, part.targets, strict=True))
-        exchanged = sum(nats(model, tokenizer, part.sources[following[i]], part.targets[i]) for i in range(size))
-        scores[size] = compute(translations[:size], part.references) | {"loss": own / tokens}
+        matched = sum(nats(model, tokenizer, *pair) for pair in zip(part.sources, part.targets, strict=True))
+        shuffled = sum(nats(model, tokenizer, part.sources[following[i]], part.targets[i]) for i in range(size))
+        scores[size] = compute(translations[:size], part.references) | {"loss": matched / tokens}
         if size > 1:
-            scores[size]["source_gain"] = (exchanged - own) / tokens
+            scores[size]["source_gain"] = (shuffled - matched) / tokens
     return scores
 
 
@@ -86,7 +86,7 @@ def evaluate(model, tokenizer, text: ParallelText, folder: Path, rank: int, proc
     if processes > 1:
         os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
         os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
-        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # not used: the processes meet in a file
+        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # not used: the processes connect through a file
         store = f"file://{folder}/store_{processes}"
         torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=processes)
     trainer = TokenBatchTrainer(
@@ -112,20 +112,20 @@ def main() -> None:
     sources = [" ".join(f"w{word}" for word in row[: 2 + i % 8]) for i, row in enumerate(words)]
     translations = [TranslationPipeline(model=model, tokenizer=tokenizer)(source)[0] for source in sources]
     translations = [each["translation_text"] for each in translations]
-    references = []  # the first one is right in a third of the lines, the second one in another third
+    references = []  # the first one is correct in a third of the lines, the second one in another third
     for i, translation in enumerate(translations):
         wrong = f"w{i} {translation} w{i}"
         references.append([[translation, wrong], [wrong, translation], [wrong]][i % 3])
     text = ParallelText(sources, [row[0] for row in references], references=references)
-    found = expected(model, tokenizer, text, translations)
-    (folder / "expected.json").write_text(json.dumps(found), encoding="utf-8")
+    scores = expected_scores(model, tokenizer, text, translations)
+    (folder / "expected.json").write_text(json.dumps(scores), encoding="utf-8")
     children = []
     for processes in (1, 2, 3):
         for rank in range(processes):
             if (child := os.fork()) == 0:
                 evaluate(model, tokenizer, text, folder, rank, processes)
                 sys.stdout.flush()
-                os._exit(0)  # the destructors of gloo's groups may wait for a process that has ended
+                os._exit(0)  # the destructors of gloo may wait for a process that has ended
             children.append(child)
     statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     sys.exit(any(statuses))

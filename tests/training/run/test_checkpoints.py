@@ -1,4 +1,4 @@
-"""Which checkpoints are the best, and what is done with those that are not whole."""
+"""Selection of checkpoints, and invalid checkpoints."""
 
 import json
 from functools import partial
@@ -15,7 +15,7 @@ from training.run.trainer import TokenBatchTrainer
 
 @pytest.fixture
 def make_run(tmp_path):
-    """A run's folder with three whole checkpoints whose losses are 3, 2 and 1."""
+    """Output directory with three complete checkpoints whose losses are 3, 2 and 1."""
 
     def make(settings: str = "") -> Path:
         for step in (1, 2, 3):
@@ -42,14 +42,14 @@ def make_run(tmp_path):
         ("metric_for_best_model: ter\ngreater_is_better: null", False),
     ],
 )
-def test_a_given_direction_is_kept(tmp_path, lines, expected):
+def test_greater_is_better(tmp_path, lines, expected):
     path = tmp_path / "recipe.yaml"
     path.write_text(f"corpus: demo\noutput_dir: out\n{lines}\n")
     assert read_recipe([str(path)]).training.greater_is_better is expected
 
 
 @pytest.mark.parametrize(("settings", "best"), [("greater_is_better: false", 3), ("greater_is_better: true", 1)])
-def test_the_best_are_chosen_in_the_runs_direction(make_run, settings, best):
+def test_best_checkpoint_follows_greater_is_better(make_run, settings, best):
     run = make_run(settings)
     assert select_run_checkpoints(run, 1, "best") == [run / f"checkpoint-{best}"]
 
@@ -62,7 +62,7 @@ def test_the_best_are_chosen_in_the_runs_direction(make_run, settings, best):
         ("metric: translation\npredict_with_generate: false", "loss", 3),
     ],
 )
-def test_the_best_are_chosen_by_the_usual_score_of_a_run_that_names_none(make_run, settings, name, best):
+def test_best_checkpoint_by_default_metric(make_run, settings, name, best):
     run = make_run()
     for path in run.glob("*/trainer_state.json"):
         path.write_text(path.read_text().replace("eval_loss", f"eval_{name}"))
@@ -72,14 +72,14 @@ def test_the_best_are_chosen_by_the_usual_score_of_a_run_that_names_none(make_ru
 
 
 @pytest.mark.parametrize("which", ["--last", "--best"])
-def test_the_mean_of_no_checkpoint_is_refused(make_run, tmp_path, monkeypatch, capsys, which):
+def test_rejects_average_of_zero_checkpoints(make_run, tmp_path, monkeypatch, capsys, which):
     monkeypatch.setattr("sys.argv", ["average", str(tmp_path / "mean"), str(make_run()), which, "0"])
     with pytest.raises(SystemExit):
         main()
     assert "a number of at least 1" in capsys.readouterr().err
 
 
-def test_without_scores_the_final_model_is_the_mean_of_the_last_checkpoints(make_run):
+def test_averages_last_checkpoints_if_none_has_the_metric(make_run):
     run = make_run()
     args = SimpleNamespace(output_dir=str(run), average_by="best", average_checkpoints=2, save_total_limit=1)
     trainer = SimpleNamespace(args=args)
@@ -96,7 +96,7 @@ def test_without_scores_the_final_model_is_the_mean_of_the_last_checkpoints(make
 @pytest.mark.parametrize(
     "content", ["", "[]", "3", "{", '{"log_history": 3}', '{"log_history": [{"step": "x"}], "x": 1}']
 )
-def test_a_state_that_cannot_be_read_is_told(make_run, content):
+def test_rejects_unreadable_trainer_state(make_run, content):
     run = make_run()
     (run / "checkpoint-2" / "trainer_state.json").write_text(content)
     with pytest.raises(ValueError, match=r"checkpoint-2/trainer_state\.json"):
@@ -104,7 +104,7 @@ def test_a_state_that_cannot_be_read_is_told(make_run, content):
 
 
 @pytest.mark.parametrize("content", ["[]", "null", "3", '"x"', '{"trainer_state.json": 3}', '{"../x": [1, "x"]}'])
-def test_a_list_of_files_that_is_none_makes_nothing_whole(make_run, content):
+def test_checkpoint_with_damaged_manifest_is_invalid(make_run, content):
     folder = make_run() / "checkpoint-1"
     assert checkpoint_error(folder) is None
     (folder / MANIFEST).write_text(content)

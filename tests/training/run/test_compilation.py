@@ -1,4 +1,4 @@
-"""The compiled step on a CPU: the plain loss and gradients, few shapes, one program, and what cannot be compiled."""
+"""The compiled step on a CPU: loss, gradients, batch shapes, and unsupported settings."""
 
 import json
 import logging
@@ -19,20 +19,20 @@ from training.run.losses import training_loss
 
 
 @pytest.fixture(autouse=True)
-def _traced_alone(monkeypatch):
-    """Traced and differentiated as for a GPU; what then makes machine code of it is a matter of minutes."""
+def _trace_only(monkeypatch):
+    """Trace and differentiate as for a GPU, but without generating machine code, which takes minutes."""
     monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)  # pytest would format every line
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)  # pytest would format each line
     torch._dynamo.reset()
     counters.clear()
 
 
-def programs() -> int:
+def count_graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
 def assert_equal_losses(trainer, one, other):
-    """Value and gradients on two batches."""
+    """Compare value and gradients on two batches."""
     model, args = trainer.model.train(), trainer.args
     for batch in list(trainer.get_train_dataloader())[:2]:
         results = []
@@ -47,19 +47,19 @@ def assert_equal_losses(trainer, one, other):
 
 @pytest.mark.parametrize("rdrop_alpha", [0.0, 2.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_over_all_positions_is_the_plain_one(make_trainer, smoothing, rdrop_alpha):
+def test_masked_loss_equals_eager_loss(make_trainer, smoothing, rdrop_alpha):
     trainer = make_trainer(step_mode="compiled", label_smoothing_factor=smoothing, rdrop_alpha=rdrop_alpha)
-    assert_equal_losses(trainer, masked_training_loss, lambda *given: training_loss(*given, use_fused_loss=True)[0])
+    assert_equal_losses(trainer, masked_training_loss, lambda *args: training_loss(*args, use_fused_loss=True)[0])
 
 
 @pytest.mark.slow
-def test_the_compiled_loss_with_rdrop_is_the_plain_one(make_trainer):
+def test_compiled_loss_with_rdrop_equals_eager_loss(make_trainer):
     trainer = make_trainer(layers=1, step_mode="compiled", rdrop_alpha=2.0)
     assert_equal_losses(trainer, trainer.compiled_loss, masked_training_loss)
 
 
 @pytest.mark.slow
-def test_dropout_differs_from_step_to_step(make_trainer):
+def test_dropout_differs_between_steps(make_trainer):
     trainer = make_trainer(dropout=0.3, layers=1, step_mode="compiled")
     model, batch = trainer.model.train(), next(iter(trainer.get_train_dataloader()))
     losses = {float(trainer.compiled_loss(model, batch, 0.0, 0.0).detach()) for _ in range(3)}
@@ -67,15 +67,15 @@ def test_dropout_differs_from_step_to_step(make_trainer):
 
 
 @pytest.mark.slow
-def test_a_training_has_at_most_twelve_shapes_and_nothing_is_compiled_after_its_first_epoch(make_trainer):
+def test_at_most_twelve_shapes_and_no_compilation_after_first_epoch(make_trainer):
     trainer = make_trainer(layers=1, step_mode="compiled", max_tokens=24, num_train_epochs=4, max_steps=-1)
     seen, after_epoch = set(), []
-    plain = trainer.training_step
+    original = trainer.training_step
 
     def step(model, inputs, *args):
         seen.add(tuple(inputs["input_ids"].shape + inputs["labels"].shape))
-        loss = plain(model, inputs, *args)
-        after_epoch.append(programs())
+        loss = original(model, inputs, *args)
+        after_epoch.append(count_graphs())
         return loss
 
     trainer.training_step = step
@@ -86,7 +86,7 @@ def test_a_training_has_at_most_twelve_shapes_and_nothing_is_compiled_after_its_
 
 
 @pytest.mark.slow
-def test_training_is_the_same_as_plain_on_the_same_batches(make_trainer):
+def test_compiled_training_equals_eager_training(make_trainer):
     weights = []
     for step in ("compiled", "compiled", "eager"):
         torch.manual_seed(0)
@@ -103,7 +103,7 @@ def test_training_is_the_same_as_plain_on_the_same_batches(make_trainer):
 
 
 @pytest.mark.slow
-def test_a_run_resumed_in_mid_epoch_ends_bit_for_bit(make_trainer, tmp_path):
+def test_resumes_bit_for_bit_within_an_epoch(make_trainer, tmp_path):
     keys = {
         "layers": 1,
         "step_mode": "compiled",
@@ -114,34 +114,34 @@ def test_a_run_resumed_in_mid_epoch_ends_bit_for_bit(make_trainer, tmp_path):
     }
     keys["save_total_limit"] = 9
     torch.manual_seed(0)
-    make_trainer(**keys, max_steps=5, output_dir=str(tmp_path / "whole")).train()
-    assert json.loads((tmp_path / "whole" / "checkpoint-2" / "trainer_state.json").read_text())["epoch"] % 1
-    shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "resumed" / "checkpoint-2")
+    make_trainer(**keys, max_steps=5, output_dir=str(tmp_path / "uninterrupted")).train()
+    assert json.loads((tmp_path / "uninterrupted" / "checkpoint-2" / "trainer_state.json").read_text())["epoch"] % 1
+    shutil.copytree(tmp_path / "uninterrupted" / "checkpoint-2", tmp_path / "resumed" / "checkpoint-2")
     resumed = make_trainer(**keys, max_steps=5, output_dir=str(tmp_path / "resumed"))
     resumed.train(resume_from_checkpoint=str(tmp_path / "resumed" / "checkpoint-2"))
-    ends = [tmp_path / name / "checkpoint-5" for name in ("whole", "resumed")]
+    ends = [tmp_path / name / "checkpoint-5" for name in ("uninterrupted", "resumed")]
     first, second = (load_file(end / "model.safetensors") for end in ends)
     assert all(first[name].equal(second[name]) for name in first)
     assert len({json.loads((end / "progress.json").read_text())["target_tokens"] for end in ends}) == 1
 
 
 @pytest.mark.slow
-def test_what_the_compiler_refuses_is_done_plainly_and_told(make_trainer, monkeypatch, capsys):
+def test_falls_back_to_eager_if_compilation_fails(make_trainer, monkeypatch, capsys):
     def broken(graph, inputs):
         raise NotImplementedError("no such machine")
 
     monkeypatch.setattr(compilation, "BACKEND", broken)
     trainer = make_trainer(layers=1, step_mode="compiled", max_steps=2)
     trainer.train()
-    told = capsys.readouterr().out
-    assert "compiling failed, training continues with eager steps" in told
-    assert "no such machine" in told
+    output = capsys.readouterr().out
+    assert "compiling failed, training continues with eager steps" in output
+    assert "no such machine" in output
     assert trainer.compiled_loss is None
     assert trainer.state.global_step == 2
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_ends_the_run(make_trainer):
+def test_nonfinite_loss_ends_the_run(make_trainer):
     trainer = make_trainer(layers=1, step_mode="compiled", learning_rate=1e30, max_steps=6, max_grad_norm=0)
     with pytest.raises(FloatingPointError, match="Lower learning_rate"):
         trainer.train()
@@ -155,19 +155,19 @@ def test_a_loss_that_is_not_finite_ends_the_run(make_trainer):
         ({"simcut_alpha": 3.0}, "SimCut"),
     ],
 )
-def test_what_cannot_be_compiled_is_told_before(make_model, capsys, keys, reason):
+def test_unsupported_settings_are_not_compiled(make_model, capsys, keys, reason):
     defaults = {"fsdp": False, "gradient_checkpointing": False, "simcut_alpha": 0.0, "device": torch.device("cuda")}
     assert resolve_step_mode("compiled", make_model(), SimpleNamespace(**(defaults | keys))) == "eager"
     assert reason in capsys.readouterr().out
 
 
-def test_sentences_of_varying_length_are_not_compiled(make_model, capsys):
+def test_bpe_dropout_is_not_compiled(make_model, capsys):
     keys = {"fsdp": False, "gradient_checkpointing": False, "simcut_alpha": 0.0, "device": torch.device("cuda")}
     assert resolve_step_mode("cuda_graph", make_model(), SimpleNamespace(**keys), lengths_vary=True) == "eager"
     assert "BPE-dropout" in capsys.readouterr().out
 
 
-def test_bpe_dropout_trains_with_any_step(make_trainer, tokenizer, sentences):
+def test_bpe_dropout_trains_with_step_mode_compiled(make_trainer, tokenizer, sentences):
     text = ParallelText(sentences["en"] * 3, sentences["de"] * 3)
     data = tokenize_corpus(text, tokenizer, DataArguments(), dropout=0.9)
     trainer = make_trainer(layers=1, step_mode="compiled")
@@ -180,7 +180,7 @@ def test_bpe_dropout_trains_with_any_step(make_trainer, tokenizer, sentences):
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "found"),
+    ("requested", "device", "expected"),
     [
         ("auto", "cpu", "eager"),
         ("auto", "cuda", "cuda_graph"),
@@ -189,12 +189,12 @@ def test_bpe_dropout_trains_with_any_step(make_trainer, tokenizer, sentences):
         ("eager", "cuda", "eager"),
     ],
 )
-def test_what_auto_and_the_others_are(make_model, asked, device, found):
+def test_resolve_step_mode(make_model, requested, device, expected):
     args = SimpleNamespace(fsdp=False, gradient_checkpointing=False, simcut_alpha=0.0, device=torch.device(device))
-    assert resolve_step_mode(asked, make_model(), args) == found
+    assert resolve_step_mode(requested, make_model(), args) == expected
 
 
-def test_a_large_model_is_compiled_alone(make_model, monkeypatch):
+def test_large_model_is_not_captured(make_model, monkeypatch):
     monkeypatch.setattr(compilation, "MAX_CUDA_GRAPH_PARAMETERS", 10)
     args = SimpleNamespace(fsdp=False, gradient_checkpointing=False, simcut_alpha=0.0, device=torch.device("cuda"))
     assert resolve_step_mode("auto", make_model(), args) == "compiled"

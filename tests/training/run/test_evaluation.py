@@ -1,4 +1,4 @@
-"""Validation during training and the test after it are one computation, for any number of processes."""
+"""Validation scores equal test scores, for any number of processes."""
 
 import json
 import os
@@ -19,8 +19,8 @@ METRICS = {"bleu", "chrf", "ter", "bleu_tokenized_lc", "exact_match", "wer", "pe
 
 
 @pytest.mark.slow
-def test_the_scores_do_not_depend_on_the_number_of_processes(tmp_path):
-    """Sets of 1 to 40 sentences that mostly do not fill the batches; each process has the scores of all of them."""
+def test_scores_do_not_depend_on_number_of_processes(tmp_path):
+    """Sets of 1 to 40 sentences, mostly with incomplete batches; each process has the scores of all sentences."""
     program = Path(__file__).with_name("evaluate_in_processes.py")
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "HF_HOME": str(tmp_path / "home")}
     environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -48,9 +48,9 @@ def both_metrics(predictions: list, references: list) -> dict:
     return found[0] | found[1]
 
 
-@pytest.mark.parametrize("kind", ["plain", "bf16", "average", "adapter"])
-def test_the_validation_scores_are_the_test_scores_of_the_same_data(make_trainer, sentences, tmp_path, kind):
-    """Before it the training has compiled, wrapped or averaged the model; after it the checkpoint is loaded again."""
+@pytest.mark.parametrize("kind", ["default", "bf16", "average", "adapter"])
+def test_validation_scores_equal_test_scores(make_trainer, sentences, tmp_path, kind):
+    """Training compiles, wraps or averages the model. The test loads the checkpoint."""
     keys = {"eval_strategy": "steps", "eval_steps": 3, "dropout": 0.4}
     keys |= {"bf16": {"bf16": True}, "average": {"ema_decay": 0.3}}.get(kind, {})
     trainer = make_trainer(**keys)
@@ -74,7 +74,7 @@ def test_the_validation_scores_are_the_test_scores_of_the_same_data(make_trainer
         assert validation[f"eval_{name}"] == pytest.approx(test[name], rel=1e-6), name
 
 
-def test_an_evaluation_changes_nothing_in_training(make_trainer):
+def test_evaluation_does_not_change_training(make_trainer):
     trainer = make_trainer(dropout=0.4)
     trainer.compute_metrics = both_metrics
     model = trainer.model.train()
@@ -88,7 +88,7 @@ def test_an_evaluation_changes_nothing_in_training(make_trainer):
         assert torch.equal(tensor, before[name]), name
 
 
-def test_a_model_that_ignores_its_source_gains_nothing(make_trainer):
+def test_source_gain_is_zero_without_cross_attention(make_trainer):
     trainer = make_trainer()
     assert abs(trainer.evaluate()["eval_source_gain"]) > 1e-3
     with torch.no_grad():
@@ -97,12 +97,12 @@ def test_a_model_that_ignores_its_source_gains_nothing(make_trainer):
     assert abs(trainer.evaluate()["eval_source_gain"]) < 1e-6
 
 
-def test_sentences_with_the_same_source_do_not_exchange_it(make_trainer):
-    """Else a set with a line per reference would show no gain."""
+def test_source_gain_shuffles_distinct_sources(make_trainer):
+    """Otherwise a set with one line per reference would show no gain."""
     trainer = make_trainer()
-    own = trainer.eval_dataset.select([0, 1])
-    twice = trainer.eval_dataset.select([0, 0, 0, 1, 1, 1])
-    gains = [trainer.evaluate(text)["eval_source_gain"] for text in (own, twice)]
+    once = trainer.eval_dataset.select([0, 1])
+    thrice = trainer.eval_dataset.select([0, 0, 0, 1, 1, 1])
+    gains = [trainer.evaluate(text)["eval_source_gain"] for text in (once, thrice)]
     assert gains[0] == pytest.approx(gains[1], rel=1e-5)
     assert "eval_source_gain" not in trainer.evaluate(trainer.eval_dataset.select([0, 0]))
 
@@ -110,17 +110,17 @@ def test_sentences_with_the_same_source_do_not_exchange_it(make_trainer):
 @pytest.mark.parametrize(
     ("gains", "warnings"), [([0.0, 0.0, 0.01, 0.02], [2]), ([0.0, 0.5, 0.6, 0.7], []), ([0.0, 0.5, 0.6, 0.01], [3])]
 )
-def test_one_warning_if_the_source_is_ignored(capsys, gains, warnings):
-    """Evaluations after 10, 20, ... of 90 updates: the third one is the first that counts."""
-    state, found = TrainerState(max_steps=90), []
+def test_source_gain_warning(capsys, gains, warnings):
+    """Evaluations after 10, 20, ... of 90 updates: the third is the first that counts."""
+    state, warned = TrainerState(max_steps=90), []
     for i, gain in enumerate(gains):
         state.global_step = 10 * (i + 1)
         state.log_history += [{"step": state.global_step, "loss": 1.0}]
         state.log_history += [{"step": state.global_step, "eval_loss": 1.0, "eval_source_gain": gain}]
         SourceGainWarning().on_evaluate(None, state, TrainerControl())
         if text := capsys.readouterr().out:
-            found.append(i)
+            warned.append(i)
             assert "norm_position: pre" in text
             assert "learning_rate" in text
             assert "warmup_steps" in text
-    assert found == warnings
+    assert warned == warnings

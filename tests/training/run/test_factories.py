@@ -1,4 +1,4 @@
-"""The model and the training set that a run begins with."""
+"""Model and training data of a run."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def make_marian():
     return MarianMTModel(MarianConfig(vocab_size=40, **SIZES, **(IDS | {"decoder_start_token_id": 0})))
 
 
-def can_read(model, length: int) -> bool:
+def accepts_length(model, length: int) -> bool:
     ids = torch.full((1, length), 5)
     try:
         model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)
@@ -56,20 +56,20 @@ def can_read(model, length: int) -> bool:
         ),
     ],
 )
-def test_the_positions_of_each_class_are_counted(model_class, config, is_limited):
+def test_count_positions_of_transformers_models(model_class, config, is_limited):
     model = model_class(config)
     assert (count_positions(model) == 12) == is_limited
-    assert can_read(model, 12)
-    assert can_read(model, 13) != is_limited
+    assert accepts_length(model, 12)
+    assert accepts_length(model, 13) != is_limited
 
 
-def test_the_positions_of_our_models_are_counted(make_model):
+def test_count_positions_of_vanilla_transformer(make_model):
     assert count_positions(make_model(max_position_embeddings=12)) > 2**31
     model = make_model(position_embedding_type="learned", max_position_embeddings=12)
     lora = LoraConfig("SEQ_2_SEQ_LM", r=2, target_modules="all-linear")
     for each in (model, get_peft_model(model, lora)):
         assert count_positions(each) == 12
-    assert not can_read(model, 13)
+    assert not accepts_length(model, 13)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def make_settings(tmp_path):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_pairs_beyond_the_positions_are_left_out(make_settings, tmp_path, tokenizer, monkeypatch, streaming):
+def test_drops_pairs_beyond_the_positions(make_settings, tmp_path, tokenizer, monkeypatch, streaming):
     monkeypatch.setattr("training.data.tokenization.HF_DATASETS_CACHE", str(tmp_path))
     text = ParallelText(["a", "a b", "a " * 40], ["b", "b " * 40, "b"])
     for language, lines in (("en", text.sources), ("de", text.targets)):
@@ -98,17 +98,17 @@ def test_pairs_beyond_the_positions_are_left_out(make_settings, tmp_path, tokeni
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_a_base_in_half_precision_is_trained_in_float32(make_settings, make_model, tmp_path, dtype, is_ours):
-    """Updates that are small would be lost in these dtypes; positions that are computed keep their precision."""
+@pytest.mark.parametrize("is_vanilla", [True, False])
+def test_half_precision_base_model_is_trained_in_float32(make_settings, make_model, tmp_path, dtype, is_vanilla):
+    """Small updates would be lost in half precision. Sinusoidal positions keep their precision."""
     folder = Path(tmp_path / "base")
-    base = make_model() if is_ours else make_marian()
+    base = make_model() if is_vanilla else make_marian()
     base.to(dtype).save_pretrained(folder)
     model = load_base_model(make_settings(base_model=folder))
     assert {tensor.dtype for tensor in (*model.parameters(), *model.buffers())} == {torch.float32}
     for name, tensor in load_file(folder / "model.safetensors").items():
         assert torch.equal(model.state_dict()[name], tensor.float())
-    if not is_ours:
+    if not is_vanilla:
         assert torch.equal(
             model.get_encoder().embed_positions.weight, make_marian().get_encoder().embed_positions.weight
         )

@@ -1,4 +1,4 @@
-"""Every field of the Trainer is a key, whose effect a test shows, or it is rejected."""
+"""Each field of `Seq2SeqTrainingArguments` is a key with a tested effect, or it is rejected."""
 
 import dataclasses
 import subprocess
@@ -55,7 +55,7 @@ EFFECTS = {  # key: its value, and the settings of both runs that are compared
 
 @pytest.fixture
 def observe(make_trainer, tmp_path, monkeypatch):
-    """What a training of three updates shows, without its settings."""
+    """Return the observable results of a training of three updates, without its settings."""
 
     def run(**keys) -> dict:
         trainer = make_trainer(**keys)
@@ -88,7 +88,7 @@ def observe(make_trainer, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("key", sorted(EFFECTS))
-def test_a_key_has_an_effect(observe, tmp_path, key):
+def test_key_has_an_effect(observe, tmp_path, key):
     value, settings = EFFECTS[key]
     expected = observe(**settings)
     before = set(tmp_path.rglob("checkpoint-*"))
@@ -107,14 +107,14 @@ def read(tmp_path):
     return lambda *arguments: read_recipe([str(path), *arguments])
 
 
-def test_bf16_is_a_precision(read):
+def test_bf16_sets_precision(read):
     assert read().training.precision == "auto"
     assert read("--bf16", "true").training.precision == "bf16"
 
 
 @pytest.mark.parametrize("keys", [{"metric_for_best_model": "ter"}, {"greater_is_better": False}])
-def test_a_schedule_that_follows_the_scores_knows_which_are_better(read, keys):
-    """BLEU grows."""
+def test_plateau_schedule_follows_greater_is_better(read, keys):
+    """Greater BLEU is better."""
     plateau = ("--eval_strategy=steps", "--metric_for_best_model=bleu", "--lr_scheduler_type=reduce_lr_on_plateau")
     training = read(*plateau).training
     assert (training.metric_for_best_model, training.lr_scheduler_kwargs) == ("bleu", {"mode": "max"})
@@ -124,12 +124,12 @@ def test_a_schedule_that_follows_the_scores_knows_which_are_better(read, keys):
     assert training.lr_scheduler_kwargs == {"mode": "min", "patience": 3}
 
 
-def test_beams_of_evaluations(observe):
+def test_generation_num_beams(observe):
     keys = EVALUATED | {"predict_with_generate": True}
     assert [found[2]["num_beams"] for found in observe(**keys, generation_num_beams=3)["evaluations"]] == [3, 3, 3]
 
 
-def test_keys_of_the_machine(tmp_path, make_trainer):
+def test_keys_of_the_hardware(tmp_path, make_trainer):
     arguments = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"}
     assert make_trainer().accelerator.state.dynamo_plugin.backend == DynamoBackend.NO
     trainer = make_trainer(torch_compile=True)
@@ -162,7 +162,7 @@ def test_keys_of_the_hub(read, monkeypatch):
     assert calls == [["hub.push", str(Path("out").resolve()), "me/mine", "--private", "--revision", "v1", "secret"]]
 
 
-ELSEWHERE = {  # keys of the tests above
+TESTED_ABOVE = {
     *("bf16", "greater_is_better", "metric_for_best_model", "generation_num_beams", "use_cpu", "torch_compile"),
     "dataloader_pin_memory",
     *("ddp_timeout", "run_name", "fsdp", "fsdp_config"),
@@ -171,7 +171,7 @@ ELSEWHERE = {  # keys of the tests above
 
 
 def test_every_field_is_supported_and_tested_or_rejected(tmp_path):
-    assert set(EFFECTS) | ELSEWHERE == FIELDS - UNSUPPORTED
+    assert set(EFFECTS) | TESTED_ABOVE == FIELDS - UNSUPPORTED
     assert FIELDS & SUPPORTED == FIELDS - UNSUPPORTED
     assert set(INSTEAD) - FIELDS == {"group_by_length"}
     parser = make_parser()
@@ -186,7 +186,7 @@ def test_every_field_is_supported_and_tested_or_rejected(tmp_path):
             except SystemExit:
                 continue
             arguments = ["mine.yaml", f"--{name}={value}"]
-            if parsed == default or not (parsed or default):  # harmless
+            if parsed == default or not (parsed or default):  # no effect
                 validate_support(parser, arguments)
             else:
                 message = f"{name}=.* is not supported: {INSTEAD.get(name, 'remove it')}"
@@ -221,15 +221,15 @@ def test_every_field_is_supported_and_tested_or_rejected(tmp_path):
         (["--bf16", "true", "--precision", "fp32"], "contradicts precision=fp32"),
     ],
 )
-def test_what_the_trainer_would_accept_without_an_effect_is_rejected(read, capsys, arguments, message):
+def test_rejects_settings_without_an_effect(read, capsys, arguments, message):
     with pytest.raises(SystemExit) as exit_:
         read(*arguments)
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_harmless_values_are_accepted(read, tmp_path):
-    """Those of earlier versions' recipe.yaml among them; it is the same run."""
+def test_accepts_unsupported_fields_with_default_values(read, tmp_path):
+    """The recipe.yaml of earlier versions contains them."""
     read("--load_best_model_at_end", "false", "--per_device_train_batch_size", "8", "--hub_strategy", "end")
     best = ("--average_by=best", "--eval_strategy=steps")
     for evaluations, saves in ((4, 2), (2, 4), (0.1, 0.2), (3, 3)):

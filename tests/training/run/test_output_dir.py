@@ -1,4 +1,4 @@
-"""The folder of a run: which commands go on with it."""
+"""Output directory of a run: which commands can resume it."""
 
 import pytest
 
@@ -14,14 +14,14 @@ def read(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["torch_compile", "moses", "d_model", "on_eval_overlap"])
-def test_a_recipe_of_before_a_key_goes_on_with_the_keys_default(read, tmp_path, key):
-    """Each was none of the keys once; a run begun then is finished by a later version."""
+def test_resumes_recipe_without_a_newer_key(read, tmp_path, key):
+    """Earlier versions did not have these keys."""
     out = tmp_path / "out"
     prepare_output_dir(read(), out)
     lines = (out / "recipe.yaml").read_text().splitlines()
-    left = [line for line in lines if not line.startswith(f"{key}:")]
-    assert len(left) == len(lines) - 1
-    (out / "recipe.yaml").write_text("\n".join(left) + "\n")
+    remaining = [line for line in lines if not line.startswith(f"{key}:")]
+    assert len(remaining) == len(lines) - 1
+    (out / "recipe.yaml").write_text("\n".join(remaining) + "\n")
     prepare_output_dir(read(), out)
     others = {"torch_compile": "true", "moses": "true", "d_model": "64", "on_eval_overlap": "drop"}
     defaults = {"torch_compile": "False", "moses": "False", "d_model": "512", "on_eval_overlap": "keep"}

@@ -1,4 +1,4 @@
-"""The pictures of a run."""
+"""Plots of a run."""
 
 import struct
 
@@ -23,14 +23,14 @@ HISTORY = [{"step": step, "loss": 3.0 / step, "eval_loss": 2.0 / step} for step 
         ({"simcut_alpha": 3.0}, ["loss with SimCut 3, training", "cross-entropy, validation"]),
     ],
 )
-def test_the_legend_tells_two_losses_apart(tmp_path, settings, labels):
-    """Else one reads a gap between training and validation that is not there."""
+def test_legend_distinguishes_training_and_validation_loss(tmp_path, settings, labels):
+    """Otherwise their difference could be read as overfitting."""
     figure = plot_training_curve(HISTORY, tmp_path / "curve.png", **settings)
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == labels
     assert (tmp_path / "curve.png").stat().st_size > 0
 
 
-def test_the_gain_by_the_source_is_plotted(tmp_path):
+def test_source_gain_is_plotted(tmp_path):
     history = [entry | {"eval_source_gain": 0.5 * entry["step"]} for entry in HISTORY]
     figure = plot_training_curve(history, tmp_path / "curve.png")
     line = figure.axes[0].get_lines()[2]
@@ -39,8 +39,8 @@ def test_the_gain_by_the_source_is_plotted(tmp_path):
 
 
 @pytest.mark.parametrize(("source", "inches"), [("a $^_$ b", 2 + 4 * 0.45), ("a " * 300, 60)])
-def test_a_picture_of_attention_shows_any_token_and_is_not_too_large(make_model, tmp_path, source, inches):
-    """Between dollars there is no formula; a side has at most 60 inches."""
+def test_cross_attention_plot(make_model, tmp_path, source, inches):
+    """Text between dollars is not a formula. A side has at most 60 inches."""
     arguments = TokenizerArguments(tokenizer_type="word", tokenizer_vocab_size=60)
     tokenizer = train_tokenizer(["a $^_$ b"], ["c"], arguments)
     plot_cross_attention(make_model(), tokenizer, source, "c", tmp_path / "attention.png")

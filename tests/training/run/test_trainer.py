@@ -1,4 +1,4 @@
-"""The trainer's own arithmetic: losses, moving average, what an evaluation tells."""
+"""Losses, moving average, evaluation and resuming of the trainer."""
 
 import math
 import os
@@ -27,8 +27,8 @@ def logits_of(trainer, batch) -> torch.Tensor:
     return trainer.model(**{name: value for name, value in batch.items() if name != "labels"}).logits
 
 
-def test_the_smoothed_loss_is_the_papers(make_trainer):
-    """(1 - e) * nll + e * mean over the vocabulary of -log p, a target token; padding counts nothing."""
+def test_label_smoothed_loss(make_trainer):
+    """(1 - e) * nll + e * mean over the vocabulary of -log p, per target token without padding."""
     trainer = make_trainer(label_smoothing_factor=0.2)
     batch, model = batch_of(trainer), trainer.model.train()
     real = batch["labels"] != -100
@@ -40,11 +40,11 @@ def test_the_smoothed_loss_is_the_papers(make_trainer):
     torch.testing.assert_close(half, expected / 2)
 
 
-def test_rdrop_adds_the_divergence_of_two_passes(make_trainer):
-    plain, twice = make_trainer(label_smoothing_factor=0.1), make_trainer(label_smoothing_factor=0.1, rdrop_alpha=5.0)
-    batch = batch_of(plain)
-    losses = [trainer.compute_loss(trainer.model.train(), dict(batch)) for trainer in (plain, twice)]
-    torch.testing.assert_close(*losses)  # without dropout both passes are one
+def test_rdrop_adds_divergence_of_two_passes(make_trainer):
+    single, double = make_trainer(label_smoothing_factor=0.1), make_trainer(label_smoothing_factor=0.1, rdrop_alpha=5.0)
+    batch = batch_of(single)
+    losses = [trainer.compute_loss(trainer.model.train(), dict(batch)) for trainer in (single, double)]
+    torch.testing.assert_close(*losses)  # without dropout both passes are equal
     noisy = make_trainer(dropout=0.3, rdrop_alpha=5.0), make_trainer(dropout=0.3, rdrop_alpha=1e-9)
     values = []
     for trainer in noisy:
@@ -54,8 +54,8 @@ def test_rdrop_adds_the_divergence_of_two_passes(make_trainer):
 
 
 @pytest.mark.parametrize("own", [{}, {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 50}])
-def test_simcut_adds_the_divergence_of_a_pass_with_tokens_cut_off(make_model, own, monkeypatch):
-    """Its plain twin: embeddings with zero rows are given to the model instead of ids; gradients, too."""
+def test_simcut_adds_divergence_of_a_pass_with_token_cutoff(make_model, own, monkeypatch):
+    """Reference implementation: `inputs_embeds` with zero rows. Loss and gradients are equal."""
     monkeypatch.setattr("training.run.losses.TOKEN_CUTOFF_RATE", 0.4)
     size = own.get("decoder_vocab_size", 60)
     model = make_model(**own).train()  # without dropout
@@ -67,7 +67,7 @@ def test_simcut_adds_the_divergence_of_a_pass_with_tokens_cut_off(make_model, ow
     torch.manual_seed(5)
     loss, _ = training_loss(model, dict(batch), 0.1, 0.0, True, simcut_alpha=3.0)
     loss.backward()
-    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
 
     torch.manual_seed(5)
@@ -78,17 +78,17 @@ def test_simcut_adds_the_divergence_of_a_pass_with_tokens_cut_off(make_model, ow
         attention_mask=batch["attention_mask"],
         decoder_inputs_embeds=model.get_decoder().embed_tokens(decoder_ids) * kept[1][..., None],
     ).logits.log_softmax(-1)
-    whole = model(**{name: value for name, value in batch.items() if name != "labels"})
-    whole, real = whole.logits.log_softmax(-1), batch["labels"] != -100
-    expected = cross_entropy(whole[real], batch["labels"][real], 0.1)
-    expected = expected + 3 * (whole.exp() * (whole - cut)).sum(-1)[real].sum()
+    uncut = model(**{name: value for name, value in batch.items() if name != "labels"})
+    uncut, real = uncut.logits.log_softmax(-1), batch["labels"] != -100
+    expected = cross_entropy(uncut[real], batch["labels"][real], 0.1)
+    expected = expected + 3 * (uncut.exp() * (uncut - cut)).sum(-1)[real].sum()
     torch.testing.assert_close(loss, expected)
     expected.backward()
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_simcut_cuts_a_share_and_leaves_nothing_behind(make_trainer):
+def test_token_cutoff_rate_and_hook_removal(make_trainer):
     trainer = make_trainer(simcut_alpha=3.0, label_smoothing_factor=0.1)
     embedding = trainer.model.get_input_embeddings()
     with token_cutoff(trainer.model, 100):
@@ -99,11 +99,11 @@ def test_simcut_cuts_a_share_and_leaves_nothing_behind(make_trainer):
     assert not embedding._forward_hooks
     torch.manual_seed(1)
     loss = trainer.compute_loss(trainer.model.train(), dict(batch_of(trainer)))
-    torch.manual_seed(2)  # other tokens are cut off
+    torch.manual_seed(2)  # other tokens are cut
     assert not loss.isclose(trainer.compute_loss(trainer.model, dict(batch_of(trainer))), rtol=1e-6)
 
 
-def test_divergence_is_the_mean_of_both_directions():
+def test_symmetric_kl_divergence():
     first, second = torch.randn(2, 5, 7).log_softmax(-1)
     p, q = first.exp(), second.exp()
     both = [(a * (a / b).log()).sum() for a, b in ((p, q), (q, p))]
@@ -112,7 +112,7 @@ def test_divergence_is_the_mean_of_both_directions():
 
 
 @pytest.mark.parametrize("generate", [False, True])
-def test_the_evaluated_loss_is_plain_and_a_token(make_trainer, generate):
+def test_evaluation_loss_is_unsmoothed_and_per_token(make_trainer, generate):
     trainer = make_trainer(per_device_eval_batch_size=3, label_smoothing_factor=0.2)  # batches of unequal tokens
     trainer.compute_metrics = SequenceMetric().compute if generate else None
     batch = batch_of(trainer)
@@ -123,8 +123,10 @@ def test_the_evaluated_loss_is_plain_and_a_token(make_trainer, generate):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_the_moving_average_is_kept_evaluated_and_saved(make_trainer, tmp_path):
-    trainer = make_trainer(ema_decay=0.25, lr_scheduler_type="constant", warmup_steps=0)  # large steps: decays differ
+def test_moving_average_is_evaluated_and_saved(make_trainer, tmp_path):
+    trainer = make_trainer(
+        ema_decay=0.25, lr_scheduler_type="constant", warmup_steps=0
+    )  # large steps, so that decays differ
     name, weights = "model.encoder.layers.0.feed_forward.fc1.weight", []
     parameter = dict(trainer.model.named_parameters())[name]
     expected = parameter.detach().clone()
@@ -149,7 +151,7 @@ def test_the_moving_average_is_kept_evaluated_and_saved(make_trainer, tmp_path):
     torch.testing.assert_close(load_file(tmp_path / "out" / "model.safetensors")[name], expected)
 
 
-def test_tokens_are_counted_without_padding(make_trainer):
+def test_counts_target_tokens_without_padding(make_trainer):
     trainer = make_trainer(max_steps=-1, num_train_epochs=2, gradient_accumulation_steps=2)
     trainer.train()
     assert trainer.target_tokens == 2 * sum(map(len, trainer.train_dataset["labels"]))
@@ -158,8 +160,8 @@ def test_tokens_are_counted_without_padding(make_trainer):
 
 
 @pytest.mark.parametrize("rdrop_alpha", [0.0, 1.0])
-def test_precision_is_chosen_by_the_loss_that_training_takes(make_trainer, monkeypatch, tmp_path, rdrop_alpha):
-    """In pieces, or of two passes: full logits of one would be another measurement."""
+def test_timing_uses_the_training_loss(make_trainer, monkeypatch, tmp_path, rdrop_alpha):
+    """This is the chunked loss, or R-Drop with two passes."""
     monkeypatch.setattr("training.run.hardware.has_bf16", lambda: True)
     keys = {"label_smoothing_factor": 0.1, "rdrop_alpha": rdrop_alpha}
     trainer = make_trainer(max_tokens=1000, max_steps=1000, **keys)
@@ -182,14 +184,14 @@ def test_precision_is_chosen_by_the_loss_that_training_takes(make_trainer, monke
 
 
 @pytest.mark.parametrize(("data_seed", "same_as"), [(None, 42), (0, 0), (3, 3)])
-def test_data_seed_0_is_a_seed(make_trainer, data_seed, same_as):
+def test_data_seed_may_be_0(make_trainer, data_seed, same_as):
     trainer = make_trainer(data_seed=data_seed, max_tokens=9)
     trainer.get_train_dataloader()
     sampler = trainer.callback_handler.callbacks[-1].sampler
     assert sampler.seed == same_as
 
 
-def test_fewer_batches_than_processes_are_rejected(make_trainer, monkeypatch):
+def test_rejects_fewer_batches_than_processes(make_trainer, monkeypatch):
     trainer = make_trainer(max_tokens=9)
     monkeypatch.setattr(type(trainer.args), "world_size", 3)
     trainer.train_dataset = trainer.train_dataset.select([0, 1])
@@ -203,8 +205,8 @@ def words(n):
 
 
 @pytest.mark.slow
-def test_a_stream_resumed_at_each_update_is_the_stream_that_was_not_stopped(make_trainer, tokenizer, tmp_path):
-    """The batches, the counts of pairs, the weights, and the epochs."""
+def test_stream_resumes_at_each_update(make_trainer, tokenizer, tmp_path):
+    """Batches, counts of pairs, weights and epochs equal those of the uninterrupted run."""
 
     def train(resumed=None):
         own = make_trainer(
@@ -240,9 +242,7 @@ def test_a_stream_resumed_at_each_update_is_the_stream_that_was_not_stopped(make
 
 
 @pytest.mark.parametrize("average_by", ["last", "best"])
-def test_a_run_that_early_stopping_ends_before_its_first_checkpoint_saves_its_last_weights(
-    make_trainer, tmp_path, average_by
-):
+def test_saves_last_weights_if_early_stopping_precedes_checkpoints(make_trainer, tmp_path, average_by):
     trainer = make_trainer(average_checkpoints=2, average_by=average_by, save_strategy="steps", save_steps=100)
     trainer.save_final()
     saved = load_file(tmp_path / "out" / "model.safetensors")
@@ -250,12 +250,12 @@ def test_a_run_that_early_stopping_ends_before_its_first_checkpoint_saves_its_la
         torch.testing.assert_close(saved[name], parameter.detach(), rtol=0, atol=0)
 
 
-def test_a_signal_does_not_end_the_update_if_nobody_reads_the_output_any_more(monkeypatch):
+def test_signal_does_not_fail_if_stdout_is_closed(monkeypatch):
     """Ctrl-C also ends the other program of a pipe."""
-    reading, wrap_write_errors = os.pipe()
-    os.close(reading)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
     stop = StopOnSignal()
-    with os.fdopen(wrap_write_errors, "w") as output:
+    with os.fdopen(write_end, "w") as output:
         monkeypatch.setattr("sys.stdout", output)
         stop._receive(signal.SIGINT, None)
         print("the next line goes nowhere", flush=True)
