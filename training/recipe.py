@@ -297,7 +297,7 @@ def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:
     for key, node in root.value:
         name, location = str(key.value), f"{path}, line {key.start_mark.line + 1}"
         if RENAMED_OPTIONS.get(name) in known:
-            print(f"{location}: {name} is now called {RENAMED_OPTIONS[name]}", file=sys.stderr)
+            print(f"{location}: {name} was renamed to {RENAMED_OPTIONS[name]}", file=sys.stderr)
             if isinstance(node, yaml.ScalarNode):
                 node.value = RENAMED_VALUES.get(node.value, node.value)
             name = RENAMED_OPTIONS[name]

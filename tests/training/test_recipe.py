@@ -236,7 +236,7 @@ def test_reads_renamed_keys(path, tmp_path, capsys):
     messages = capsys.readouterr().err.splitlines()
     assert len(messages) == len(OLD_KEYS)
     for key, message in zip(OLD_KEYS, messages, strict=True):
-        assert message.endswith(f"{key} is now called {RENAMED_OPTIONS[key]}")
+        assert message.endswith(f"{key} was renamed to {RENAMED_OPTIONS[key]}")
 
 
 @pytest.mark.parametrize("old", RENAMED_VALUES)
@@ -265,4 +265,4 @@ def test_rejects_renamed_options_with_their_new_name(path, capsys, option):
     with pytest.raises(SystemExit) as exit_:
         read_recipe([str(path), f"--{option}", "2"])
     assert exit_.value.code == 2
-    assert f"--{option} 2; it is now called --{RENAMED_OPTIONS[option]}" in capsys.readouterr().err
+    assert f"--{option} 2; it was renamed to --{RENAMED_OPTIONS[option]}" in capsys.readouterr().err
