@@ -1,4 +1,4 @@
-"""The paper's decoding: the same as `generate()`, as exhaustive search, and as the formula."""
+"""Comparison of `beam_search` with `generate()`, with exhaustive search, and with the formula of the paper."""
 
 import itertools
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("search_mode")
 
 
 def until_end(sequences: torch.Tensor) -> list[list[int]]:
-    """Without what stands behind the end: `generate()` fills up with ends where the padding's id is 0."""
+    """Remove the padding after EOS. `generate()` pads with EOS if the pad token id is 0."""
     rows = [row[1:] for row in sequences.tolist()]
     return [row[: row.index(2) + 1] if 2 in row else row for row in rows]
 
@@ -29,7 +29,7 @@ ARCHITECTURES = {
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("seed", range(3))
-def test_greedy_is_generates(make_model, source, architecture, seed):
+def test_greedy_matches_generate(make_model, source, architecture, seed):
     model = make_model(seed, vocab_size=30, **ARCHITECTURES[architecture])
     expected = model.generate(**source, max_new_tokens=14)
     assert torch.equal(model.generate(**source, max_new_tokens=14, custom_generate=beam_search), expected)
@@ -40,8 +40,8 @@ def test_greedy_is_generates(make_model, source, architecture, seed):
 @pytest.mark.parametrize(
     ("length_penalty", "early_stopping"), [(1.0, False), (1.0, True), (0.6, "never"), (0.0, False), (0.0, "never")]
 )
-def test_beams_are_generates(make_model, source, architecture, beams, length_penalty, early_stopping):
-    """The n-best lists and their scores, with finished sentences that leave and others that go on."""
+def test_beam_search_matches_generate(make_model, source, architecture, beams, length_penalty, early_stopping):
+    """Compare all returned sequences and scores while finished sentences leave the batch."""
     options = {"num_beams": beams, "num_return_sequences": 2, "max_new_tokens": 14, "early_stopping": early_stopping}
     options |= {"length_penalty": length_penalty, "return_dict_in_generate": True, "output_scores": True}
     for seed in range(3):
@@ -52,7 +52,7 @@ def test_beams_are_generates(make_model, source, architecture, beams, length_pen
         torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=1e-4, rtol=0)
 
 
-def test_alpha_0_gives_the_best_of_generate_without_penalty(make_model, source):
+def test_alpha_0_matches_generate_without_penalty(make_model, source):
     for seed in range(5):
         model = make_model(seed, vocab_size=30)
         expected = model.generate(**source, num_beams=4, max_new_tokens=14, length_penalty=0.0, early_stopping="never")
@@ -61,7 +61,7 @@ def test_alpha_0_gives_the_best_of_generate_without_penalty(make_model, source):
 
 
 def log_probability(model, source: dict, row: int, tokens: list[int]) -> float:
-    """Of the tokens, the end included where it is there."""
+    """Return the log-probability of the tokens, including EOS if present."""
     target = torch.tensor([[model.config.decoder_start_token_id, *tokens]])
     one = {name: tensor[row : row + 1] for name, tensor in source.items()}
     with torch.no_grad():
@@ -70,11 +70,11 @@ def log_probability(model, source: dict, row: int, tokens: list[int]) -> float:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
-def test_a_wide_beam_is_exhaustive_search_under_the_papers_penalty(make_model, source, alpha):
-    """Every hypothesis of up to 3 tokens of a vocabulary of 5, scored by the formula."""
+def test_many_beams_match_exhaustive_search(make_model, source, alpha):
+    """Score every hypothesis of up to 3 tokens with a vocabulary of 5."""
     small = {"input_ids": source["input_ids"][:2] % 2 + 3, "attention_mask": source["attention_mask"][:2]}
-    ends = [[*body, 2] for n in range(3) for body in itertools.product((0, 1, 3, 4), repeat=n)]
-    cut = [list(body) for body in itertools.product((0, 1, 3, 4), repeat=3)] + [
+    finished = [[*body, 2] for n in range(3) for body in itertools.product((0, 1, 3, 4), repeat=n)]
+    truncated = [list(body) for body in itertools.product((0, 1, 3, 4), repeat=3)] + [
         [*body, 2] for body in itertools.product((0, 1, 3, 4), repeat=2)
     ]
     for seed in range(3):
@@ -84,14 +84,14 @@ def test_a_wide_beam_is_exhaustive_search_under_the_papers_penalty(make_model, s
             return_dict_in_generate=True,
         )  # fmt: skip
         for row in range(2):
-            every = {tuple(tokens): log_probability(model, small, row, tokens) for tokens in ends + cut}
+            every = {tuple(tokens): log_probability(model, small, row, tokens) for tokens in finished + truncated}
             scores = {tokens: value / ((5 + len(tokens)) / 6) ** alpha for tokens, value in every.items()}
             best = max(scores, key=lambda tokens: scores[tokens])
             assert tuple(until_end(found.sequences)[row][: len(best)]) == best
             assert float(found.sequences_scores[row]) == pytest.approx(scores[best], abs=1e-4)
 
 
-def test_a_negative_penalty_does_not_stop_the_search_early(make_model):
+def test_negative_penalty_does_not_stop_early(make_model):
     source = {"input_ids": torch.tensor([[3, 4, 2]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
     sizes = {"vocab_size": 5, "d_model": 16, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
     model = make_model(58, **sizes, tie_word_embeddings=False, lm_head_bias=True)
@@ -111,16 +111,16 @@ def test_a_negative_penalty_does_not_stop_the_search_early(make_model):
     assert float(found.sequences_scores[0]) == pytest.approx(max(scores), abs=1e-4)
 
 
-def test_a_translation_has_a_token_where_fewer_than_none_are_left(make_model, source):
+def test_negative_limit_allows_one_token(make_model, source):
     for beams in (1, 3):
         model = make_model(vocab_size=30)
         assert model.generate(**source, num_beams=beams, custom_generate=beam_search, extra_tokens=-50).shape == (5, 2)
 
 
-def test_translations_are_as_much_longer_than_their_sources(make_model, source):
-    """Each by itself: the limit is not that of the longest source."""
+def test_extra_tokens_limits_each_sentence(make_model, source):
+    """The limit depends on the length of each source, not on the longest one."""
     model = make_model(vocab_size=30)
-    model.generation_config.eos_token_id = None  # nothing ends before its limit
+    model.generation_config.eos_token_id = None  # every sequence reaches its limit
     for beams in (1, 3):
         found = model.generate(**source, num_beams=beams, custom_generate=beam_search, extra_tokens=4, alpha=0.6)
         tails = [row[1 + n + 4 :] for row, n in zip(found.tolist(), (9, 7, 5, 9, 3), strict=True)]
@@ -128,12 +128,12 @@ def test_translations_are_as_much_longer_than_their_sources(make_model, source):
         assert not any(map(any, tails))
 
 
-def test_an_ensemble_predicts_the_mean(make_model, source):
-    """Greedy: the token whose mean probability is the largest, step by step; with itself: nothing changes."""
+def test_ensemble_averages_probabilities(make_model, source):
+    """Greedy decoding selects the largest mean probability. An ensemble of equal models changes nothing."""
     first, second = make_model(0, vocab_size=30), make_model(1, vocab_size=30)
-    alone = first.generate(**source, num_beams=3, max_new_tokens=9, custom_generate=beam_search)
+    single = first.generate(**source, num_beams=3, max_new_tokens=9, custom_generate=beam_search)
     same = first.generate(**source, num_beams=3, max_new_tokens=9, custom_generate=beam_search, ensemble=[first])
-    assert torch.equal(alone, same)
+    assert torch.equal(single, same)
     found = first.generate(**source, max_new_tokens=9, custom_generate=beam_search, ensemble=[second])
     for row, tokens in enumerate(until_end(found)):
         one = {name: tensor[row : row + 1] for name, tensor in source.items()}
@@ -144,7 +144,7 @@ def test_an_ensemble_predicts_the_mean(make_model, source):
             assert int((both[0] + both[1]).argmax()) == token
 
 
-def test_a_forced_beginning_is_kept(make_model, source):
+def test_decoder_prompt_is_kept(make_model, source):
     model = make_model(vocab_size=30)
     prefix = torch.tensor([[1, 7, 9]]).expand(5, -1)
     options = {"decoder_input_ids": prefix, "max_new_tokens": 9}
@@ -157,8 +157,8 @@ def test_a_forced_beginning_is_kept(make_model, source):
 @pytest.mark.parametrize("forced", ["forced_bos_token_id", "forced_eos_token_id"])
 @pytest.mark.parametrize(("beams", "rows"), [(2, 1), (2, 2), (4, 3), (3, 3)])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_a_forced_token_is_in_every_row(make_model, source, forced, beams, rows, length_penalty):
-    """One hypothesis is possible, and all rows have it."""
+def test_forced_token_is_in_every_row(make_model, source, forced, beams, rows, length_penalty):
+    """Only one hypothesis is possible, and all rows contain it."""
     model = make_model(vocab_size=30)
     options = {"num_beams": beams, "num_return_sequences": rows, "max_new_tokens": 1, forced: 2}
     options["length_penalty"] = length_penalty
@@ -171,33 +171,33 @@ def test_bfloat16_runs(make_model, source):
     assert found.shape[0] == 5
 
 
-def test_an_ensemble_of_other_vocabularies_is_refused(make_model, source):
+def test_rejects_ensemble_with_different_vocabularies(make_model, source):
     model, other = make_model(vocab_size=30), make_model(vocab_size=31)
     with pytest.raises(ValueError, match="same vocab_size and tokenizer, got 30 and 31"):
         model.generate(**source, max_new_tokens=5, custom_generate=beam_search, ensemble=[other])
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_padding_may_be_the_end(make_model, source, length_penalty):
-    """As in checkpoints that name no padding: the end of the longest result is not taken for padding."""
+def test_pad_token_may_be_eos(make_model, source, length_penalty):
+    """EOS of the longest result is not removed as padding."""
     for seed in range(3):
         model = make_model(seed, vocab_size=30)
         model.generation_config.pad_token_id = model.generation_config.eos_token_id
         options = {"num_beams": 3, "max_new_tokens": 14, "length_penalty": length_penalty}
         expected = model.generate(**source, **options)
         found = model.generate(**source, **options, custom_generate=beam_search)
-        width = expected.shape[1]
-        assert torch.equal(found[:, :width], expected)
-        assert bool((found[:, width:] == 2).all())
+        length = expected.shape[1]
+        assert torch.equal(found[:, :length], expected)
+        assert bool((found[:, length:] == 2).all())
 
 
-def test_other_models_are_refused(source):
+def test_rejects_other_model_types(source):
     config = MarianConfig(vocab_size=30, d_model=32, encoder_layers=1, decoder_layers=1, pad_token_id=0)
     with pytest.raises(ValueError, match="got marian"):
         MarianMTModel(config).generate(**source, max_new_tokens=5, custom_generate=beam_search)
 
 
-def test_the_papers_penalty_prefers_longer_translations_as_alpha_grows(make_model, source):
+def test_translations_grow_with_alpha(make_model, source):
     model = make_model(4, vocab_size=30)
     lengths = []
     for alpha in (0.0, 1.0, 3.0):
@@ -208,7 +208,7 @@ def test_the_papers_penalty_prefers_longer_translations_as_alpha_grows(make_mode
 
 
 def test_best_tokens_by_blocks():
-    """As `topk`, whether a vocabulary is looked at by blocks or not."""
+    """The result equals that of `topk`, with and without blocks."""
     for size in (30, 8000, 8001):
         log_probs = torch.randn(7, size).log_softmax(-1)
         values, ids = best_tokens(log_probs, 10)
@@ -220,7 +220,7 @@ def test_best_tokens_by_blocks():
 
 
 def test_best_token_by_blocks():
-    """As `argmax`, the first of equals, whether a vocabulary is looked at by blocks or not."""
+    """The result equals that of `argmax` (the first of equals), with and without blocks."""
     for size in (30, 8000, 8009):
         logits = torch.randn(7, size).bfloat16().float()  # with equals
         logits[3] = 1.0

@@ -1,4 +1,4 @@
-"""Decoding as on a GPU, on a CPU: what is recorded and repeated gives the same, and little is asked from the device."""
+"""GPU decoding, simulated on a CPU: replayed steps give the same result, with few synchronizations."""
 
 import gc
 import weakref
@@ -15,11 +15,11 @@ from vanilla_transformer.constraints_vanilla_transformer import LexicalConstrain
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 from vanilla_transformer.search_vanilla_transformer import DONE_CHECK_INTERVAL
 
-ASKS = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "unique")  # the last but one: from Python
+SYNC_OPERATIONS = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "unique")  # lift_fresh: from Python
 
 
-class Asked(TorchDispatchMode):
-    """Counts what a GPU would be waited for, and what would be copied to it."""
+class SyncCounter(TorchDispatchMode):
+    """Mode that counts operations that synchronize with a GPU or copy to it."""
 
     def __init__(self):
         super().__init__()
@@ -27,17 +27,19 @@ class Asked(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
-        by_booleans = "index" in name and any(
+        has_boolean_index = "index" in name and any(
             isinstance(each, torch.Tensor) and each.dtype == torch.bool for each in tree_leaves(args[1:2])
         )
-        if any(each in name for each in ASKS) or by_booleans:
+        if any(each in name for each in SYNC_OPERATIONS) or has_boolean_index:
             self.counts[name] += 1
         return function(*args, **(kwargs or {}))
 
 
-class Recording(Asked):
-    """A CUDA graph on a CPU: keeps the kernels that are launched with the tensors that they read and write, and repeats
-    them there. Other than a GPU, which only notes them down, it has already run them once."""
+class CapturedCalls(SyncCounter):
+    """CUDA graph on a CPU: stores the operations with their tensors and repeats them in place.
+
+    Unlike a GPU, the capture also executes the operations.
+    """
 
     def __init__(self):
         super().__init__()
@@ -57,44 +59,48 @@ class Recording(Asked):
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Decodes in place with steps that are recorded; the recordings."""
-    found: list[Recording] = []
+    """Simulate CUDA graphs, and return the captured ones."""
+    captured: list[CapturedCalls] = []
 
     def capture_cuda_graph(function: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], torch.Tensor]:
-        graph = Recording()
+        graph = CapturedCalls()
         with graph:
             result = function()
-        found.append(graph)
-        turns = iter([lambda: None])
+        captured.append(graph)
+        replays = iter([lambda: None])  # the capture counts as the first replay
 
-        def repeat() -> torch.Tensor:
-            next(turns, graph.replay)()
+        def replay() -> torch.Tensor:
+            next(replays, graph.replay)()
             return result
 
-        return repeat
+        return replay
 
     monkeypatch.setattr(generation_vanilla_transformer, "is_async_device", lambda device: True)
     monkeypatch.setattr(generation_vanilla_transformer, "supports_cuda_graphs", lambda model: True)
     monkeypatch.setattr(incremental_decoding_vanilla_transformer, "capture_cuda_graph", capture_cuda_graph)
-    return found
+    return captured
 
 
-BEGINNING = torch.tensor([[1, 7, 9, 4], [0, 1, 7, 9], [0, 0, 1, 7], [0, 0, 0, 1], [1, 5, 5, 5]])
-LONG = torch.cat([BEGINNING[:, :1].expand(-1, 36), BEGINNING], 1)  # longer than the first room
+PROMPT = torch.tensor([[1, 7, 9, 4], [0, 1, 7, 9], [0, 0, 1, 7], [0, 0, 0, 1], [1, 5, 5, 5]])
+LONG_PROMPT = torch.cat([PROMPT[:, :1].expand(-1, 36), PROMPT], 1)  # longer than the initial buffers
 WAYS = {
     "greedy": {},
     "beams": {"num_beams": 4, "num_return_sequences": 2, "return_dict_in_generate": True},
     "the paper's": {"num_beams": 3, "alpha": 0.6, "extra_tokens": 40},
     "processors": {"num_beams": 3, "no_repeat_ngram_size": 2, "bad_words_ids": [[5], [7, 8]], "min_length": 6},
-    "a beginning": {"decoder_input_ids": BEGINNING, "decoder_attention_mask": (BEGINNING != 0).long()},
-    "a beginning of beams": {"num_beams": 3, "decoder_input_ids": BEGINNING},
-    "a long beginning": {"num_beams": 2, "decoder_input_ids": LONG, "decoder_attention_mask": (LONG != 0).long()},
+    "a prompt": {"decoder_input_ids": PROMPT, "decoder_attention_mask": (PROMPT != 0).long()},
+    "a prompt with beams": {"num_beams": 3, "decoder_input_ids": PROMPT},
+    "a long prompt": {
+        "num_beams": 2,
+        "decoder_input_ids": LONG_PROMPT,
+        "decoder_attention_mask": (LONG_PROMPT != 0).long(),
+    },
     "a glossary": {"num_beams": 3, "glossary": lambda: LexicalConstraints([[], [[[7, 8]]], [[[9]], [[11]]], [], []])},
 }
 
 
 def decode(model, source: dict, options: dict) -> tuple[torch.Tensor, ...]:
-    """Ids, and scores and parents where there are some."""
+    """Return ids, and scores and beam indices if available."""
     options = {name: value() if callable(value) else value for name, value in options.items()}
     found = model.generate(**source, max_new_tokens=80, custom_generate=beam_search, **options)
     if isinstance(found, torch.Tensor):
@@ -103,8 +109,8 @@ def decode(model, source: dict, options: dict) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_recorded_gives_the_same(make_model, source, graphs, monkeypatch, way):
-    """Also behind the first room of the buffers, where it is recorded anew."""
+def test_replayed_steps_match_eager_steps(make_model, source, graphs, monkeypatch, way):
+    """Also after the buffers have grown and the step is captured again."""
     for seed in range(3):
         model = make_model(seed, vocab_size=30, norm_position="pre" if seed else "post")
         model.generation_config.eos_token_id = 2 if seed else None
@@ -115,13 +121,13 @@ def test_what_is_recorded_gives_the_same(make_model, source, graphs, monkeypatch
         found = decode(model, source, WAYS[way])
         assert not seed or len(graphs) > 0
         assert seed or len(graphs) > 1
-        for mine, own in zip(found, expected, strict=True):
-            torch.testing.assert_close(mine, own, atol=1e-4, rtol=0)
+        for value, reference in zip(found, expected, strict=True):
+            torch.testing.assert_close(value, reference, atol=1e-4, rtol=0)
         assert not any(graph.counts for graph in graphs), [graph.counts for graph in graphs]
         graphs.clear()
 
 
-def test_it_goes_on_where_nothing_can_be_recorded(make_model, source, graphs, monkeypatch):
+def test_continues_without_capture(make_model, source, graphs, monkeypatch):
     model = make_model(vocab_size=30)
     expected = decode(model, source, {"num_beams": 3})
 
@@ -129,57 +135,57 @@ def test_it_goes_on_where_nothing_can_be_recorded(make_model, source, graphs, mo
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(incremental_decoding_vanilla_transformer, "capture_cuda_graph", capture_cuda_graph)
-    told = []
-    monkeypatch.setattr(incremental_decoding_vanilla_transformer.logger, "warning_once", told.append)
+    warnings = []
+    monkeypatch.setattr(incremental_decoding_vanilla_transformer.logger, "warning_once", warnings.append)
     (found,) = decode(model, source, {"num_beams": 3})
     assert torch.equal(found, expected[0])
-    assert len(told) == 1
-    assert "not permitted" in told[0]
+    assert len(warnings) == 1
+    assert "not permitted" in warnings[0]
 
 
-def asked(model, source: dict, options: dict, tokens: int) -> Counter[str]:
-    with Asked() as counting:
+def count_synchronizations(model, source: dict, options: dict, tokens: int) -> Counter[str]:
+    with SyncCounter() as counter:
         options = {name: value() if callable(value) else value for name, value in options.items()}
         model.generate(**source, max_new_tokens=tokens, custom_generate=beam_search, **options)
-    return counting.counts
+    return counter.counts
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_little_is_asked_from_a_gpu(make_model, source, monkeypatch, way):
-    """A look every few tokens whether all is done, and nothing else; as on a CPU there would be more."""
+def test_few_synchronizations(make_model, source, monkeypatch, way):
+    """Only the check for completion synchronizes, every few tokens. CPU decoding synchronizes at every token."""
     model = make_model(vocab_size=30)
     model.generation_config.eos_token_id = None
     options = {name: value for name, value in WAYS[way].items() if name not in ("extra_tokens", "min_length")}
-    for in_place in (False, True):
-        monkeypatch.setattr(generation_vanilla_transformer, "is_async_device", lambda device, own=in_place: own)
-        more = asked(model, source, options, 60) - asked(model, source, options, 20)
-        if in_place:
+    for static in (False, True):
+        monkeypatch.setattr(generation_vanilla_transformer, "is_async_device", lambda device, value=static: value)
+        more = count_synchronizations(model, source, options, 60) - count_synchronizations(model, source, options, 20)
+        if static:
             assert more == {"_local_scalar_dense": 40 // DONE_CHECK_INTERVAL}
         else:
             assert more["_local_scalar_dense"] >= 40
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_it_ends_soon_after_the_last_sentence(make_model, source, graphs, monkeypatch, num_beams):
+def test_stops_soon_after_last_sentence(make_model, source, graphs, monkeypatch, num_beams):
     model = make_model(2, vocab_size=30)
-    model.lm_head.bias = torch.nn.Parameter(torch.zeros(30).index_fill_(0, torch.tensor([2]), 1.0))  # likely ends
+    model.lm_head.bias = torch.nn.Parameter(torch.zeros(30).index_fill_(0, torch.tensor([2]), 1.0))  # likely EOS
     steps = []
     step = incremental_decoding_vanilla_transformer.Ensemble.step
     monkeypatch.setattr(
-        incremental_decoding_vanilla_transformer.Ensemble, "step", lambda own, ids: steps.append(1) or step(own, ids)
+        incremental_decoding_vanilla_transformer.Ensemble, "step", lambda self, ids: steps.append(1) or step(self, ids)
     )
     found = model.generate(**source, num_beams=num_beams, max_new_tokens=500, custom_generate=beam_search)
     assert found.shape[1] - 1 <= len(steps) <= found.shape[1] - 1 + DONE_CHECK_INTERVAL + 8 * (num_beams > 1)
 
 
-def test_buffers_go_with_the_call(make_model, source, graphs, monkeypatch):
-    """Not when Python next looks for cycles: a GPU's memory would fill up before."""
+def test_buffers_are_freed_after_the_call(make_model, source, graphs, monkeypatch):
+    """They are freed without the garbage collector, which could run too late for the memory of a GPU."""
     decoders = []
     grow = incremental_decoding_vanilla_transformer.StaticShapeDecoder.grow_buffers
     monkeypatch.setattr(
         incremental_decoding_vanilla_transformer.StaticShapeDecoder,
         "grow_buffers",
-        lambda own: decoders.append(weakref.ref(own)) or grow(own),
+        lambda self: decoders.append(weakref.ref(self)) or grow(self),
     )
     gc.disable()
     try:

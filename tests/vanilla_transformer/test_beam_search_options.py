@@ -1,4 +1,4 @@
-"""Everything that `generate()` can be asked for: `beam_search` gives the same, or names what it has not."""
+"""Options of `generate()`: `beam_search` gives the same result or rejects the option."""
 
 import threading
 
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.usefixtures("search_mode")
 
 
 def until_end(sequences: torch.Tensor, ends: list[int]) -> list[list[int]]:
-    """Without what stands behind the end, with which `generate()` and ours may fill up in other ways."""
+    """Remove the padding after EOS, which may differ between `generate()` and `beam_search`."""
     rows = [row[1:] for row in sequences.tolist()]
     return [row[: next((i for i, token in enumerate(row) if token in ends), len(row)) + 1] for row in rows]
 
 
 @pytest.fixture
 def assert_same(make_model, source):
-    """Compares ids, and of beams the scores, over some models."""
+    """Return a function that compares ids, and scores with beams, for several models."""
 
     def compare(ends=(2,), **options) -> None:
         for seed in range(8):
@@ -41,16 +41,16 @@ def assert_same(make_model, source):
     return compare
 
 
-def test_several_ends(assert_same):
-    """`generate()` then looks at more continuations of each hypothesis."""
+def test_several_eos_ids(assert_same):
+    """`generate()` then considers more continuations of each hypothesis."""
     for ends in ([2, 3], [2, 3, 4, 5, 6, 7], list(range(2, 22))):
         assert_same(ends, eos_token_id=ends, max_new_tokens=12)
 
 
-def test_criteria_of_the_caller(assert_same):
+def test_standard_stopping_criteria(assert_same):
     assert_same(max_new_tokens=12, stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(6)]))
-    shorter = StoppingCriteriaList([MaxLengthCriteria(8)])  # "never" goes on reckoning with the other
-    rising = {(20,): 4.0, (21,): 3.2, (2,): 2.8}  # where a score grows with the length, that decides what is found
+    shorter = StoppingCriteriaList([MaxLengthCriteria(8)])  # "never" still uses the other limit
+    rising = {(20,): 4.0, (21,): 3.2, (2,): 2.8}  # scores that grow with the length make the limit matter
     for penalty in (0.5, 1.0, 2.0):
         options = {"early_stopping": "never", "length_penalty": penalty, "sequence_bias": rising}
         assert_same(max_new_tokens=30, stopping_criteria=shorter, **options)
@@ -59,8 +59,8 @@ def test_criteria_of_the_caller(assert_same):
     assert_same([2, *ends], max_new_tokens=12, stopping_criteria=StoppingCriteriaList([criterion]))
 
 
-class EveryRowItsOwn(LogitsProcessor):
-    """One of the user's, that goes by the number of a row."""
+class BiasByRow(LogitsProcessor):
+    """User-defined processor that depends on the row index."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores = scores.clone()
@@ -74,12 +74,12 @@ class StopsByRow(StoppingCriteria):
         return (input_ids[:, -1] + torch.arange(len(input_ids))) % 7 == 0
 
 
-def test_processors_of_the_caller(assert_same):
-    assert_same(max_new_tokens=9, logits_processor=LogitsProcessorList([EveryRowItsOwn()]))
-    assert_same(max_new_tokens=9, logits_processor=LogitsProcessorList([EveryRowItsOwn()]), no_repeat_ngram_size=2)
+def test_custom_logits_processors(assert_same):
+    assert_same(max_new_tokens=9, logits_processor=LogitsProcessorList([BiasByRow()]))
+    assert_same(max_new_tokens=9, logits_processor=LogitsProcessorList([BiasByRow()]), no_repeat_ngram_size=2)
 
 
-def test_any_criterion_of_the_caller(make_model, source):
+def test_custom_stopping_criteria(make_model, source):
     for seed in range(4):
         model = make_model(seed, vocab_size=30)
         model.generation_config.pad_token_id = 3
@@ -90,15 +90,15 @@ def test_any_criterion_of_the_caller(make_model, source):
             assert torch.equal(model.generate(**source, **options, custom_generate=beam_search), expected)
 
 
-def test_tokens_that_a_prefix_allows(assert_same):
+def test_prefix_allowed_tokens(assert_same):
     def allowed(sentence: int, ids: torch.Tensor) -> list[int]:
         return [2, 4 + sentence, 10, 11 + len(ids), *range(20, 28)]
 
     assert_same(max_new_tokens=9, prefix_allowed_tokens_fn=allowed)
 
 
-def test_processors_of_an_ensemble(make_model, source):
-    """As of the model alone, where the others are the same."""
+def test_ensemble_with_logits_processors(make_model, source):
+    """An ensemble of equal models gives the result of a single model."""
     model = make_model(vocab_size=30)
     options = {"num_beams": 3, "max_new_tokens": 9, "no_repeat_ngram_size": 1, "bad_words_ids": [[7]]}
     expected = model.generate(**source, **options)
@@ -106,8 +106,8 @@ def test_processors_of_an_ensemble(make_model, source):
     assert until_end(found, [2]) == until_end(expected, [2])
 
 
-class Collected(list):
-    """A streamer that keeps what it gets."""
+class TokenCollector(list):
+    """Streamer that stores the tokens."""
 
     put = list.append
     is_over = False
@@ -117,10 +117,10 @@ class Collected(list):
 
 
 @pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"no_repeat_ngram_size": 2}])
-def test_a_streamer_gets_the_same_tokens(make_model, source, options):
+def test_streamer_gets_the_same_tokens(make_model, source, options):
     model = make_model(vocab_size=30)
     one = {name: tensor[:1] for name, tensor in source.items()}
-    streams = Collected(), Collected()
+    streams = TokenCollector(), TokenCollector()
     for streamer, own in zip(streams, ({}, {"custom_generate": beam_search}), strict=True):
         torch.manual_seed(0)
         model.generate(**one, max_new_tokens=9, streamer=streamer, **options, **own)
@@ -128,39 +128,42 @@ def test_a_streamer_gets_the_same_tokens(make_model, source, options):
     assert streams[1].is_over
 
 
-def test_a_streamer_of_what_feeds_none_is_refused(make_model, source):
+def test_rejects_streamer_for_function_without_it(make_model, source):
     with pytest.raises(ValueError, match="does not support a streamer"):
         make_model(vocab_size=30).generate(
-            **source, max_new_tokens=3, streamer=Collected(), custom_generate=lambda model, input_ids, **own: input_ids
+            **source,
+            max_new_tokens=3,
+            streamer=TokenCollector(),
+            custom_generate=lambda model, input_ids, **own: input_ids,
         )
 
 
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 2.0])
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
-def test_any_penalty(assert_same, length_penalty, early_stopping):
+def test_length_penalties(assert_same, length_penalty, early_stopping):
     assert_same(max_new_tokens=12, length_penalty=length_penalty, early_stopping=early_stopping)
 
 
-def test_a_beginning_padded_on_the_left(assert_same):
-    beginning = torch.tensor([[1, 7, 9, 4], [0, 1, 7, 9], [0, 0, 1, 7], [0, 0, 0, 1], [1, 5, 5, 5]])
-    mask = (beginning != 0).long()
-    assert_same(decoder_input_ids=beginning, decoder_attention_mask=mask, max_new_tokens=9)
+def test_left_padded_prompt(assert_same):
+    prompt = torch.tensor([[1, 7, 9, 4], [0, 1, 7, 9], [0, 0, 1, 7], [0, 0, 0, 1], [1, 5, 5, 5]])
+    mask = (prompt != 0).long()
+    assert_same(decoder_input_ids=prompt, decoder_attention_mask=mask, max_new_tokens=9)
 
 
-def test_a_beginning_padded_on_the_left_is_the_beginning_alone(make_model, source):
-    """The mask counts: a shorter beginning in a batch of longer ones goes on as it does by itself."""
+def test_left_padding_does_not_change_the_result(make_model, source):
+    """A padded decoder prompt is continued like the prompt without padding."""
     model = make_model(vocab_size=30)
     one = {name: tensor[2:3] for name, tensor in source.items()}
     for num_beams in (1, 3):
         options = {"num_beams": num_beams, "max_new_tokens": 7, "custom_generate": beam_search}
-        alone = model.generate(**one, **options, decoder_input_ids=torch.tensor([[1, 7]]))
+        expected = model.generate(**one, **options, decoder_input_ids=torch.tensor([[1, 7]]))
         padded = model.generate(
             **one,
             **options,
             decoder_input_ids=torch.tensor([[1, 0, 1, 7]]),
             decoder_attention_mask=torch.tensor([[0, 0, 1, 1]]),
         )
-        assert torch.equal(padded[:, 2:], alone)
+        assert torch.equal(padded[:, 2:], expected)
 
 
 @pytest.mark.parametrize(
@@ -173,28 +176,28 @@ def test_a_beginning_padded_on_the_left_is_the_beginning_alone(make_model, sourc
         ({"decoder_attention_mask": torch.ones(5, 1, 1, 1)}, "decoder_attention_mask"),
     ],
 )
-def test_what_would_be_dropped_is_refused(make_model, source, options, what):
+def test_rejects_unsupported_options(make_model, source, options, what):
     with pytest.raises(ValueError, match=f"beam_search does not support ({what})"):
         make_model(vocab_size=30).generate(**source, max_new_tokens=5, custom_generate=beam_search, **options)
 
 
 @pytest.mark.parametrize("options", [{"length_penalty": 1e9}, {"alpha": 1e23}])
-def test_a_penalty_that_overflows_is_refused(make_model, source, options):
+def test_rejects_overflowing_penalty(make_model, source, options):
     with pytest.raises(ValueError, match=f"{next(iter(options))}=.* overflows"):
         make_model(vocab_size=30).generate(
             **source, num_beams=2, max_new_tokens=5, custom_generate=beam_search, **options
         )
 
 
-def test_a_cache_that_holds_something_is_refused(make_model, source):
+def test_rejects_non_empty_cache(make_model, source):
     model = make_model(vocab_size=30)
     cache = model(**source, decoder_input_ids=torch.ones(5, 2, dtype=torch.long), use_cache=True).past_key_values
-    beginning = {"decoder_input_ids": torch.full((5, 3), 4), "past_key_values": cache}
+    prompt = {"decoder_input_ids": torch.full((5, 3), 4), "past_key_values": cache}
     with pytest.raises(ValueError, match="does not support a non-empty past_key_values"):
-        model.generate(**source, **beginning, max_new_tokens=5, custom_generate=beam_search)
+        model.generate(**source, **prompt, max_new_tokens=5, custom_generate=beam_search)
 
 
-def test_a_streamer_is_refused_before_somebody_waits_for_it(make_model, source, train_bpe, sentences, special_tokens):
+def test_rejects_streamer_with_beams(make_model, source, train_bpe, sentences, special_tokens):
     tokenizer = VanillaTransformerTokenizer(
         source_tokenizer_object=train_bpe(sentences["en"], 60),
         target_tokenizer_object=train_bpe(sentences["de"], 60),
@@ -219,8 +222,8 @@ def test_a_streamer_is_refused_before_somebody_waits_for_it(make_model, source, 
         model.generate(**source, assistant_model=model, max_new_tokens=5, custom_generate=beam_search)
 
 
-def test_weights_shared_out_over_processes_are_refused(make_model, source, tmp_path):
-    """As tensor parallelism and FSDP leave them; the stock loop gathers them, ours would mix them with whole ones."""
+def test_rejects_sharded_weights(make_model, source, tmp_path):
+    """Tensor parallelism and FSDP shard weights, which `generate()` gathers, but `beam_search` does not."""
     model = make_model(vocab_size=30, tie_word_embeddings=False)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
@@ -232,7 +235,7 @@ def test_weights_shared_out_over_processes_are_refused(make_model, source, tmp_p
         dist.destroy_process_group()
 
 
-def test_an_ensemble_wants_ids(make_model, source):
+def test_ensemble_requires_input_ids(make_model, source):
     model, other = make_model(0, vocab_size=30), make_model(1, vocab_size=30)
     embeddings = model.get_input_embeddings()(source["input_ids"])
     states = model.get_encoder()(**source)
@@ -242,15 +245,15 @@ def test_an_ensemble_wants_ids(make_model, source):
         model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
     with pytest.raises(ValueError, match="An ensemble requires input_ids"):
         model.generate(encoder_outputs=states, attention_mask=mask, **options)
-    alone = options | {"ensemble": ()}
-    expected = model.generate(**source, **alone)
-    assert torch.equal(model.generate(inputs_embeds=embeddings, attention_mask=mask, **alone), expected)
-    assert torch.equal(model.generate(encoder_outputs=states, attention_mask=mask, **alone), expected)
+    single = options | {"ensemble": ()}
+    expected = model.generate(**source, **single)
+    assert torch.equal(model.generate(inputs_embeds=embeddings, attention_mask=mask, **single), expected)
+    assert torch.equal(model.generate(encoder_outputs=states, attention_mask=mask, **single), expected)
 
 
-def test_stop_strings_of_two_vocabularies_are_the_targets(make_model, train_bpe, sentences, special_tokens):
-    """A stop string is looked for in what the model writes, not in the source's vocabulary."""
-    letters = ["abcdef"]  # transformers encodes them to find out what each token adds to a text
+def test_stop_strings_use_target_vocabulary(make_model, train_bpe, sentences, special_tokens):
+    """Stop strings are searched in the generated text, not in the source vocabulary."""
+    letters = ["abcdef"]  # transformers encodes them to compute the text of each token
     tokenizer = VanillaTransformerTokenizer(
         source_tokenizer_object=train_bpe(sentences["en"] + letters, 60),
         target_tokenizer_object=train_bpe(sentences["de"] + letters, 70),

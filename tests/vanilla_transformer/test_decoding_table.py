@@ -1,6 +1,6 @@
-"""Every option of GenerationConfig: `beam_search` gives what `generate()` gives, or refuses by name.
+"""Options of GenerationConfig: `beam_search` gives the result of `generate()` or rejects the option.
 
-docs/decoding.md has the table that is measured here.
+The result is the table in docs/decoding.md.
 """
 
 import os
@@ -14,11 +14,11 @@ from vanilla_transformer.generation_vanilla_transformer import beam_search
 
 pytestmark = pytest.mark.usefixtures("search_mode")
 
-MODELS = int(os.environ.get("VT_MODELS", "4"))  # random ones, in the slow test
-BOTH, DRAWN = ({"num_beams": 1}, {"num_beams": 3}), ({"do_sample": True}, {"do_sample": True, "num_beams": 3})
+MODELS = int(os.environ.get("VT_MODELS", "4"))  # number of random models in the slow test
+BOTH, SAMPLING = ({"num_beams": 1}, {"num_beams": 3}), ({"do_sample": True}, {"do_sample": True, "num_beams": 3})
 RETURNED = {"return_dict_in_generate": True}
 
-# an option: ways to set it, each decoded greedily and with beams, or (DRAWN) by sampling and beam sampling
+# values of each option, decoded greedily and with beams, or (SAMPLING) with sampling and beam sampling
 OPTIONS = {
     "max_length": [{"max_length": 7}],
     "max_new_tokens": [{"max_new_tokens": 6}],
@@ -27,18 +27,18 @@ OPTIONS = {
     "early_stopping": [{"num_beams": 3, "early_stopping": each} for each in (True, False, "never")],
     "max_time": [{"max_time": 0.0}, {"max_time": 1000.0}],
     "stop_strings": [{"stop_strings": ["fc", "k"]}, {"stop_strings": ["k"], "eos_token_id": None}],
-    "do_sample": [{**each} for each in DRAWN],
+    "do_sample": [{**each} for each in SAMPLING],
     "num_beams": [{"num_beams": 2}, {"num_beams": 5}],
     "use_cache": [{"use_cache": False}],
     "cache_implementation": [{"cache_implementation": "static"}],
-    "temperature": [{**each, "temperature": 0.6} for each in DRAWN],
-    "top_k": [{**each, "top_k": 9} for each in DRAWN],
-    "top_p": [{**each, "top_p": 0.7} for each in DRAWN],
-    "min_p": [{**each, "min_p": 0.05} for each in DRAWN],
+    "temperature": [{**each, "temperature": 0.6} for each in SAMPLING],
+    "top_k": [{**each, "top_k": 9} for each in SAMPLING],
+    "top_p": [{**each, "top_p": 0.7} for each in SAMPLING],
+    "min_p": [{**each, "min_p": 0.05} for each in SAMPLING],
     "top_h": [{"do_sample": True, "top_h": 0.7}],
-    "typical_p": [{**each, "typical_p": 0.7} for each in DRAWN],
-    "epsilon_cutoff": [{**each, "epsilon_cutoff": 0.02} for each in DRAWN],
-    "eta_cutoff": [{**each, "eta_cutoff": 0.02} for each in DRAWN],
+    "typical_p": [{**each, "typical_p": 0.7} for each in SAMPLING],
+    "epsilon_cutoff": [{**each, "epsilon_cutoff": 0.02} for each in SAMPLING],
+    "eta_cutoff": [{**each, "eta_cutoff": 0.02} for each in SAMPLING],
     "repetition_penalty": [{"repetition_penalty": 1.7}],
     "encoder_repetition_penalty": [{"encoder_repetition_penalty": 1.7}],
     "length_penalty": [{"num_beams": 3, "length_penalty": each} for each in (-1.0, 0.0, 2.0)],
@@ -55,7 +55,7 @@ OPTIONS = {
     "token_healing": [{"token_healing": True}],
     "guidance_scale": [{"guidance_scale": 1.5}],
     "watermarking_config": [{"watermarking_config": WatermarkingConfig(bias=2.5)}],
-    "num_return_sequences": [{"num_beams": 3, "num_return_sequences": 3}, {**DRAWN[0], "num_return_sequences": 3}],
+    "num_return_sequences": [{"num_beams": 3, "num_return_sequences": 3}, {**SAMPLING[0], "num_return_sequences": 3}],
     "output_attentions": [{**RETURNED, "output_attentions": True}],
     "output_hidden_states": [{**RETURNED, "output_hidden_states": True}],
     "output_scores": [{**RETURNED, "output_scores": True}],
@@ -74,7 +74,7 @@ OPTIONS = {
     "constraints": [{"num_beams": 3, "constraints": [1]}],
     "force_words_ids": [{"num_beams": 3, "force_words_ids": [[5]]}],
 }
-OPTIONS |= {  # that change nothing of a result, without an assistant
+OPTIONS |= {  # without effect if there is no assistant
     "cache_config": [{"cache_config": {}}],
     "max_cache_len": [{"cache_implementation": "static", "max_cache_len": 40}],
     "disable_compile": [{"disable_compile": True}],
@@ -88,7 +88,7 @@ OPTIONS |= {  # that change nothing of a result, without an assistant
     "assistant_ensemble_weight": [{"assistant_ensemble_weight": 0.5}],
     "diversity_penalty": [{"diversity_penalty": 0.5}],
 }
-NOT_OF_A_CALL = {  # written by transformers, or of other models and machines
+UNTESTED_OPTIONS = {  # set by transformers, or for other models and hardware
     *("transformers_version", "compile_config", "continuous_batching_config", "prefill_chunk_size", "use_mtp"),
     *("assistant_early_exit", "speculation_type"),
 }
@@ -96,7 +96,7 @@ PAD = 3
 
 
 def trimmed(rows: torch.Tensor) -> list[list[int]]:
-    """Without padding behind the end; -1 is that of `generate()` where nothing ends."""
+    """Remove the padding after EOS. `generate()` pads with -1 if nothing ends."""
     result = []
     for row in rows.tolist():
         while row and row[-1] in (PAD, -1):
@@ -114,14 +114,14 @@ def same(found, expected) -> bool:
 
 
 class Comparison:
-    """A model, sources, and what both ways to decode give for options."""
+    """Comparison of both decoders for one model."""
 
     def __init__(self, make_model, make_tokenizer, seed: int):
         variant = {"norm_position": "pre"} if seed % 2 else {"lm_head_bias": True, "tie_word_embeddings": False}
         self.model = make_model(
             seed, vocab_size=20, d_model=16, encoder_layers=1, decoder_layers=1 + seed % 3 % 2, **variant
         )
-        self.model.set_attn_implementation("eager")  # else there are no weights to return
+        self.model.set_attn_implementation("eager")  # required for attention weights
         self.model.generation_config.pad_token_id = PAD
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(4, 20, (3, 6), generator=generator)
@@ -129,9 +129,9 @@ class Comparison:
         for row, length in enumerate(torch.randint(2, 7, (3,), generator=generator).tolist()):
             ids[row, length:] = mask[row, length:] = 0
         self.inputs = {"input_ids": ids, "attention_mask": mask}
-        if seed % 4 == 3:  # a beginning, padded on the left
-            beginning = torch.tensor([[1, 7, 9], [0, 1, 8], [0, 0, 1]])
-            self.inputs |= {"decoder_input_ids": beginning, "decoder_attention_mask": (beginning != 0).long()}
+        if seed % 4 == 3:  # left-padded decoder prompt
+            prompt = torch.tensor([[1, 7, 9], [0, 1, 8], [0, 0, 1]])
+            self.inputs |= {"decoder_input_ids": prompt, "decoder_attention_mask": (prompt != 0).long()}
         self.tokenizer, self.seed = make_tokenizer, seed
 
     def run(self, options: dict, **own):
@@ -139,7 +139,9 @@ class Comparison:
         if "decoder_start_token_id" in options:
             inputs = {name: value for name, value in inputs.items() if "decoder" not in name}
         if options.keys() & {"output_attentions", "output_hidden_states"} and "decoder_input_ids" in inputs:
-            inputs["decoder_input_ids"] = torch.tensor([[1, 7, 9], [1, 8, 5], [1, 4, 6]])  # states of padding are noise
+            inputs["decoder_input_ids"] = torch.tensor(
+                [[1, 7, 9], [1, 8, 5], [1, 4, 6]]
+            )  # without padding, whose states are arbitrary
             del inputs["decoder_attention_mask"]
         if "stop_strings" in options:
             own["tokenizer"] = self.tokenizer
@@ -148,9 +150,9 @@ class Comparison:
         return self.model.generate(**inputs, **(limit | options), **own)
 
     def verdict(self, options: dict) -> str:
-        """ "equal", or who refuses and how, or "DIFFERENT"."""
-        asks_for_output = bool(options.keys() & {"return_dict_in_generate", "do_sample"})
-        scored = RETURNED if options.get("num_beams", 1) > 1 and not asks_for_output else {}
+        """Return "equal", the reason of a rejection, or "DIFFERENT"."""
+        has_output_options = bool(options.keys() & {"return_dict_in_generate", "do_sample"})
+        scored = RETURNED if options.get("num_beams", 1) > 1 and not has_output_options else {}
         try:
             found = self.run(options | scored, custom_generate=beam_search)
         except ValueError as error:
@@ -173,7 +175,7 @@ class Comparison:
 
 @pytest.fixture
 def letters(train_bpe, special_tokens):
-    """A tokenizer of 20 tokens, of which each stands for itself, as `stop_strings` want."""
+    """Tokenizer with 20 tokens, each of which decodes to itself, as required by `stop_strings`."""
     from tokenizers import Tokenizer, decoders, models
 
     names = [*special_tokens.values(), *"abcdefghijklmnop"]
@@ -183,16 +185,16 @@ def letters(train_bpe, special_tokens):
 
 
 def measure(make_model, letters, models: int) -> dict[str, set[str]]:
-    """Of each option what came out, over all models and ways."""
+    """Return the verdicts of each option, for all models and values."""
     known = vars(GenerationConfig()).keys()
     verdicts: dict[str, set[str]] = {}
     for seed in range(models):
         comparison = Comparison(make_model, letters, seed)
-        for name, ways in OPTIONS.items():
-            for way in ways if name in known else ():
-                decoders = ({},) if way.keys() & {"num_beams", "do_sample"} else BOTH
+        for name, values in OPTIONS.items():
+            for value in values if name in known else ():
+                decoders = ({},) if value.keys() & {"num_beams", "do_sample"} else BOTH
                 for each in decoders:
-                    verdicts.setdefault(name, set()).add(comparison.verdict(each | way))
+                    verdicts.setdefault(name, set()).add(comparison.verdict(each | value))
     return verdicts
 
 
@@ -201,12 +203,12 @@ def table(verdicts: dict[str, set[str]]) -> list[str]:
 
 
 def is_pinned(repository) -> bool:
-    """Whether this is the version of transformers whose table is in the docs."""
+    """Return whether the docs were measured with the installed version of transformers."""
     return f"transformers=={transformers.__version__}" in (repository / "constraints.txt").read_text().split()
 
 
 @pytest.mark.parametrize("models", [1, pytest.param(MODELS, marks=pytest.mark.slow)])
-def test_every_option_is_equal_or_refused_as_the_docs_say(make_model, letters, repository, models):
+def test_options_match_the_table(make_model, letters, repository, models):
     verdicts = measure(make_model, letters, models)
     assert not {name: found for name, found in verdicts.items() if any("DIFFERENT" in each for each in found)}
     if is_pinned(repository):
@@ -216,6 +218,6 @@ def test_every_option_is_equal_or_refused_as_the_docs_say(make_model, letters, r
         assert rows[start : start + len(measured)] == measured, "\n".join(measured)
 
 
-def test_no_option_is_left_out(repository):
+def test_all_options_are_tested(repository):
     names = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
-    assert not is_pinned(repository) or names <= OPTIONS.keys() | NOT_OF_A_CALL
+    assert not is_pinned(repository) or names <= OPTIONS.keys() | UNTESTED_OPTIONS

@@ -1,4 +1,4 @@
-"""`generate()` in each way that a user of transformers will try."""
+"""Decoding methods and options of `generate()`."""
 
 import pytest
 import torch
@@ -17,7 +17,11 @@ VARIANTS = [
     {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 61, "decoder_layers": 3},
     {"key_head_dim": 5, "value_head_dim": 11},
 ]
-SETTINGS = {"max_new_tokens": 12, "min_new_tokens": 6, "no_repeat_ngram_size": 1}  # else untrained models stammer
+SETTINGS = {
+    "max_new_tokens": 12,
+    "min_new_tokens": 6,
+    "no_repeat_ngram_size": 1,
+}  # untrained models would repeat tokens
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ def test_cached_equals_uncached(make_model, source, variant, attention, beams):
     cached = model.generate(**source, **SETTINGS, num_beams=beams)
     uncached = model.generate(**source, **SETTINGS, num_beams=beams, use_cache=False)
     assert torch.equal(cached, uncached)
-    assert len(cached.unique()) > 5  # says more than one token
+    assert len(cached.unique()) > 5  # not only repetitions
 
 
 @pytest.mark.parametrize("variant", VARIANTS[:2], ids=["paper", "pre"])
@@ -45,7 +49,7 @@ def test_static_cache(make_model, source, variant):
 
 
 def test_static_cache_with_left_padded_targets(make_model, source):
-    """The static cache sends a 4D mask; positions are counted from it."""
+    """With a static cache, positions are computed from a 4D mask."""
     model = make_model()
     start = torch.tensor([[1, 9, 8], [0, 1, 7], [0, 0, 1]])
     prompt = {"decoder_input_ids": start, "decoder_attention_mask": (start != 0).long()}
@@ -77,12 +81,12 @@ def test_cross_attention_cache_does_not_grow(make_model, source):
     assert cache.self_attention_cache.get_seq_length() == outputs.sequences.shape[1] - 1
 
 
-def test_a_sentence_is_translated_the_same_in_a_batch(make_model, source):
+def test_sentence_does_not_depend_on_its_batch(make_model, source):
     model = make_model()
-    together = model.generate(**source, max_new_tokens=10)
+    batched = model.generate(**source, max_new_tokens=10)
     for row, length in enumerate((7, 5, 3)):
-        alone = model.generate(source["input_ids"][row : row + 1, :length], max_new_tokens=10)
-        assert torch.equal(together[row, : alone.shape[1]], alone[0])
+        single = model.generate(source["input_ids"][row : row + 1, :length], max_new_tokens=10)
+        assert torch.equal(batched[row, : single.shape[1]], single[0])
 
 
 def test_sampling(make_model, source):
@@ -106,8 +110,8 @@ def test_several_translations_of_each_source(make_model, source):
     assert (scores[:, :-1] >= scores[:, 1:]).all()
 
 
-def test_beam_scores_are_the_models_own(make_model, source):
-    """What beam search calls a hypothesis' score is its mean log-probability under `forward`."""
+def test_beam_scores_are_mean_log_probs(make_model, source):
+    """The score of a hypothesis equals its mean log-probability from `forward`."""
     model = make_model()
     outputs = model.generate(**source, max_new_tokens=8, num_beams=4, return_dict_in_generate=True, output_scores=True)
     sequences = outputs.sequences
@@ -120,7 +124,7 @@ def test_beam_scores_are_the_models_own(make_model, source):
 
 
 def test_assisted_decoding(make_model, source):
-    """A smaller assistant proposes tokens; the result is greedy decoding's."""
+    """The result with an assistant equals that of greedy decoding."""
     model, assistant = make_model(), make_model(seed=1, encoder_layers=1, decoder_layers=1)
     one = {name: tensor[:1] for name, tensor in source.items()}
     expected = model.generate(**one, max_new_tokens=12)
@@ -167,7 +171,7 @@ def test_logits_processors_and_stopping_criteria(make_model, source):
 
 
 def test_encode_decode_project_one_by_one(make_model, batch):
-    """The tutorials' `encode`, `decode` and `project`."""
+    """Call encoder, decoder and LM head separately, as in tutorials."""
     model = make_model()
     with torch.no_grad():
         states = model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
@@ -202,7 +206,7 @@ def test_forward_in_steps_with_a_cache(make_model, batch):
     torch.testing.assert_close(torch.cat(steps, dim=1), expected, atol=1e-5, rtol=0)
 
 
-def test_a_plain_cache_is_taken_for_self_attention(make_model, batch):
+def test_dynamic_cache_is_used_for_self_attention(make_model, batch):
     from transformers import DynamicCache
 
     model = make_model()
@@ -213,22 +217,22 @@ def test_a_plain_cache_is_taken_for_self_attention(make_model, batch):
 
 @pytest.mark.slow
 def test_compile_has_no_graph_break(make_model, batch, source):
-    """Forward as one graph, and decoding with a static cache through `generate` as users of a GPU run it."""
+    """Compile `forward` as one graph, and `generate` with a static cache as on a GPU."""
     torch.compiler.reset()
     model = make_model()
     with torch.no_grad():
         expected = model(**batch).logits
         compiled = torch.compile(model, fullgraph=True)
         torch.testing.assert_close(compiled(**batch).logits, expected, atol=1e-4, rtol=0)
-    plain = model.generate(**source, **SETTINGS)
+    expected_ids = model.generate(**source, **SETTINGS)
     model.generation_config.compile_config = _compile_everywhere()
     got = model.generate(**source, **SETTINGS, cache_implementation="static")
-    assert torch.equal(got, plain)
+    assert torch.equal(got, expected_ids)
 
 
 def _compile_everywhere():
     from transformers import CompileConfig
 
     config = CompileConfig(fullgraph=True, mode="default")
-    config._compile_all_devices = True  # transformers compiles on GPUs alone by default
+    config._compile_all_devices = True  # by default, transformers compiles only on GPUs
     return config

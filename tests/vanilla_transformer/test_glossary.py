@@ -1,4 +1,4 @@
-"""Terms that have to occur: all of them do, as words of their own, and nothing else changes."""
+"""Glossaries: all terms occur as separate words, and sentences without terms do not change."""
 
 import random
 
@@ -13,17 +13,17 @@ from vanilla_transformer.generation_vanilla_transformer import beam_search
 
 pytestmark = pytest.mark.usefixtures("search_mode")
 
-CONTINUING = torch.arange(30) >= 25  # as if these tokens went on with a word
+CONTINUATION_MASK = torch.arange(30) >= 25  # these tokens continue a word
 
 
-def places(row: list[int], ids: list[int]) -> list[int]:
-    """Where the ids end in a row, as a word of its own."""
+def term_ends(row: list[int], ids: list[int]) -> list[int]:
+    """Return the positions where the ids end in a row as a separate word."""
     ends = [i + len(ids) for i in range(len(row)) if row[i : i + len(ids)] == ids]
-    return [end for end in ends if end == len(row) or not CONTINUING[row[end]]]
+    return [end for end in ends if end == len(row) or not CONTINUATION_MASK[row[end]]]
 
 
-def draw_terms(generator: random.Random) -> list[list[list[int]]]:
-    """0 to 3 terms of 1 or 2 variants of 1 to 3 tokens."""
+def sample_terms(generator: random.Random) -> list[list[list[int]]]:
+    """Return 0 to 3 terms with 1 or 2 variants of 1 to 3 tokens."""
     return [
         [
             [generator.randrange(4, 30) for _ in range(generator.randint(1, 3))]
@@ -37,15 +37,15 @@ def test_every_term_occurs(make_model, source):
     for seed in range(6):
         generator = random.Random(seed)
         model = make_model(seed, vocab_size=30)
-        terms = [draw_terms(generator) for _ in range(5)]
+        terms = [sample_terms(generator) for _ in range(5)]
         for num_beams in (2, 5):
             found = model.generate(
                 **source, num_beams=num_beams, max_new_tokens=18, custom_generate=beam_search,
-                glossary=LexicalConstraints(terms, CONTINUING),
+                glossary=LexicalConstraints(terms, CONTINUATION_MASK),
             )  # fmt: skip
             for row, own in zip(found.tolist(), terms, strict=True):
                 row = row[: row.index(2)] if 2 in row else row
-                assert all(any(places(row, variant) for variant in variants) for variants in own)
+                assert all(any(term_ends(row, variant) for variant in variants) for variants in own)
 
 
 @pytest.mark.parametrize(
@@ -57,43 +57,43 @@ def test_every_term_occurs(make_model, source):
         ([[[7, 8], [9]], [[7, 8], [9]]], [([[7, 8], [9]], 2)]),
     ],
 )
-def test_terms_with_the_same_translation_each_have_one(make_model, source, terms, needed):
+def test_terms_with_equal_translations_occur_separately(make_model, source, terms, needed):
     for seed in range(3):
         model = make_model(seed, vocab_size=30)
         for num_beams in (2, 5):
             found = model.generate(
                 **source, num_beams=num_beams, max_new_tokens=18, custom_generate=beam_search,
-                glossary=LexicalConstraints([terms] * 5, CONTINUING),
+                glossary=LexicalConstraints([terms] * 5, CONTINUATION_MASK),
             )  # fmt: skip
             for row in found.tolist():
                 row = row[: row.index(2)] if 2 in row else row
                 for variants, times in needed:
-                    assert sum(len(places(row, variant)) for variant in variants) >= times
+                    assert sum(len(term_ends(row, variant)) for variant in variants) >= times
 
 
-def test_sentences_without_terms_are_translated_as_ever(make_model, source):
-    """Also beside one that has terms."""
+def test_sentences_without_terms_do_not_change(make_model, source):
+    """Another sentence of the batch has terms."""
     for seed in range(4):
         model = make_model(seed, vocab_size=30)
         options = {"num_beams": 4, "max_new_tokens": 12, "custom_generate": beam_search}
         free = model.generate(**source, **options)
         own = model.generate(**source, **options, glossary=LexicalConstraints([[], [[[7, 8]]], [], [], []]))
         for row in (0, 2, 3, 4):
-            width = min(free.shape[1], own.shape[1])
-            assert torch.equal(free[row, :width], own[row, :width])
+            length = min(free.shape[1], own.shape[1])
+            assert torch.equal(free[row, :length], own[row, :length])
 
 
-def test_a_limit_without_room_gives_what_there_is(make_model, source):
+def test_too_small_limit_drops_terms(make_model, source):
     model = make_model(vocab_size=30)
     glossary = LexicalConstraints([[[[7, 8, 9, 10]]]] * 5)
     options = {"num_beams": 3, "custom_generate": beam_search, "glossary": glossary}
     assert model.generate(**source, **options, max_new_tokens=2).shape == (5, 3)
-    whole = model.generate(**source, **options, max_new_tokens=5)
-    assert all(places(row, [7, 8, 9, 10]) for row in whole.tolist())
+    complete = model.generate(**source, **options, max_new_tokens=5)
+    assert all(term_ends(row, [7, 8, 9, 10]) for row in complete.tolist())
 
 
-def test_scores_of_translations_that_lack_a_term_are_theirs(make_model, source):
-    """They are the log-probabilities of their tokens, in order, and all results with each term come before them."""
+def test_scores_of_translations_with_missing_terms(make_model, source):
+    """They equal the log-probabilities of the tokens. Results with all terms come first."""
     variant = [7, 8, 9]
     for seed, num_beams, limit, options in (
         (0, 4, 1, {}), (1, 4, 2, {"length_penalty": -1.0}), (2, 3, 3, {"early_stopping": "never"}),
@@ -102,7 +102,7 @@ def test_scores_of_translations_that_lack_a_term_are_theirs(make_model, source):
         model = make_model(seed, vocab_size=30)
         found = model.generate(
             **source, num_beams=num_beams, num_return_sequences=3, max_new_tokens=limit, custom_generate=beam_search,
-            glossary=LexicalConstraints([[[variant]]] * 5, CONTINUING), return_dict_in_generate=True, **options,
+            glossary=LexicalConstraints([[[variant]]] * 5, CONTINUATION_MASK), return_dict_in_generate=True, **options,
         )  # fmt: skip
         rows = found.sequences
         inputs = {name: value.repeat_interleave(3, 0) for name, value in source.items()}
@@ -116,13 +116,13 @@ def test_scores_of_translations_that_lack_a_term_are_theirs(make_model, source):
             length = row.index(2) if 2 in row else limit
             expected = own[:length].sum() / length ** options.get("length_penalty", 1.0)
             assert score == pytest.approx(float(expected), abs=1e-4)
-            lacks.append(not places(row[: length + 1], variant))
+            lacks.append(not term_ends(row[: length + 1], variant))
         assert any(lacks) or limit > len(variant)
         order = [list(zip(lacks[i : i + 3], -found.sequences_scores[i : i + 3], strict=True)) for i in range(0, 15, 3)]
         assert all(each == sorted(each) for each in order)
 
 
-def test_a_complete_term_is_kept_where_the_likeliest_tokens_continue_its_word(make_model, source):
+def test_complete_term_is_not_continued(make_model, source):
     model = make_model(vocab_size=30, lm_head_bias=True)
     with torch.no_grad():
         model.lm_head.bias[25:] = 20.0  # these tokens continue a word
@@ -130,13 +130,13 @@ def test_a_complete_term_is_kept_where_the_likeliest_tokens_continue_its_word(ma
         for num_beams in (2, 4):
             found = model.generate(
                 **source, num_beams=num_beams, max_new_tokens=8, custom_generate=beam_search,
-                glossary=LexicalConstraints([terms] * 5, CONTINUING),
+                glossary=LexicalConstraints([terms] * 5, CONTINUATION_MASK),
             )  # fmt: skip
-            assert all(places(row, ids) for row in found.tolist() for [ids] in terms)
+            assert all(term_ends(row, ids) for row in found.tolist() for [ids] in terms)
 
 
 @pytest.mark.parametrize(("options", "what"), [({"num_beams": 1}, "single beam"), ({"do_sample": True}, "do_sample")])
-def test_what_does_not_go_with_a_glossary_is_refused(make_model, source, options, what):
+def test_rejects_incompatible_options(make_model, source, options, what):
     options = {"num_beams": 2, "max_new_tokens": 4, "glossary": LexicalConstraints([[]] * 5)} | options
     with pytest.raises(ValueError, match=f"a glossary with .*{what}"):
         make_model(vocab_size=30).generate(**source, custom_generate=beam_search, **options)
@@ -148,32 +148,32 @@ def tokenizer(train_bpe, sentences, special_tokens):
     return PreTrainedTokenizerFast(tokenizer_object=train_bpe(texts, 130), **special_tokens)
 
 
-def test_terms_are_found_at_words_in_any_case(tokenizer):
+def test_terms_match_words_ignoring_case(tokenizer):
     words = {"man": "Mann", "old man": "Greis", "US": "USA", "us": "uns", "dog": ["Hund", "Hunde"]}
-    terminology = GlossaryMatcher(words, tokenizer)
-    assert terminology.find("The Old Man sees a dog.") == {"Old Man": ["Greis"], "dog": ["Hund", "Hunde"]}
-    assert terminology.find("A man, a Man and a womanly manner") == {"man": ["Mann"]}
-    assert terminology.find("The US and us") == {"US": ["USA"], "us": ["uns"]}
-    assert terminology.find("dogs") == {}
+    matcher = GlossaryMatcher(words, tokenizer)
+    assert matcher.find("The Old Man sees a dog.") == {"Old Man": ["Greis"], "dog": ["Hund", "Hunde"]}
+    assert matcher.find("A man, a Man and a womanly manner") == {"man": ["Mann"]}
+    assert matcher.find("The US and us") == {"US": ["USA"], "us": ["uns"]}
+    assert matcher.find("dogs") == {}
     assert GlossaryMatcher({}, tokenizer).find("anything") == {}
 
 
-def test_terms_with_the_same_translation_are_each_found_and_reported(tokenizer):
+def test_terms_with_equal_translations_are_reported_separately(tokenizer):
     words = {"dog": "Hund", "man": ["Mann", "Hund"], "Dog": "Hund", "old": "Hund"}
-    terminology = GlossaryMatcher(words, tokenizer)
+    matcher = GlossaryMatcher(words, tokenizer)
     sentence = "a dog, an old Dog and a man"
-    assert list(terminology.find(sentence)) == ["dog", "old", "man"]
-    reports = [[each["target"] for each in terminology.report_terms(sentence, text)] for text in (
+    assert list(matcher.find(sentence)) == ["dog", "old", "man"]
+    reports = [[each["target"] for each in matcher.report_terms(sentence, text)] for text in (
         "ein Hund", "Hund und Hund", "Mann Hund Hunde Hund", "Hund Hund Hund"
     )]  # fmt: skip
     assert reports == [["Hund", None, None], ["Hund", "Hund", None], ["Hund", "Hund", "Mann"], ["Hund"] * 3]
-    terminology = GlossaryMatcher({"dog": ["Hund", "Hunde"], "man": ["Hund", "Mann"]}, tokenizer)
-    report = terminology.report_terms("a dog and a man", "Hund und Hunde")
+    matcher = GlossaryMatcher({"dog": ["Hund", "Hunde"], "man": ["Hund", "Mann"]}, tokenizer)
+    report = matcher.report_terms("a dog and a man", "Hund und Hunde")
     assert [each["target"] for each in report] == ["Hunde", "Hund"]
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_translator_has_every_term_of_one_translation(make_model, make_tokenizer, shared):
+def test_pipeline_repeats_equal_translations(make_model, make_tokenizer, shared):
     tokenizer, fields = make_tokenizer(shared)
     translator = TranslationPipeline(model=make_model(**fields), tokenizer=tokenizer, max_new_tokens=25)
     for each in translator(["the dog and the cat"] * 2, glossary={"dog": "Hund", "cat": "Hund"}):
@@ -181,8 +181,8 @@ def test_a_translator_has_every_term_of_one_translation(make_model, make_tokeniz
         assert each["translation_text"].split().count("Hund") >= 2
 
 
-def test_terms_of_byte_level_tokenizers_are_words_of_their_own(make_model):
-    """Without a space in front of a text, a word has other tokens there than behind another word."""
+def test_byte_level_tokenizers(make_model):
+    """Without a prefix space, the first word of a text has different tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", "<unk>", *alphabet])}
     rust = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
@@ -190,9 +190,9 @@ def test_terms_of_byte_level_tokenizers_are_words_of_their_own(make_model):
     rust.decoder = decoders.ByteLevel()
     names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust, **names)
-    first, behind = GlossaryMatcher({"dog": "Hund"}, tokenizer).ids["Hund"]
+    first, following = GlossaryMatcher({"dog": "Hund"}, tokenizer).ids["Hund"]
     assert tokenizer.convert_ids_to_tokens(first) == list("Hund")
-    assert tokenizer.convert_ids_to_tokens(behind) == list("ĠHund")
+    assert tokenizer.convert_ids_to_tokens(following) == list("ĠHund")
     for seed in range(4):
         model = make_model(seed, vocab_size=len(tokenizer))
         translator = TranslationPipeline(model=model, tokenizer=tokenizer, max_new_tokens=16)
@@ -200,16 +200,16 @@ def test_terms_of_byte_level_tokenizers_are_words_of_their_own(make_model):
             assert each["terms"] == [{"source": "dog", "target": "Hund"}]
 
 
-def test_a_sentence_without_terms_does_not_depend_on_its_batch(make_model, make_tokenizer):
+def test_sentence_does_not_depend_on_its_batch(make_model, make_tokenizer):
     tokenizer, fields = make_tokenizer(True)
     texts = ["the dog runs", "a cat sleeps in the house", "two birds sing", "the old man reads a book"]
     for seed in range(4):
         translator = TranslationPipeline(model=make_model(seed, **fields), tokenizer=tokenizer, max_new_tokens=12)
-        together = [each["translation_text"] for each in translator(texts, glossary={"dog": "Hund"})]
-        assert together == [translator(text, glossary={"dog": "Hund"})[0]["translation_text"] for text in texts]
+        batched = [each["translation_text"] for each in translator(texts, glossary={"dog": "Hund"})]
+        assert batched == [translator(text, glossary={"dog": "Hund"})[0]["translation_text"] for text in texts]
 
 
-def test_a_model_may_have_more_tokens_than_the_tokenizer(make_model, make_tokenizer):
+def test_model_vocabulary_larger_than_tokenizer(make_model, make_tokenizer):
     tokenizer, fields = make_tokenizer(True)
     for seed in range(4):
         model = make_model(seed, vocab_size=fields["vocab_size"] + 30)
@@ -218,7 +218,7 @@ def test_a_model_may_have_more_tokens_than_the_tokenizer(make_model, make_tokeni
         assert found["terms"] == [{"source": "dog", "target": "Hund"}]
 
 
-def test_terms_of_a_tokenizer_that_changes_them_are_reported(make_model, make_tokenizer):
+def test_normalized_terms_are_reported(make_model, make_tokenizer):
     tokenizer, fields = make_tokenizer(True)
     rust = tokenizer.backend_tokenizer
     rust.normalizer = normalizers.Lowercase()
@@ -231,18 +231,18 @@ def test_terms_of_a_tokenizer_that_changes_them_are_reported(make_model, make_to
 @pytest.mark.parametrize(
     ("term", "sentence"), [("istanbul", "İstanbul runs"), ("İstanbul", "istanbul runs"), ("ſun", "the Sun")]
 )
-def test_terms_with_letters_of_several_lower_cases_are_found(tokenizer, term, sentence):
+def test_special_case_folding(tokenizer, term, sentence):
     assert list(GlossaryMatcher({term: "Hund"}, tokenizer).find(sentence).values()) == [["Hund"]]
 
 
-def test_terms_are_found_in_scripts_without_spaces(make_model, train_bpe, special_tokens):
+def test_scripts_without_spaces(make_model, train_bpe, special_tokens):
     texts = ["我的猫睡在家里", "老狗在跑", "the dog runs", "a cat sleeps"]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(texts, 80), **special_tokens)
-    terminology = GlossaryMatcher({"猫": "cat", "dog": "狗"}, tokenizer)
-    assert terminology.find("我的猫睡在家里") == {"猫": ["cat"]}
-    assert terminology.find("the dogs") == {}
-    assert terminology.report_terms("the dog", "老狗在跑") == [{"source": "dog", "target": "狗"}]
-    assert not terminology.continuation_mask[tokenizer.convert_tokens_to_ids("狗")]
+    matcher = GlossaryMatcher({"猫": "cat", "dog": "狗"}, tokenizer)
+    assert matcher.find("我的猫睡在家里") == {"猫": ["cat"]}
+    assert matcher.find("the dogs") == {}
+    assert matcher.report_terms("the dog", "老狗在跑") == [{"source": "dog", "target": "狗"}]
+    assert not matcher.continuation_mask[tokenizer.convert_tokens_to_ids("狗")]
     translator = TranslationPipeline(model=make_model(vocab_size=len(tokenizer)), tokenizer=tokenizer)
     (found,) = translator("the dog runs", glossary={"dog": "狗"}, max_new_tokens=8)
     assert found["terms"] == [{"source": "dog", "target": "狗"}]
@@ -251,26 +251,26 @@ def test_terms_are_found_in_scripts_without_spaces(make_model, train_bpe, specia
 @pytest.mark.parametrize(
     "glossary", [{"dog": ""}, {"": "Hund"}, {"dog": []}, {"dog": ["Hund", 3]}, {"dog": 3}, {"dog": None}]
 )
-def test_a_glossary_of_other_things_is_refused(tokenizer, glossary):
+def test_rejects_invalid_entries(tokenizer, glossary):
     with pytest.raises(ValueError, match="must be a term and its translation"):
         GlossaryMatcher(glossary, tokenizer)
 
 
-def test_what_the_tokenizer_does_not_know_is_refused(tokenizer):
+def test_rejects_unknown_characters(tokenizer):
     with pytest.raises(ValueError, match="does not know all characters of '☃'"):
         GlossaryMatcher({"dog": "☃"}, tokenizer)
 
 
-def test_tokens_that_go_on_with_a_word(tokenizer):
+def test_continuation_mask(tokenizer):
     texts = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    continuing = GlossaryMatcher({}, tokenizer).continuation_mask
-    assert {text for text, goes_on in zip(texts, continuing, strict=True) if not goes_on} == {
+    mask = GlossaryMatcher({}, tokenizer).continuation_mask
+    assert {text for text, continues in zip(texts, mask, strict=True) if not continues} == {
         text for text in texts if text.startswith("▁")
     }
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_translator_has_the_terms(make_model, make_tokenizer, shared):
+def test_pipeline_uses_terms(make_model, make_tokenizer, shared):
     tokenizer, fields = make_tokenizer(shared)
     model = make_model(**fields)
     translator = TranslationPipeline(model=model, tokenizer=tokenizer, max_new_tokens=25)
