@@ -1,4 +1,4 @@
-"""A translator whose translations are known: it turns the order of words around, and knows which is which."""
+"""Pipelines for the tests of documents and HTML."""
 
 import pytest
 
@@ -6,13 +6,13 @@ from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.alignment_vanilla_transformer import word_spans
 
 
-class Reversing(TranslationPipeline):
-    """The words of a sentence in upper case, from the last to the first, with single spaces between them."""
+class ReversingPipeline(TranslationPipeline):
+    """Pipeline that returns the words of a sentence in upper case and in reverse order, with alignments."""
 
     def _translate(self, sentences, *_, return_alignments=False, **__):
-        self.seen = []
+        self.sentences = []
         for sentence in sentences:
-            self.seen.append(sentence)
+            self.sentences.append(sentence)
             result, spans = {"translation_text": ""}, word_spans(sentence)
             links = []
             for start, end in reversed(spans):
@@ -24,11 +24,11 @@ class Reversing(TranslationPipeline):
 
 @pytest.fixture
 def random_translator(make_model, make_tokenizer):
-    """A model with random weights, whose translations have two tokens."""
+    """Pipeline with random weights and translations of two tokens."""
     tokenizer, sizes = make_tokenizer(True)
     return TranslationPipeline(model=make_model(**sizes), tokenizer=tokenizer, max_new_tokens=2)
 
 
 @pytest.fixture
 def reversing(random_translator):
-    return Reversing(model=random_translator.model, tokenizer=random_translator.tokenizer)
+    return ReversingPipeline(model=random_translator.model, tokenizer=random_translator.tokenizer)

@@ -17,19 +17,19 @@ from vanilla_transformer.text.documents import (  # noqa: E402
 SEPARATORS = ["\n", "\r\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
 
 
-def test_sentences_are_translated_one_by_one_and_white_space_stays(reversing):
+def test_white_space_is_preserved(reversing):
     text = "  The dog runs.  It barks!\n\n\tMr. Smith sleeps \r\n"
     document = translate_document(reversing, text)
-    assert reversing.seen == ["The dog runs.", "It barks!", "Mr. Smith sleeps"]
+    assert reversing.sentences == ["The dog runs.", "It barks!", "Mr. Smith sleeps"]
     assert document.translation == "  . RUNS DOG THE  ! BARKS IT\n\n\tSLEEPS SMITH . MR \r\n"
     assert document.warnings == []
     for sentence in document.sentences:
         start, end = sentence.target
         assert document.translation[start:end] == sentence.result["translation_text"]
-    assert [text[slice(*sentence.source)] for sentence in document.sentences] == reversing.seen
+    assert [text[slice(*sentence.source)] for sentence in document.sentences] == reversing.sentences
 
 
-def test_alignments_follow_a_translation_without_its_first_space():
+def test_alignments_ignore_leading_space():
     result = {"translation_text": " DER HUND", "alignments": [((0, 3), (1, 4)), ((4, 7), (5, 9))]}
     document = assemble_document(" the dog", [(1, 8, 1)], iter([result]))
     assert document.translation == " DER HUND"
@@ -38,24 +38,24 @@ def test_alignments_follow_a_translation_without_its_first_space():
 
 
 @pytest.mark.parametrize("separator", SEPARATORS)
-def test_every_line_separator_ends_a_sentence_and_stays(reversing, separator):
+def test_line_separators_end_sentences(reversing, separator):
     document = translate_document(reversing, f"one two{separator}three four")
     assert document.translation == f"TWO ONE{separator}FOUR THREE"
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n \t\u2028", "\u00a0"])
-def test_a_text_without_words_stays(reversing, text):
+def test_text_without_words_does_not_change(reversing, text):
     assert translate_document(reversing, text).translation == text
 
 
 @pytest.mark.parametrize("language", ["en", "fr", "de"])
 def test_wide_white_space_before_a_full_stop(reversing, language):
-    """sentencex panics there."""
+    """sentencex panics for such texts."""
     text = "Vitamin B\xa0. Next one."
     spans = list(sentence_spans(text, language))
     assert spans == list(sentence_spans(text.replace("\xa0", " "), language))
     translate_document(reversing, text, language=language)
-    assert reversing.seen == [text[start:end] for start, end in spans]
+    assert reversing.sentences == [text[start:end] for start, end in spans]
 
 
 LANGUAGES = [
@@ -84,7 +84,7 @@ LANGUAGES = [
     "ta",
     "xx",
 ]
-PIECES = [
+TEXT_PARTS = [
     *("\xa0", "\u1680", "\u2003", "\u2009", "\u202f", "\u205f", "\u3000", "\u200b", "\u2060", "\ufeff", " ", " ", "\t"),
     *(
         "\u0301",
@@ -111,35 +111,35 @@ PIECES = [
 ]
 
 
-def test_sentences_are_the_text_in_every_language():
+def test_sentence_spans_cover_the_text():
     rng = random.Random(13)
     for _ in range(20_000):
-        text = "".join(rng.choice(PIECES) for _ in range(rng.randint(1, 14)))
+        text = "".join(rng.choice(TEXT_PARTS) for _ in range(rng.randint(1, 14)))
         end = 0
-        for start, behind in sentence_spans(text, rng.choice(LANGUAGES)):
+        for start, stop in sentence_spans(text, rng.choice(LANGUAGES)):
             assert not text[end:start].strip()
-            assert text[start:behind] == text[start:behind].strip() != ""
-            end = behind
+            assert text[start:stop] == text[start:stop].strip() != ""
+            end = stop
         assert not text[end:].strip()
 
 
-def test_a_language_has_its_own_abbreviations():
+def test_abbreviations_depend_on_language():
     assert len(list(sentence_spans("Er kommt z.B. am Montag. Ja.", "de"))) == 2
 
 
-def test_three_hundred_paragraphs_come_out_in_order(reversing):
+def test_paragraphs_keep_their_order(reversing):
     text = "\n\n".join(f"Paragraph number{i} starts. It ends." for i in range(300))
     paragraphs = translate_document(reversing, text).translation.split("\n\n")
     assert paragraphs == [f". STARTS NUMBER{i} PARAGRAPH . ENDS IT" for i in range(300)]
 
 
-def test_several_texts_are_translated_together(reversing):
+def test_several_texts(reversing):
     first, second, third = translate_documents(reversing, ["One two. Three.", "", "d\ne"])
     assert [first.translation, second.translation, third.translation] == [". TWO ONE . THREE", "", "D\nE"]
-    assert len(reversing.seen) == 4
+    assert len(reversing.sentences) == 4
 
 
-def test_alignments_are_places_in_the_document(reversing):
+def test_alignments_are_document_spans(reversing):
     text = " One two.\nThree."
     document = translate_document(reversing, text, return_alignments=True)
     found = [(text[a:b], document.translation[c:d]) for (a, b), (c, d) in document.alignments]
@@ -153,19 +153,19 @@ def test_alignments_are_places_in_the_document(reversing):
         ("the old man reads a book in the house", ["the old man reads", "a book in the house"]),
     ],
 )
-def test_a_long_sentence_is_parted_at_a_mark_or_at_a_space(reversing, text, parts):
+def test_long_sentence_is_split_at_mark_or_space(reversing, text, parts):
     tokens = max(len(reversing.preprocess(part)["input_ids"]) for part in parts)
     document = translate_document(reversing, text, max_sentence_tokens=tokens)
-    assert reversing.seen == parts
+    assert reversing.sentences == parts
     assert document.warnings == ["translated in 2 parts, at character 1: the sentence is too long."]
     assert len(document.translation.split()) == len(text.replace(",", " ,").split())
 
 
-def test_a_word_beyond_all_measure_is_parted_anywhere(reversing):
+def test_long_word_is_split_anywhere(reversing):
     text = "dog" * 1000
     translate_document(reversing, text, max_sentence_tokens=20)
-    assert "".join(reversing.seen) == text
-    assert max(len(reversing.preprocess(part)["input_ids"]) for part in reversing.seen) <= 20
+    assert "".join(reversing.sentences) == text
+    assert max(len(reversing.preprocess(part)["input_ids"]) for part in reversing.sentences) <= 20
 
 
 def test_learned_positions_are_never_exceeded(make_model, make_tokenizer):
@@ -176,16 +176,16 @@ def test_learned_positions_are_never_exceeded(make_model, make_tokenizer):
     assert not any("error" in sentence.result for sentence in document.sentences)
 
 
-def test_what_cannot_be_translated_stays_and_is_told(random_translator):
+def test_untranslatable_sentence_is_copied_with_warning(random_translator):
     document = translate_document(random_translator, "the dog\na \ud800 b\nthe cat")
     assert document.translation.split("\n")[1] == "a \ud800 b"
-    (remark,) = [remark for remark in document.warnings if "surrogate" in remark]
-    assert remark.startswith("not translated, at character 9: ")
+    (warning,) = [each for each in document.warnings if "surrogate" in each]
+    assert warning.startswith("not translated, at character 9: ")
 
 
 @pytest.mark.parametrize(("own", "options", "expected"), [(3, {}, 3), (3, {"max_new_tokens": 5}, 5), (None, {}, 0)])
-def test_the_limit_of_a_translation_is_the_pipelines(random_translator, own, options, expected):
-    """Of the call, else of the model, else 50 tokens more than the sentence has."""
+def test_max_new_tokens(random_translator, own, options, expected):
+    """The limit is that of the call, of the model, or 50 tokens more than the sentence has."""
     model, tokenizer = random_translator.model, random_translator.tokenizer
     model.generation_config.update(max_new_tokens=own, max_length=None, num_beams=2, num_return_sequences=2)
     model.generation_config.eos_token_id = -1
@@ -195,12 +195,12 @@ def test_the_limit_of_a_translation_is_the_pipelines(random_translator, own, opt
     assert len(document.sentences[0].result["tokens"]) == expected
 
 
-def test_several_translations_are_refused(reversing):
+def test_rejects_several_translations(reversing):
     with pytest.raises(ValueError, match="num_return_sequences must be 1"):
         translate_document(reversing, "a", num_return_sequences=2)
 
 
-def test_a_missing_library_is_named(reversing, monkeypatch):
+def test_missing_sentencex(reversing, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencex", None)
     with pytest.raises(ImportError, match="pip install sentencex"):
         translate_document(reversing, "a")
@@ -215,45 +215,45 @@ ALPHABET = [
 ]
 
 
-def fuzzed(rng: random.Random) -> str:
+def random_text(rng: random.Random) -> str:
     return "".join(rng.choice(ALPHABET) for _ in range(rng.choice([0, 1, 2, 5, 20, 60])))
 
 
-def refuse_losses(text: str, document) -> None:
-    """Every sentence has a translation or a reason, and all white space between them is as it was."""
-    end = place = 0
+def assert_complete(text: str, document) -> None:
+    """Assert that every sentence has a translation or an error, and that white space is preserved."""
+    end = target_end = 0
     for sentence in document.sentences:
         between = text[end : sentence.source[0]]
         assert not between.strip()
-        assert document.translation[place : sentence.target[0]] == between
+        assert document.translation[target_end : sentence.target[0]] == between
         translation = document.translation[slice(*sentence.target)]
         assert translation == (sentence.result["translation_text"].strip() or text[slice(*sentence.source)])
         assert bool(sentence.result["translation_text"].strip()) != ("error" in sentence.result)
-        end, place = sentence.source[1], sentence.target[1]
-    assert document.translation[place:] == text[end:]
+        end, target_end = sentence.source[1], sentence.target[1]
+    assert document.translation[target_end:] == text[end:]
     assert not text[end:].strip()
-    assert all("\n" not in remark for remark in document.warnings)
+    assert all("\n" not in warning for warning in document.warnings)
 
 
-def try_texts(translator, n: int) -> None:
+def check_random_texts(translator, n: int) -> None:
     rng = random.Random(7)
     for _ in range(0, n, 50):
-        texts = [fuzzed(rng) for _ in range(50)]
+        texts = [random_text(rng) for _ in range(50)]
         for text, document in zip(texts, translate_documents(translator, texts, max_sentence_tokens=30), strict=True):
-            refuse_losses(text, document)
+            assert_complete(text, document)
 
 
-def test_odd_texts(random_translator):
-    try_texts(random_translator, 50)
+def test_random_texts(random_translator):
+    check_random_texts(random_translator, 50)
 
 
 @pytest.mark.slow
-def test_ten_thousand_odd_texts(random_translator):
-    try_texts(random_translator, 10_000)
+def test_many_random_texts(random_translator):
+    check_random_texts(random_translator, 10_000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", ["x", "the dog runs. "])
-def test_a_line_of_a_megabyte(reversing, unit):
+def test_line_of_a_megabyte(reversing, unit):
     text = unit * (2**20 // len(unit))
-    refuse_losses(text, translate_document(reversing, text, max_sentence_tokens=500))
+    assert_complete(text, translate_document(reversing, text, max_sentence_tokens=500))

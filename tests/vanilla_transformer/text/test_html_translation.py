@@ -43,22 +43,22 @@ def test_tags_move_with_their_words(reversing, source, expected):
 @pytest.mark.parametrize(
     "source", ["<b>one <i>two</b> three</i>", "one</b> <i>two", "<p>one <b>two</p>three", "< one <2> </>"]
 )
-def test_mistakes_lose_no_tag(reversing, source):
+def test_malformed_html_keeps_all_tags(reversing, source):
     found = translate_html(reversing, source)
     assert sorted(tags(found)) == sorted(tags(source))
     for word in re.findall("one|two|three", source):
         assert word.upper() in found
 
 
-def test_words_that_are_apart_keep_one_element(reversing, monkeypatch):
-    """A verb whose parts the other language puts at both ends of the sentence."""
+def test_separated_words_keep_one_element(reversing, monkeypatch):
+    """The translation of the element is split into two words at both ends of the sentence."""
 
-    def apart(sentences, *_, **__):
+    def translate(sentences, *_, **__):
         for _ in sentences:
             links = [((0, 6), (0, 8)), ((11, 14), (9, 12)), ((15, 20), (13, 18)), ((7, 10), (19, 22))]
             yield {"translation_text": "schalten das Licht aus", "alignments": links}
 
-    monkeypatch.setattr(reversing, "_translate", apart)
+    monkeypatch.setattr(reversing, "_translate", translate)
     assert translate_html(reversing, "<b>switch off</b> the light") == "<b>schalten</b> das Licht aus"
 
 
@@ -66,7 +66,7 @@ def test_words_that_are_apart_keep_one_element(reversing, monkeypatch):
     ("gains", "expected"),
     [([], (0, 0)), ([-1, 0], (0, 0)), ([0, 1, 0, 1, 0], (1, 4)), ([1, -1, -1, 1, 1], (3, 5)), ([1, -1, 1], (0, 1))],
 )
-def test_best_run(gains, expected):
+def test_max_sum_run(gains, expected):
     assert max_sum_run(gains) == expected
 
 
@@ -93,8 +93,8 @@ WORDS = [
 ]
 
 
-def inline(rng: random.Random, depth: int = 0) -> str:
-    """Words, elements with a number of their own, and things without content."""
+def random_inline(rng: random.Random, depth: int = 0) -> str:
+    """Return words, elements with unique ids, and empty elements."""
     parts = []
     for _ in range(rng.randint(0, 5)):
         kind = rng.random()
@@ -102,40 +102,44 @@ def inline(rng: random.Random, depth: int = 0) -> str:
             parts.append(rng.choice(WORDS))
         elif kind < 0.85:
             name = rng.choice(INLINE)
-            parts.append(f"<{name} id={rng.randrange(10**9)}>{inline(rng, depth + 1)}</{name}>")
+            parts.append(f"<{name} id={rng.randrange(10**9)}>{random_inline(rng, depth + 1)}</{name}>")
         else:
             number = rng.randrange(10**9)
-            things = ["<br id={}>", "<img id={}>", "<!--{}-->", "<code id={}>x</code>"]
-            parts.append(rng.choice(things).format(number))
+            empty = ["<br id={}>", "<img id={}>", "<!--{}-->", "<code id={}>x</code>"]
+            parts.append(rng.choice(empty).format(number))
     return rng.choice(["", " ", "\n"]).join(parts)
 
 
-def page(rng: random.Random) -> str:
+def random_page(rng: random.Random) -> str:
     blocks = ["p", "div", "li", "td", "h1"]
     parts = []
     for _ in range(rng.randint(1, 4)):
         name = rng.choice(blocks)
-        parts.append(f"<{name} id={rng.randrange(10**9)}>{inline(rng)}</{name}>" if rng.random() < 0.8 else inline(rng))
+        parts.append(
+            f"<{name} id={rng.randrange(10**9)}>{random_inline(rng)}</{name}>"
+            if rng.random() < 0.8
+            else random_inline(rng)
+        )
     return rng.choice(["", "\n"]).join(parts)
 
 
-def refuse_damage(source: str, found: str) -> None:
-    """Every tag once and as it was, none more, elements closed in the order in which they are open."""
+def assert_same_tags(source: str, found: str) -> None:
+    """Assert that the tags are unchanged and correctly nested."""
     assert sorted(tags(found)) == sorted(tags(source))
-    open_ = []
+    unclosed = []
     for tag in tags(found):
         name = re.match("<(/?)([\\w-]*)", tag)
         if tag.startswith("<!") or name[2] in VOID:
             continue
         if not name[1]:
-            open_.append(name[2])
+            unclosed.append(name[2])
         else:
-            assert open_.pop() == name[2]
-    assert not open_
+            assert unclosed.pop() == name[2]
+    assert not unclosed
 
 
 def parents(source: str) -> dict[str, str | None]:
-    """Of each element the one around it."""
+    """Return the parent of each element."""
     found: dict[str, str | None] = {}
     path: list[str] = []
     for tag in tags(source):
@@ -148,36 +152,36 @@ def parents(source: str) -> dict[str, str | None]:
     return found
 
 
-def try_pages(translator, n: int) -> None:
+def check_random_pages(translator, n: int) -> None:
     rng = random.Random(3)
     for _ in range(n):
-        source = page(rng)
+        source = random_page(rng)
         found = translate_html(translator, source)
-        refuse_damage(source, found)
+        assert_same_tags(source, found)
         assert parents(found) == parents(source)
 
 
-def test_random_markup_survives_whole(reversing):
-    try_pages(reversing, 1_000)
+def test_random_markup_keeps_all_tags(reversing):
+    check_random_pages(reversing, 1_000)
 
 
-def test_random_markup_survives_a_random_model(random_translator):
-    try_pages(random_translator, 5)
+def test_random_markup_with_random_model(random_translator):
+    check_random_pages(random_translator, 5)
 
 
-def test_the_words_survive_too(reversing):
-    """Of a translator that leaves no word out."""
+def test_random_markup_keeps_all_words(reversing):
+    """The reversing pipeline translates every word."""
     rng = random.Random(5)
     for _ in range(100):
-        source = page(rng)
+        source = random_page(rng)
         found = translate_html(reversing, source)
         texts = [re.sub("<code.*?</code>|<!--.*?-->|<[^<>]*>", " ", text) for text in (source, found)]
-        ours, theirs = ("".join(html.unescape(text).upper().split()) for text in texts)
-        assert sorted(ours) == sorted(theirs)
+        expected, words = ("".join(html.unescape(text).upper().split()) for text in texts)
+        assert sorted(words) == sorted(expected)
 
 
-def nested(rng: random.Random, depth: int) -> str:
-    """Elements inside one another, with words before, between and after them."""
+def nested_elements(rng: random.Random, depth: int) -> str:
+    """Return nested elements with words before, between and after them."""
     names = [rng.choice(INLINE) for _ in range(depth)]
     parts = [
         f"<{name} id={i}>" + rng.choice(["", "", "one ", "two. "]) * (i % 100 == 0) for i, name in enumerate(names)
@@ -185,18 +189,18 @@ def nested(rng: random.Random, depth: int) -> str:
     return "".join([*parts, "three", *(f"</{name}>" for name in reversed(names)), " four"])
 
 
-def test_elements_nested_in_thousands(reversing):
+def test_deeply_nested_elements(reversing):
     rng = random.Random(17)
     for depth in (1, 990, rng.randint(2000, 4000), 5000):
-        source = nested(rng, depth)
+        source = nested_elements(rng, depth)
         found = translate_html(reversing, source)
-        refuse_damage(source, found)
+        assert_same_tags(source, found)
         assert parents(found) == parents(source)
         texts = ["".join(re.sub("<[^<>]*>", " ", text).upper().split()) for text in (source, found)]
         assert sorted(texts[0]) == sorted(texts[1])
 
 
-def test_pieces_are_the_source():
+def test_tokens_concatenate_to_the_source():
     rng = random.Random(9)
     pool = [
         "<",
@@ -219,10 +223,10 @@ def test_pieces_are_the_source():
     pool += ["</script>", "<![CDATA[", "]]>", "<?pi", "<!x", "é", "\x00", "<a href='", "</>", "<code>", "&", "<p", "/"]
     for _ in range(3_000):
         source = "".join(rng.choice(pool) for _ in range(rng.randint(0, 12)))
-        assert "".join(piece.raw for piece in tokenize_html(source)) == source
+        assert "".join(token.raw for token in tokenize_html(source)) == source
 
 
-def test_any_junk_is_translated(reversing):
+def test_random_fragments(reversing):
     rng = random.Random(11)
     pool = [
         "<",
