@@ -91,7 +91,7 @@ def test_rejects_truncated_missing_and_nonfinite_weights(checkpoint):
 
 def test_rejects_tokenizer_of_another_model(checkpoint, make_model):
     make_model(vocab_size=20).save_pretrained(checkpoint)
-    with pytest.raises(ValueError, match=r"its tokenizer has \d+ tokens, and its model 20"):
+    with pytest.raises(ValueError, match=r"the tokenizer has \d+ tokens, but the model only 20"):
         load_translator(str(checkpoint))
 
 
