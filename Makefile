@@ -33,8 +33,9 @@ conformance: $(VENV)/dev.installed  ## the model tests of Transformers, from its
 	PYTHONPATH=$$(echo $(CONFORMANCE)/transformers-*) $(RUN) -m pytest --import-mode=prepend -n 2 -W ignore \
 		-o addopts= -o pythonpath=. -q tests/conformance
 
-lint: $(VENV)/dev.installed  ## style, format, types
+lint: $(VENV)/dev.installed  ## style, format, types, terms
 	$(VENV)/bin/ruff check .
+	$(RUN) tests/check_language.py
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 

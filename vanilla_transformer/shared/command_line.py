@@ -57,9 +57,11 @@ class CommandLineParser(argparse.ArgumentParser):
         return super().add_argument(*names, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse arguments whose option names may have dashes instead of underscores."""
         return super().parse_known_args(normalize_option_names(sys.argv[1:] if args is None else args), namespace)
 
     def error(self, message: str) -> NoReturn:
+        """Exit with status 2 and one line that suggests a valid option name."""
         known = [option.lstrip("-") for action in self._actions for option in action.option_strings]
         for word in re.findall(r"(?<!\S)--(\w+)", message):
             if word not in known and RENAMED_OPTIONS.get(word) in known:
@@ -72,6 +74,7 @@ class CommandLineParser(argparse.ArgumentParser):
 
 
 def float_type(text: str) -> float:
+    """Convert an option to a finite float."""
     value = float(text)
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text} is not a finite number")
@@ -79,6 +82,7 @@ def float_type(text: str) -> float:
 
 
 def int_type(text: str) -> int:
+    """Convert an option to an integer below `INT_LIMIT`."""
     value = int(text)
     if abs(value) >= INT_LIMIT:
         raise argparse.ArgumentTypeError(f"{text[:50]} is not between -2^31 and 2^31")
@@ -163,4 +167,5 @@ def discard_stdout() -> None:
 
 
 def one_line(text: str) -> str:
+    """Replace each run of white space by one space."""
     return " ".join(text.split())
