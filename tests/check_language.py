@@ -129,7 +129,7 @@ EXCEPTIONS: list[tuple[str, str, str]] = [
     ("CHANGELOG.md", r"`[^`]*`", "names of earlier versions"),
     ("", r"\bfinal_norm\b", "the name of a config field"),
     ("", r"\bdef stock\(|\.stock\(|['\"`]stock['\"`(]", "a method of the tokenizer that saved checkpoints also have"),
-    ("", r"tests/witness|/ \"witness\" /", "name of the directory"),
+    ("", r"tests/witness|/ \"witness\" /|if \"witness\" in", "name of the directory"),
     ("tests/vanilla_transformer/", r"\bdata\.draw\(", "a method of hypothesis"),
     ("training/demo/", r"(?i)verbs?|places?", "grammatical terms"),
     ("training/demo/lexicon.py", r"^(?!#).*\|.*", "words of the corpus"),

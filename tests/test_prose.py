@@ -52,8 +52,8 @@ def test_sentences_are_short(repository, pattern):
         text = path.read_text(encoding="utf-8")
         for part in docstrings(text) if path.suffix == ".py" else [text]:
             counts |= {(str(path.relative_to(repository)), each): count_words(each) for each in sentences(part)}
-    assert [(place, count) for place, count in counts.items() if count > MAX_WORDS] == []
-    long = [place for place, count in counts.items() if count > LONG]
+    assert [(key, count) for key, count in counts.items() if count > MAX_WORDS] == []
+    long = [key for key, count in counts.items() if count > LONG]
     assert len(long) < MAX_LONG_FRACTION * len(counts), long
 
 
