@@ -181,7 +181,7 @@ def test_errors_are_one_line(opus_folder, save_checkpoint, command, tmp_path, ca
         assert not (tmp_path / "out").exists()
 
     folder = opus_folder()
-    assert_rejected(folder, "--num_heads", 4, reason="--num_heads is for files of tutorials")
+    assert_rejected(folder, "--num_heads", 4, reason="--num_heads is not supported for")
     assert_rejected(save_checkpoint()[2], reason="is already a vanilla_transformer model")
     assert_rejected("user/missing", reason="not a local directory, and HF_HUB_OFFLINE is set")
     T5ForConditionalGeneration(
