@@ -23,7 +23,7 @@ def test_shows_samples_with_separators(tmp_path, capsys, mark):
 def test_rejects_damaged_recipe_of_a_run(tmp_path, content):
     assert read_run_recipe(tmp_path) == {}
     (tmp_path / "recipe.yaml").write_bytes(content)
-    with pytest.raises(ValueError, match=r"recipe\.yaml (cannot be read|holds no settings)"):
+    with pytest.raises(ValueError, match=r"recipe\.yaml (cannot be read|contains no settings)"):
         read_run_recipe(tmp_path)
 
 
