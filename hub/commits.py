@@ -66,10 +66,10 @@ def commit_files(
     owned = set(remote) if is_new else known | {MANIFEST_NAME} & remote.keys()
     hashes = {name: content_hashes(content) for name, content in files.items()}
     new = {name: content for name, content in files.items() if name not in keep or name not in remote}
-    foreign = [name for name in new if name in remote and name not in owned and remote[name] not in hashes[name]]
-    if foreign and not replace:
-        names = f"{foreign[0]} and {len(foreign) - 1} more files" if len(foreign) > 1 else foreign[0]
-        hint = " Use --card keep to keep the card of the repository." if "README.md" in foreign else ""
+    conflicts = [name for name in new if name in remote and name not in owned and remote[name] not in hashes[name]]
+    if conflicts and not replace:
+        names = f"{conflicts[0]} and {len(conflicts) - 1} more files" if len(conflicts) > 1 else conflicts[0]
+        hint = " Use --card keep to keep the card of the repository." if "README.md" in conflicts else ""
         raise ValueError(
             f"{repo_id} contains {names} that this program did not write, or that was changed since. Use --replace to "
             f"overwrite such files, or choose another repository.{hint} Nothing was uploaded."

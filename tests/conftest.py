@@ -211,7 +211,7 @@ def child(request):
     sys.stdin = open(0)
     sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)
     sys.argv = [request["program"], *request["arguments"]]
-    exec(request["before"])
+    exec(request["setup_code"])
     status = 0
     try:
         importlib.import_module(request["program"]).main()
@@ -304,13 +304,14 @@ class Server:
         self.process.stdin.flush()
         return self.process.stdout.readline()
 
-    def start(self, program: str, *arguments: str | Path, stdin: str = os.devnull, before: str = "") -> Program:
-        """Start `python -m <program> <arguments>`. `before` is code that its process runs first."""
+    def start(self, program: str, *arguments: str | Path, stdin: str = os.devnull, setup_code: str = "") -> Program:
+        """Start `python -m <program> <arguments>`. Its process first executes the Python code `setup_code`."""
         self.count += 1
         files = {name: self.folder / f"{self.count}.{name}" for name in ("stdout", "stderr")}
         for path in files.values():
             path.touch()
-        request = {"program": program, "arguments": list(map(str, arguments)), "before": before, "stdin": str(stdin)}
+        request = {"program": program, "arguments": list(map(str, arguments))}
+        request |= {"setup_code": setup_code, "stdin": str(stdin)}
         pid = self.request(request | {name: str(path) for name, path in files.items()})
         return Program(self, int(pid), files)
 

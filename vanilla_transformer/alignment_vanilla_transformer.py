@@ -38,7 +38,7 @@ def align(
     """Link each target word to the source word with the highest cross-attention weight (section 3.2.3).
 
     Args:
-        model: Any encoder-decoder model of transformers with eager attention.
+        model: Any Transformers encoder-decoder model with eager attention.
         tokenizer: Fast tokenizer, which provides the character offsets of tokens.
         sources: Source texts.
         targets: Translations of `sources`, from this model or any other source.

@@ -227,10 +227,10 @@ def test_repositories(tmp_path, monkeypatch):
                 continue
             assert not (private and was_public)
             for name, content in before.items():
-                is_foreign = name != commits.MANIFEST_NAME and own.get(name) != content
-                if is_foreign and not replace:
+                is_by_others = name != commits.MANIFEST_NAME and own.get(name) != content
+                if is_by_others and not replace:
                     assert hub.files.get(name) == content, f"{name} of a third party was replaced"
-                if is_foreign and name not in new:
+                if is_by_others and name not in new:
                     assert hub.files.get(name) == content, f"{name} was deleted"
                 if name in keep and name in new:
                     assert hub.files[name] == content

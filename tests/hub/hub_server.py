@@ -79,7 +79,8 @@ class Hub(ThreadingHTTPServer):
 
         Args:
             kind: create, validate, preupload, batch, put, verify or commit.
-            how: A status, "drop", or "lost" (the request succeeds, but the response is not sent).
+            how: A status code, "request_lost" (the connection closes before the request has an effect), or
+                "response_lost" (it closes after the request has succeeded).
         """
         self.faults[kind] = how
 
@@ -106,21 +107,21 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    def failed(self, kind: str) -> bool:
-        """Return whether the request fails. `lost` handles the fault "lost" after the request has succeeded."""
+    def fails(self, kind: str) -> bool:
+        """Return whether the request fails before it has an effect. Handles all faults except "response_lost"."""
         how = self.server.faults.get(kind)
-        if how is None or how == "lost":
+        if how is None or how == "response_lost":
             return False
         del self.server.faults[kind]
-        if how == "drop":
+        if how == "request_lost":
             self.close_connection = True
             self.connection.close()
         else:
             self.answer({"error": f"fault {how}"}, int(how))
         return True
 
-    def lost(self, kind: str) -> bool:
-        if self.server.faults.get(kind) != "lost":
+    def loses_response(self, kind: str) -> bool:
+        if self.server.faults.get(kind) != "response_lost":
             return False
         del self.server.faults[kind]
         self.close_connection = True
@@ -149,7 +150,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815
 
     def create(self, query) -> None:
-        if not self.allowed() or self.failed("create"):
+        if not self.allowed() or self.fails("create"):
             return
         arguments = json.loads(self.body())
         name = f"{arguments.get('organization') or 'user'}/{arguments['name']}"
@@ -212,11 +213,11 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({}, 409 if exists else 200)
 
     def validate(self, query=None) -> None:
-        if not self.failed("validate"):
+        if not self.fails("validate"):
             self.answer({"errors": [], "warnings": []})
 
     def preupload(self, name: str, revision: str, query=None) -> None:
-        if not self.allowed() or self.failed("preupload") or (repository := self.repository(name)) is None:
+        if not self.allowed() or self.fails("preupload") or (repository := self.repository(name)) is None:
             return
         files = repository.files(revision) or {}
         paths = [file["path"] for file in json.loads(self.body())["files"]]
@@ -235,7 +236,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(content, headers=headers)
 
     def batch(self, name: str, query=None) -> None:
-        if not self.allowed() or self.failed("batch"):
+        if not self.allowed() or self.fails("batch"):
             return
         objects = []
         for each in json.loads(self.body())["objects"]:
@@ -247,17 +248,17 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({"transfer": "basic", "objects": objects})
 
     def put(self, oid: str, query=None) -> None:
-        if self.failed("put"):
+        if self.fails("put"):
             return
         if hashlib.sha256(self.body()).hexdigest() != oid:
             self.answer({"error": "wrong content"}, 400)
             return
         self.server.objects[oid] = self.body()
-        if not self.lost("put"):
+        if not self.loses_response("put"):
             self.answer()
 
     def verify(self, query=None) -> None:
-        if not self.failed("verify"):
+        if not self.fails("verify"):
             self.answer()
 
     def changed(self, repository: Repository, revision: str) -> dict[str, bytes] | None:
@@ -284,7 +285,7 @@ class Handler(BaseHTTPRequestHandler):
         return files
 
     def commit(self, name: str, revision: str, query=None) -> None:
-        if not self.allowed() or self.failed("commit") or (repository := self.repository(name)) is None:
+        if not self.allowed() or self.fails("commit") or (repository := self.repository(name)) is None:
             return
         with self.server.committing:
             files = self.changed(repository, revision)
@@ -292,7 +293,7 @@ class Handler(BaseHTTPRequestHandler):
                 return
             if files != repository.branches[revision][-1]:
                 repository.branches[revision].append(files)
-        if self.lost("commit"):
+        if self.loses_response("commit"):
             return
         oid = sha_of(files)
         url = f"{self.server.endpoint}/{name}/commit/{oid}"

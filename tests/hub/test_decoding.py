@@ -43,9 +43,9 @@ def translate_without_package(model, folder, search, environment):
     done = subprocess.run(arguments, capture_output=True, text=True, cwd=folder, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     source = torch.tensor([[5, 6, 7, 2], [8, 9, 2, 0]])
-    for line, own in zip(done.stdout.splitlines()[-2:], ({}, {"alpha": 0.6, "extra_tokens": 2}), strict=True):
+    for line, arguments in zip(done.stdout.splitlines()[-2:], ({}, {"alpha": 0.6, "extra_tokens": 2}), strict=True):
         options = {"num_beams": 3, "max_new_tokens": 9, "custom_generate": beam_search}
-        expected = model.generate(source, attention_mask=(source != 0).long(), **options, **own)
+        expected = model.generate(source, attention_mask=(source != 0).long(), **options, **arguments)
         assert line == str(expected.tolist())
 
 
@@ -55,14 +55,14 @@ def test_writes_card_and_modules(tmp_path, run_main, capsys):
     assert card.data.tags == ["custom_generate"]
     assert 'custom_generate="search"' in card.text
     code = tmp_path / "search" / "custom_generate"
-    own = {path.name for path in decoding.CODE}
+    code_files = {path.name for path in decoding.CODE}
     names = ("generation", "incremental_decoding", "search", "constraints")
-    assert own == {f"{name}_vanilla_transformer.py" for name in names}
-    assert {path.name for path in code.iterdir()} == {"generate.py"} | own
+    assert code_files == {f"{name}_vanilla_transformer.py" for name in names}
+    assert {path.name for path in code.iterdir()} == {"generate.py"} | code_files
     for path in decoding.CODE:
         assert (code / path.name).read_bytes() == Path(path).read_bytes()
     modules = re.findall(r"^from \.(\w+) import", (code / "generate.py").read_text(), re.MULTILINE)
-    assert {f"{name}.py" for name in modules} == own
+    assert {f"{name}.py" for name in modules} == code_files
 
 
 @pytest.mark.slow

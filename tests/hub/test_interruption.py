@@ -63,22 +63,24 @@ def test_killed_push_commits_all_or_nothing(start_programs, kill_at_random_momen
     state = load_file(first / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in state.items()}, second / "model.safetensors", {"format": "pt"})
     (second / "config.json").write_text((second / "config.json").read_text() + "\n")
-    fast = "import hub.push; hub.push.smoke_test_upload = lambda *_: ''"  # other tests run the smoke test
+    without_smoke_test = "import hub.push; hub.push.smoke_test_upload = lambda *_: ''"  # other tests run the smoke test
     with start_programs("hub.push", **hub.environment) as programs:
-        programs.run("hub.push", first, "user/killed", before=fast)
+        programs.run("hub.push", first, "user/killed", setup_code=without_smoke_test)
         repository = hub.repositories["user/killed"]
-        before = repository.files("main")
+        files_before = repository.files("main")
 
         def check() -> None:
             files = repository.files("main")
-            if files != before:
+            if files != files_before:
                 for name in ("model.safetensors", "config.json"):
                     assert files[name] == (second / name).read_bytes()
-                assert files.keys() == before.keys()
+                assert files.keys() == files_before.keys()
                 del repository.branches["main"][-1]
-                assert repository.files("main") == before
+                assert repository.files("main") == files_before
             hub.objects.clear()  # so that the next push uploads all files again
 
-        kill_at_random_moments(lambda: programs.start("hub.push", second, "user/killed", before=fast), check)
-        programs.run("hub.push", second, "user/killed", before=fast)
+        kill_at_random_moments(
+            lambda: programs.start("hub.push", second, "user/killed", setup_code=without_smoke_test), check
+        )
+        programs.run("hub.push", second, "user/killed", setup_code=without_smoke_test)
         assert repository.files("main")["config.json"] == (second / "config.json").read_bytes()

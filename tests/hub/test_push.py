@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def programs(start_programs, hub):
-    with start_programs("hub.push", **hub.environment) as server:
-        yield server
+    with start_programs("hub.push", **hub.environment) as programs:
+        yield programs
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def checkpoint(tmp_path, make_model, make_tokenizer):
         tokenizer.save_pretrained(folder)
         (folder / "samples.tsv").write_text("source\treference\ttranslation\nthe dog runs\tder Hund rennt\tder Hund\n")
         (folder / "recipe.yaml").write_text(f"output_dir: {folder}\nsource_lang: en\ntarget_lang: de\n")
-        (folder / "all_results.json").write_text(json.dumps({"test_bleu": 12.34, "updates": 3} | FACTS))
+        (folder / "all_results.json").write_text(json.dumps({"test_bleu": 12.34, "updates": 3} | RESULTS))
         (folder / "training_args.bin").write_bytes(b"pickle")
         (folder / "checkpoint-3").mkdir(exist_ok=True)
         (folder / "checkpoint-3" / "optimizer.pt").write_bytes(b"pickle")
@@ -45,8 +45,8 @@ def checkpoint(tmp_path, make_model, make_tokenizer):
     return make
 
 
-FACTS = {"train_target_tokens": 1, "train_runtime": 1.0, "device": "x", "processes": 1, "threads": 1, "cpu_cores": 1}
-FACTS |= {"precision": "fp32", "parameters": 1}
+RESULTS = {"train_target_tokens": 1, "train_runtime": 1.0, "device": "x", "processes": 1, "threads": 1, "cpu_cores": 1}
+RESULTS |= {"precision": "fp32", "parameters": 1}
 EXTERNAL_SCRIPT = """
 import json, sys
 sys.modules["vanilla_transformer"] = None
@@ -104,21 +104,21 @@ def test_pushed_checkpoint_loads_without_package(programs, hub, checkpoint, tmp_
     assert output == {"is_rejected": True, "text": tokenizer.decode(ids[0], skip_special_tokens=True)}
 
 
-FAST = "import hub.push; hub.push.smoke_test_upload = lambda *_: ''"  # other tests run the smoke test
+WITHOUT_SMOKE_TEST = "import hub.push; hub.push.smoke_test_upload = lambda *_: ''"  # other tests run the smoke test
 FAULTS = [
-    ("create", "500"), ("create", "drop"), ("preupload", "403"), ("preupload", "500"), ("batch", "403"),
-    ("put", "403"), ("verify", "403"), ("commit", "500"), ("commit", "drop"), ("commit", "lost"),
+    ("create", "500"), ("create", "request_lost"), ("preupload", "403"), ("preupload", "500"), ("batch", "403"),
+    ("put", "403"), ("verify", "403"), ("commit", "500"), ("commit", "request_lost"), ("commit", "response_lost"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "how"), FAULTS)
 def test_failed_push_does_not_change_repository(programs, hub, checkpoint, kind, how):
     name = f"user/fault-{kind}-{how}"
-    programs.run("hub.push", checkpoint(seed=1), name, before=FAST)
+    programs.run("hub.push", checkpoint(seed=1), name, setup_code=WITHOUT_SMOKE_TEST)
     first = dict(hub.repositories[name].files("main"))
     hub.objects.clear()  # so that all files are uploaded again
     hub.fault(kind, how)
-    process = programs.start("hub.push", checkpoint(seed=2), name, before=FAST)
+    process = programs.start("hub.push", checkpoint(seed=2), name, setup_code=WITHOUT_SMOKE_TEST)
     status, stderr = process.status, process.stderr
     assert kind not in hub.faults, "The fault was not triggered."
     if status:
@@ -126,10 +126,10 @@ def test_failed_push_does_not_change_repository(programs, hub, checkpoint, kind,
         assert stderr.count("hub.push: ") == 1, stderr[-1500:]
         assert "Traceback" not in stderr
     now = hub.repositories[name].files("main")
-    if how != "lost" and status:
+    if how != "response_lost" and status:
         assert now == first
     last = checkpoint(seed=3)
-    programs.run("hub.push", last, name, before=FAST)
+    programs.run("hub.push", last, name, setup_code=WITHOUT_SMOKE_TEST)
     weights = hub.repositories[name].files("main")["model.safetensors"]
     assert weights == (last / "model.safetensors").read_bytes()
     assert len(hub.repositories[name].branches["main"]) <= 4
@@ -137,7 +137,7 @@ def test_failed_push_does_not_change_repository(programs, hub, checkpoint, kind,
 
 def test_creates_private_repository_and_branch(programs, hub, checkpoint):
     folder = checkpoint()
-    programs.run("hub.push", folder, "user/private", "--private", "--revision", "try", before=FAST)
+    programs.run("hub.push", folder, "user/private", "--private", "--revision", "try", setup_code=WITHOUT_SMOKE_TEST)
     repository = hub.repositories["user/private"]
     assert repository.private
     assert repository.files("main") == {}
@@ -149,7 +149,7 @@ import hub.push, tempfile
 tempfile.tempdir = {!r}
 hub.push.SMOKE_TEST_SCRIPT = "import time; time.sleep(600)"
 """
-SLOW_UPLOAD = f"""{FAST}
+SLOW_UPLOAD = f"""{WITHOUT_SMOKE_TEST}
 from huggingface_hub import HfApi
 def slowly(*arguments, preupload=HfApi.preupload_lfs_files, **options):
     import os, time
@@ -171,12 +171,12 @@ def test_deletes_own_stale_files_only(programs, hub, checkpoint):
     """Files that others have added or changed are kept."""
     folder = checkpoint()
     (folder / "import_report.json").write_text('{"layout": "hkproj"}')
-    programs.run("hub.push", folder, "user/stale", before=FAST)
+    programs.run("hub.push", folder, "user/stale", setup_code=WITHOUT_SMOKE_TEST)
     remote = hub.repositories["user/stale"].branches["main"][-1]
     remote |= USER_FILES | {"import_report.json": b'{"layout": "other"}'}
     (folder / "samples.tsv").unlink()
     (folder / "import_report.json").unlink()
-    programs.run("hub.push", folder, "user/stale", before=FAST)
+    programs.run("hub.push", folder, "user/stale", setup_code=WITHOUT_SMOKE_TEST)
     files = hub.repositories["user/stale"].files("main")
     assert "samples.tsv" not in files
     assert files["import_report.json"] == b'{"layout": "other"}'
@@ -184,56 +184,56 @@ def test_deletes_own_stale_files_only(programs, hub, checkpoint):
 
 
 @pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors"])
-def test_overwrites_foreign_changes_only_with_replace(programs, hub, checkpoint, name):
-    programs.run("hub.push", checkpoint(seed=1), "user/changed", before=FAST)
-    hub.repositories["user/changed"].branches["main"][-1][name] = b"foreign content"
-    before = dict(hub.repositories["user/changed"].files("main"))
-    process = programs.run("hub.push", checkpoint(seed=2), "user/changed", status=2, before=FAST)
+def test_overwrites_changes_by_others_only_with_replace(programs, hub, checkpoint, name):
+    programs.run("hub.push", checkpoint(seed=1), "user/changed", setup_code=WITHOUT_SMOKE_TEST)
+    hub.repositories["user/changed"].branches["main"][-1][name] = b"changed by others"
+    files_before = dict(hub.repositories["user/changed"].files("main"))
+    process = programs.run("hub.push", checkpoint(seed=2), "user/changed", status=2, setup_code=WITHOUT_SMOKE_TEST)
     assert f"user/changed contains {name}" in process.stderr
     assert "--replace" in process.stderr
     assert ("--card keep" in process.stderr) == (name == "README.md")
-    assert hub.repositories["user/changed"].files("main") == before
+    assert hub.repositories["user/changed"].files("main") == files_before
     if name == "README.md":
-        programs.run("hub.push", checkpoint(seed=2), "user/changed", "--card", "keep", before=FAST)
-        assert hub.repositories["user/changed"].files("main")[name] == b"foreign content"
-    programs.run("hub.push", checkpoint(seed=3), "user/changed", "--replace", before=FAST)
-    assert hub.repositories["user/changed"].files("main")[name] != b"foreign content"
-    programs.run("hub.push", checkpoint(seed=4), "user/changed", before=FAST)
+        programs.run("hub.push", checkpoint(seed=2), "user/changed", "--card", "keep", setup_code=WITHOUT_SMOKE_TEST)
+        assert hub.repositories["user/changed"].files("main")[name] == b"changed by others"
+    programs.run("hub.push", checkpoint(seed=3), "user/changed", "--replace", setup_code=WITHOUT_SMOKE_TEST)
+    assert hub.repositories["user/changed"].files("main")[name] != b"changed by others"
+    programs.run("hub.push", checkpoint(seed=4), "user/changed", setup_code=WITHOUT_SMOKE_TEST)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"config.json": 3}', b"[" * 100_000])
 def test_ignores_malformed_manifest(programs, hub, checkpoint, content):
-    programs.run("hub.push", checkpoint(seed=1), "user/list", "--replace", before=FAST)
+    programs.run("hub.push", checkpoint(seed=1), "user/list", "--replace", setup_code=WITHOUT_SMOKE_TEST)
     hub.repositories["user/list"].branches["main"][-1]["pushed_files.json"] = content
-    process = programs.run("hub.push", checkpoint(seed=2), "user/list", status=2, before=FAST)
+    process = programs.run("hub.push", checkpoint(seed=2), "user/list", status=2, setup_code=WITHOUT_SMOKE_TEST)
     assert "--replace" in process.stderr
 
 
 @pytest.mark.parametrize("rule", ["samples.tsv", "*.safetensors", "*.json"])
 def test_rejects_files_in_gitignore(programs, hub, checkpoint, rule):
-    """A commit would omit those files and combine this model with the previous one."""
+    """`create_commit` skips ignored files, so the repository would mix the files of two models."""
     name = f"user/ignores-{len(hub.repositories)}"
-    programs.run("hub.push", checkpoint(seed=1), name, before=FAST)
+    programs.run("hub.push", checkpoint(seed=1), name, setup_code=WITHOUT_SMOKE_TEST)
     hub.repositories[name].branches["main"][-1][".gitignore"] = f"# rules\n{rule}\n".encode()
-    before = dict(hub.repositories[name].files("main"))
-    process = programs.run("hub.push", checkpoint(seed=2), name, status=2, before=FAST)
+    files_before = dict(hub.repositories[name].files("main"))
+    process = programs.run("hub.push", checkpoint(seed=2), name, status=2, setup_code=WITHOUT_SMOKE_TEST)
     assert f"The .gitignore of {name} excludes " in process.stderr
     assert rule.strip("*") in process.stderr
     assert process.stderr.count("hub.push: ") == 1
-    assert hub.repositories[name].files("main") == before
+    assert hub.repositories[name].files("main") == files_before
     del hub.repositories[name].branches["main"][-1][".gitignore"]
-    programs.run("hub.push", checkpoint(seed=2), name, before=FAST)
+    programs.run("hub.push", checkpoint(seed=2), name, setup_code=WITHOUT_SMOKE_TEST)
 
 
 @pytest.mark.parametrize("attributes", [b"", b"*.json filter=lfs diff=lfs\n*.tsv filter=lfs\n"])
 def test_recognizes_own_files_with_gitattributes(programs, hub, checkpoint, attributes):
-    """The .gitattributes file defines which files are stored by their SHA-256. It is kept."""
+    """The .gitattributes file defines which files are stored with LFS. A push keeps it."""
     name = f"user/attributes-{len(attributes)}"
-    programs.run("hub.push", checkpoint(seed=1), name, before=FAST)
+    programs.run("hub.push", checkpoint(seed=1), name, setup_code=WITHOUT_SMOKE_TEST)
     hub.repositories[name].branches["main"][-1][".gitattributes"] = attributes
     for seed in (2, 3):
         folder = checkpoint(seed=seed)
-        programs.run("hub.push", folder, name, before=FAST)
+        programs.run("hub.push", folder, name, setup_code=WITHOUT_SMOKE_TEST)
         files = hub.repositories[name].files("main")
         for path in (folder / "model.safetensors", folder / "config.json", folder / "samples.tsv"):
             assert files[path.name] == path.read_bytes()
@@ -243,40 +243,44 @@ def test_recognizes_own_files_with_gitattributes(programs, hub, checkpoint, attr
 def test_requires_card_option_for_local_readme(programs, hub, checkpoint):
     folder = checkpoint()
     (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# My card\n")
-    process = programs.run("hub.push", folder, "user/readme", status=2, before=FAST)
+    process = programs.run("hub.push", folder, "user/readme", status=2, setup_code=WITHOUT_SMOKE_TEST)
     assert "Use --card local to upload it, or --card generated to replace it" in process.stderr
     assert "user/readme" not in hub.repositories
-    programs.run("hub.push", folder, "user/readme", "--card", "local", before=FAST)
+    programs.run("hub.push", folder, "user/readme", "--card", "local", setup_code=WITHOUT_SMOKE_TEST)
     assert b"# My card" in hub.repositories["user/readme"].files("main")["README.md"]
-    programs.run("hub.push", folder, "user/readme", "--card", "generated", before=FAST)
+    programs.run("hub.push", folder, "user/readme", "--card", "generated", setup_code=WITHOUT_SMOKE_TEST)
     assert b"12.34" in hub.repositories["user/readme"].files("main")["README.md"]
 
 
 def test_concurrent_pushes_do_not_mix(programs, hub, checkpoint, tmp_path):
     """The slower push fails, because the repository has changed since it was read."""
-    programs.run("hub.push", checkpoint(seed=1), "user/both", before=FAST)
+    programs.run("hub.push", checkpoint(seed=1), "user/both", setup_code=WITHOUT_SMOKE_TEST)
     resume_file = tmp_path / "resume"
-    slow = programs.start("hub.push", checkpoint(seed=2), "user/both", before=SLOW_UPLOAD.format(str(resume_file)))
-    fast = checkpoint(seed=3)
-    slow.wait_for(lambda: "uploading" in slow.stdout)
-    programs.run("hub.push", fast, "user/both", before=FAST)
+    slow_push = programs.start(
+        "hub.push", checkpoint(seed=2), "user/both", setup_code=SLOW_UPLOAD.format(str(resume_file))
+    )
+    other = checkpoint(seed=3)
+    slow_push.wait_for(lambda: "uploading" in slow_push.stdout)
+    programs.run("hub.push", other, "user/both", setup_code=WITHOUT_SMOKE_TEST)
     resume_file.touch()
-    assert slow.status == 2
-    assert "user/both was changed by another user in the meantime" in slow.stderr
+    assert slow_push.status == 2
+    assert "user/both was changed by another user in the meantime" in slow_push.stderr
     weights = hub.repositories["user/both"].files("main")["model.safetensors"]
-    assert weights == (fast / "model.safetensors").read_bytes()
+    assert weights == (other / "model.safetensors").read_bytes()
 
 
 def test_private_push_rejects_public_repository(programs, hub, checkpoint):
-    programs.run("hub.push", checkpoint(seed=1), "user/public", before=FAST)
-    before = dict(hub.repositories["user/public"].files("main"))
-    process = programs.run("hub.push", checkpoint(seed=2), "user/public", "--private", status=2, before=FAST)
+    programs.run("hub.push", checkpoint(seed=1), "user/public", setup_code=WITHOUT_SMOKE_TEST)
+    files_before = dict(hub.repositories["user/public"].files("main"))
+    process = programs.run(
+        "hub.push", checkpoint(seed=2), "user/public", "--private", status=2, setup_code=WITHOUT_SMOKE_TEST
+    )
     assert "user/public exists and is public" in process.stderr
-    assert hub.repositories["user/public"].files("main") == before
+    assert hub.repositories["user/public"].files("main") == files_before
 
 
 def test_bare_name_uses_logged_in_user(programs, hub, checkpoint):
-    programs.run("hub.push", checkpoint(), "bare", before=FAST)
+    programs.run("hub.push", checkpoint(), "bare", setup_code=WITHOUT_SMOKE_TEST)
     card = hub.repositories["user/bare"].files("main")["README.md"]
     assert b'model="user/bare"' in card
     assert "bare" not in hub.repositories
@@ -299,7 +303,7 @@ def test_bare_name_uses_logged_in_user(programs, hub, checkpoint):
 )
 def test_invalid_arguments_do_not_create_repository(programs, hub, checkpoint, arguments, message):
     count = len(hub.repositories)
-    process = programs.run("hub.push", checkpoint(), *arguments, status=2, before=FAST)
+    process = programs.run("hub.push", checkpoint(), *arguments, status=2, setup_code=WITHOUT_SMOKE_TEST)
     assert message in process.stderr
     assert process.stderr.count("hub.push: ") == 1
     assert len(hub.repositories) == count
@@ -315,7 +319,9 @@ def test_reports_network_error_in_one_line(start_programs, checkpoint):
             ("hub.decoding", folder / "decoding", "--push", "user/name"),
             ("hub.space.__main__", "user/model", "--push", "user/space"),
         ):
-            process = programs.run(command, *arguments, status=2, before=FAST if command == "hub.push" else "")
+            process = programs.run(
+                command, *arguments, status=2, setup_code=WITHOUT_SMOKE_TEST if command == "hub.push" else ""
+            )
             lines = [line for line in process.stderr.splitlines() if line.startswith("hub.")]
             assert len(lines) == 1
             assert "The Hub cannot be reached" in lines[0]
@@ -326,8 +332,8 @@ def test_reports_network_error_in_one_line(start_programs, checkpoint):
 def test_ctrl_c_exits_without_traceback(programs, hub, checkpoint, tmp_path, moment):
     name, temporary = f"user/stopped-{moment}", tmp_path / "temporary"
     temporary.mkdir()
-    before = SLOW_CHECK.format(str(temporary)) if moment == "check" else SLOW_UPLOAD.format("/never")
-    process = programs.start("hub.push", checkpoint(), name, before=before)
+    setup_code = SLOW_CHECK.format(str(temporary)) if moment == "check" else SLOW_UPLOAD.format("/never")
+    process = programs.start("hub.push", checkpoint(), name, setup_code=setup_code)
     process.wait_for(lambda: "uploading" in process.stdout or list(temporary.rglob("README.md")))
     process.kill(signal.SIGINT)
     assert process.status == 130
@@ -339,7 +345,7 @@ def test_ctrl_c_exits_without_traceback(programs, hub, checkpoint, tmp_path, mom
 def test_kill_leaves_no_copy_of_weights(programs, checkpoint, tmp_path):
     folder, temporary = checkpoint(), tmp_path / "temporary"
     temporary.mkdir()
-    process = programs.start("hub.push", folder, "user/killed", before=SLOW_CHECK.format(str(temporary)))
+    process = programs.start("hub.push", folder, "user/killed", setup_code=SLOW_CHECK.format(str(temporary)))
     process.wait_for(lambda: list(temporary.rglob("README.md")))
     process.kill()
     weights = (folder / "model.safetensors").stat().st_size
@@ -382,7 +388,9 @@ def add_tensor(folder: Path) -> None:
 def test_rejects_invalid_and_sensitive_files(programs, hub, checkpoint, change, message):
     folder = checkpoint()
     change(folder)
-    process = programs.run("hub.push", folder, "user/never", status=2, before="" if "package" in message else FAST)
+    process = programs.run(
+        "hub.push", folder, "user/never", status=2, setup_code="" if "package" in message else WITHOUT_SMOKE_TEST
+    )
     assert message in process.stderr
     assert "user/never" not in hub.repositories
 
@@ -395,7 +403,7 @@ def test_removes_local_paths_from_images_and_sentencepiece_models(programs, hub,
     model.trainer_spec.model_prefix = "/lustre/me/source"
     (folder / "source.spm").write_bytes(model.SerializeToString())
     (folder / "attention_1.png").write_bytes(PNG + b"/home/me/x")
-    programs.run("hub.push", folder, "user/stripped", before=FAST)
+    programs.run("hub.push", folder, "user/stripped", setup_code=WITHOUT_SMOKE_TEST)
     files = hub.repositories["user/stripped"].files("main")
     assert files["attention_1.png"] == PNG
     assert b"/lustre" not in files["source.spm"]
@@ -404,7 +412,7 @@ def test_removes_local_paths_from_images_and_sentencepiece_models(programs, hub,
 
 
 def test_smoke_test_accepts_few_learned_positions(tmp_path, make_model, make_tokenizer):
-    """The source and the translation fit into the positions, although the model never generates EOS."""
+    """The test limits source and translation to `max_position_embeddings`, even if the model never generates EOS."""
     tokenizer, sizes = make_tokenizer(True)
     model = make_model(position_embedding_type="learned", max_position_embeddings=12, **sizes)
     with torch.no_grad():
@@ -421,7 +429,7 @@ def test_uploads_both_vocabularies_of_marian_tokenizer(checkpoint):
     assert {"vocab.json", "target_vocab.json"} <= gather_files(folder).keys()
 
 
-def test_does_not_upload_directories_with_file_names(checkpoint):
+def test_does_not_upload_directories_named_like_files(checkpoint):
     folder = checkpoint()
     for name in ("attention_1.png", "training_curve.png", "import_report.json", "x.safetensors"):
         (folder / name).mkdir()
@@ -432,29 +440,29 @@ def test_does_not_upload_directories_with_file_names(checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("name", "before", "message"),
+    ("name", "setup_code", "message"),
     [
         ("other/name", "", "You have no write access to other/name"),
         ("no name", "", "is not a valid repository name"),
         ("user/name", "import os; os.environ['HF_TOKEN'] = 'hf_wrong'", "Your token is not valid"),
     ],
 )
-def test_reports_hub_errors(programs, checkpoint, name, before, message):
-    process = programs.run("hub.push", checkpoint(), name, status=2, before=f"{before}\n{FAST}")
+def test_reports_hub_errors(programs, checkpoint, name, setup_code, message):
+    process = programs.run("hub.push", checkpoint(), name, status=2, setup_code=f"{setup_code}\n{WITHOUT_SMOKE_TEST}")
     assert message in process.stderr
 
 
 @pytest.fixture(scope="module")
 def programs_with_xet(start_programs, hub):
-    with start_programs("hub.push", **(hub.environment | {"HF_HUB_DISABLE_XET": "0"})) as server:
-        yield server
+    with start_programs("hub.push", **(hub.environment | {"HF_HUB_DISABLE_XET": "0"})) as programs:
+        yield programs
 
 
 def test_uploads_large_files_with_xet(programs_with_xet, hub, checkpoint, tmp_path):
     folder = checkpoint()
     hub.xet = tmp_path / "xet"
     try:
-        programs_with_xet.run("hub.push", folder, "user/xet", "--license", "mit", before=FAST)
+        programs_with_xet.run("hub.push", folder, "user/xet", "--license", "mit", setup_code=WITHOUT_SMOKE_TEST)
     finally:
         hub.xet = None
     weights = (folder / "model.safetensors").read_bytes()
@@ -465,10 +473,12 @@ def test_uploads_large_files_with_xet(programs_with_xet, hub, checkpoint, tmp_pa
 
 def test_reports_hub_without_xet(programs_with_xet, programs, hub, checkpoint):
     folder = checkpoint(seed=7)
-    process = programs_with_xet.run("hub.push", folder, "user/noxet", "--license", "mit", status=2, before=FAST)
+    process = programs_with_xet.run(
+        "hub.push", folder, "user/noxet", "--license", "mit", status=2, setup_code=WITHOUT_SMOKE_TEST
+    )
     assert "HF_HUB_DISABLE_XET=1" in process.stderr
     assert hub.repositories["user/noxet"].files("main") == {}
-    programs.run("hub.push", folder, "user/noxet", "--license", "mit", before=FAST)
+    programs.run("hub.push", folder, "user/noxet", "--license", "mit", setup_code=WITHOUT_SMOKE_TEST)
     assert "model.safetensors" in hub.repositories["user/noxet"].files("main")
 
 
@@ -487,7 +497,9 @@ def test_training_pushes_at_end(start_programs, hub, recipe, tmp_path):
     assert f"{results['test_chrf']:.2f}" in card
     assert results["train_sha256"] in card
     assert f"{results['parameters']:,}" in card
-    assert len(hub.repositories["user/run"].branches["main"]) == 2  # the empty one, and one commit
+    assert (
+        len(hub.repositories["user/run"].branches["main"]) == 2
+    )  # the initial, empty commit and the commit of the push
 
 
 def test_training_without_write_permission_fails_at_start(start_programs, hub, recipe, tmp_path):

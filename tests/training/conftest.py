@@ -8,8 +8,8 @@ import pytest
 @pytest.fixture(scope="session")
 def programs(start_programs):
     names = ("train", "average", "score", "translate", "diversify", "distill")
-    with start_programs(*(f"training.{name}" for name in names)) as server:
-        yield server
+    with start_programs(*(f"training.{name}" for name in names)) as programs:
+        yield programs
 
 
 @pytest.fixture(scope="session")

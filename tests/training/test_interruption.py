@@ -83,17 +83,17 @@ def test_results_are_complete_or_absent_after_kills(programs, arguments_of, kill
 @pytest.mark.parametrize("command", ["translate", "distill", "average", "score"])
 def test_ctrl_c_and_full_disk_leave_no_files(programs, arguments_of, tmp_path, command):
     out = tmp_path / "out.tsv"
-    before = set(tmp_path.iterdir())
+    files_before = set(tmp_path.iterdir())
     size = 20_000 if command == "average" else 4_000
-    process = programs.run(f"training.{command}", *arguments_of(command, out), before=FULL.format(size), status=2)
+    process = programs.run(f"training.{command}", *arguments_of(command, out), setup_code=FULL.format(size), status=2)
     assert len(process.stderr.splitlines()) == 1, process.stderr
     assert f"{out} could not be written" in process.stderr
     assert "MiB are free" in process.stderr
-    process = programs.run(f"training.{command}", *arguments_of(command, out), before=CTRL_C, status=130)
+    process = programs.run(f"training.{command}", *arguments_of(command, out), setup_code=CTRL_C, status=130)
     assert "Traceback" not in process.stderr
     parts = tmp_path / "out.tsv.parts"  # finished parts of a table are kept for resuming
     parts.exists() and shutil.rmtree(parts)
-    assert set(tmp_path.iterdir()) == before
+    assert set(tmp_path.iterdir()) == files_before
 
 
 @pytest.mark.parametrize("command", ["translate", "score"])
@@ -103,7 +103,7 @@ def test_full_stdout_is_reported_in_one_line(programs, finished, test_files, com
         "score": (finished, "--source", test_files[0], "--reference", test_files[1], "--nll"),
     }[command]
     full = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)"
-    process = programs.run(f"training.{command}", *arguments, before=full, status=2)
+    process = programs.run(f"training.{command}", *arguments, setup_code=full, status=2)
     assert "No space left" in process.stderr
     assert "Traceback" not in process.stderr
     assert "Exception ignored" not in process.stderr
@@ -112,7 +112,7 @@ def test_full_stdout_is_reported_in_one_line(programs, finished, test_files, com
 def test_full_disk_while_saving_the_final_model(programs, recipe, tmp_path):
     """The same command resumes from the last checkpoint."""
     arguments = (recipe, "--save_strategy", "no")
-    process = programs.run("training.train", *arguments, before=FULL.format(60_000), status=2)
+    process = programs.run("training.train", *arguments, setup_code=FULL.format(60_000), status=2)
     assert "could not be written" in process.stderr
     assert "Traceback" not in process.stderr
     programs.run("training.train", *arguments)
@@ -128,7 +128,7 @@ def test_kill_while_writing_a_file_of_the_run(programs, recipe, tmp_path, name):
         "    os.kill(os.getpid(), 9) if str(target).endswith(name) else None\n"
         "    return replace(self, target)\nPath.replace = cut"
     )
-    process = programs.start("training.train", recipe, before=kill)
+    process = programs.start("training.train", recipe, setup_code=kill)
     assert process.status == -signal.SIGKILL
     assert not (tmp_path / "out" / name).exists()
     programs.run("training.train", recipe)

@@ -138,11 +138,11 @@ def test_resumes_bit_for_bit_after_kills_at_random_times(programs, recipe, tmp_p
         kills += 1
         assert kills < 100, f"of {kills} programs only {resumed} resumed from a checkpoint"
         process = programs.start("training.train", recipe, *LONG, "--output_dir", out)
-        before = set(out.glob("checkpoint-*"))
+        checkpoints_before = set(out.glob("checkpoint-*"))
         if rng.random() < 0.3:  # at the start or in the first steps
             process.wait_for(lambda process=process: process.stdout)
         else:  # while a new checkpoint is written, or shortly after
-            process.wait_for(lambda out=out, before=before: begun(out, before))
+            process.wait_for(lambda out=out, known=checkpoints_before: has_new_checkpoint(out, known))
         time.sleep(rng.random() * 0.3)
         process.kill()
         assert process.status == -signal.SIGKILL or (out / "all_results.json").exists()
@@ -159,8 +159,8 @@ def test_resumes_bit_for_bit_after_kills_at_random_times(programs, recipe, tmp_p
     assert first["test_bleu"] == second["test_bleu"]
 
 
-def begun(out: Path, before: set[Path]) -> bool:
-    return bool(set(out.glob("checkpoint-*")) - before) or (out / "all_results.json").exists()
+def has_new_checkpoint(out: Path, known: set[Path]) -> bool:
+    return bool(set(out.glob("checkpoint-*")) - known) or (out / "all_results.json").exists()
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def begun(out: Path, before: set[Path]) -> bool:
 def test_signal_saves_and_stops(programs, recipe, tmp_path, number):
     programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "uninterrupted")
     arguments = (recipe, *LONG, "--save_strategy", "no")
-    process = programs.run("training.train", *arguments, before=SIGNAL.format(number), status=128 + number)
+    process = programs.run("training.train", *arguments, setup_code=SIGNAL.format(number), status=128 + number)
     assert "The same command resumes from checkpoint-" in process.stdout
     assert "Traceback" not in process.stderr
     (checkpoint,) = (tmp_path / "out").glob("checkpoint-*")
@@ -182,7 +182,7 @@ def test_signal_saves_and_stops(programs, recipe, tmp_path, number):
 def test_skips_invalid_checkpoints(programs, recipe, tmp_path, damage):
     programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "uninterrupted")
     out = tmp_path / "out"
-    programs.run("training.train", recipe, *LONG, before=KILL.format("checkpoint-20"), status=-signal.SIGKILL)
+    programs.run("training.train", recipe, *LONG, setup_code=KILL.format("checkpoint-20"), status=-signal.SIGKILL)
     last = max(out.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     victim = last / "optimizer.pt"
     if damage == "truncate":
@@ -205,7 +205,7 @@ def test_skips_invalid_checkpoints(programs, recipe, tmp_path, damage):
 def test_stream_resumes_bit_for_bit(programs, recipe, tmp_path):
     stream = (*LONG, "--streaming", "true", "--buffer_size", "50")
     programs.run("training.train", recipe, *stream, "--output_dir", tmp_path / "uninterrupted")
-    programs.run("training.train", recipe, *stream, before=KILL.format("checkpoint-20"), status=-signal.SIGKILL)
+    programs.run("training.train", recipe, *stream, setup_code=KILL.format("checkpoint-20"), status=-signal.SIGKILL)
     assert "resuming from" in programs.run("training.train", recipe, *stream).stdout
     assert same(tmp_path / "uninterrupted", tmp_path / "out")
 
@@ -215,10 +215,10 @@ def test_full_disk_keeps_the_last_checkpoint(programs, recipe, tmp_path):
     """A limit on the file size simulates a full disk."""
     out = tmp_path / "out"
     programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "uninterrupted")
-    programs.run("training.train", recipe, *LONG, before=KILL.format("checkpoint-8"), status=-signal.SIGKILL)
+    programs.run("training.train", recipe, *LONG, setup_code=KILL.format("checkpoint-8"), status=-signal.SIGKILL)
     kept = max(out.glob("checkpoint-*/files.json"), key=lambda path: int(path.parent.name.split("-")[1])).parent
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))"
-    process = programs.run("training.train", recipe, *LONG, before=limit, status=2)
+    process = programs.run("training.train", recipe, *LONG, setup_code=limit, status=2)
     assert "could not be written" in process.stderr
     assert "MiB are free" in process.stderr
     assert "Traceback" not in process.stderr

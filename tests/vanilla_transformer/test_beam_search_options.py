@@ -119,11 +119,11 @@ class TokenCollector(list):
 @pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"no_repeat_ngram_size": 2}])
 def test_streamer_gets_the_same_tokens(make_model, source, options):
     model = make_model(vocab_size=30)
-    one = {name: tensor[:1] for name, tensor in source.items()}
+    sentence = {name: tensor[:1] for name, tensor in source.items()}
     streams = TokenCollector(), TokenCollector()
-    for streamer, own in zip(streams, ({}, {"custom_generate": beam_search}), strict=True):
+    for streamer, search in zip(streams, ({}, {"custom_generate": beam_search}), strict=True):
         torch.manual_seed(0)
-        model.generate(**one, max_new_tokens=9, streamer=streamer, **options, **own)
+        model.generate(**sentence, max_new_tokens=9, streamer=streamer, **options, **search)
     assert [each.tolist() for each in streams[0]] == [each.tolist() for each in streams[1]]
     assert streams[1].is_over
 
@@ -134,7 +134,7 @@ def test_rejects_streamer_for_function_without_it(make_model, source):
             **source,
             max_new_tokens=3,
             streamer=TokenCollector(),
-            custom_generate=lambda model, input_ids, **own: input_ids,
+            custom_generate=lambda model, input_ids, **kwargs: input_ids,
         )
 
 
@@ -153,12 +153,12 @@ def test_left_padded_prompt(assert_same):
 def test_left_padding_does_not_change_the_result(make_model, source):
     """A padded decoder prompt is continued like the prompt without padding."""
     model = make_model(vocab_size=30)
-    one = {name: tensor[2:3] for name, tensor in source.items()}
+    sentence = {name: tensor[2:3] for name, tensor in source.items()}
     for num_beams in (1, 3):
         options = {"num_beams": num_beams, "max_new_tokens": 7, "custom_generate": beam_search}
-        expected = model.generate(**one, **options, decoder_input_ids=torch.tensor([[1, 7]]))
+        expected = model.generate(**sentence, **options, decoder_input_ids=torch.tensor([[1, 7]]))
         padded = model.generate(
-            **one,
+            **sentence,
             **options,
             decoder_input_ids=torch.tensor([[1, 0, 1, 7]]),
             decoder_attention_mask=torch.tensor([[0, 0, 1, 1]]),

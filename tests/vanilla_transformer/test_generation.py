@@ -126,24 +126,26 @@ def test_beam_scores_are_mean_log_probs(make_model, source):
 def test_assisted_decoding(make_model, source):
     """The result with an assistant equals that of greedy decoding."""
     model, assistant = make_model(), make_model(seed=1, encoder_layers=1, decoder_layers=1)
-    one = {name: tensor[:1] for name, tensor in source.items()}
-    expected = model.generate(**one, max_new_tokens=12)
-    assert torch.equal(model.generate(**one, max_new_tokens=12, assistant_model=assistant), expected)
-    assert torch.equal(model.generate(**one, max_new_tokens=12, assistant_model=model), expected)
+    first_sentence = {name: tensor[:1] for name, tensor in source.items()}
+    expected = model.generate(**first_sentence, max_new_tokens=12)
+    assert torch.equal(model.generate(**first_sentence, max_new_tokens=12, assistant_model=assistant), expected)
+    assert torch.equal(model.generate(**first_sentence, max_new_tokens=12, assistant_model=model), expected)
 
 
 def test_prompt_lookup(make_model, source):
     model = make_model()
-    one = {name: tensor[:1] for name, tensor in source.items()}
-    expected = model.generate(**one, max_new_tokens=12)
-    assert torch.equal(model.generate(**one, max_new_tokens=12, prompt_lookup_num_tokens=2), expected)
+    first_sentence = {name: tensor[:1] for name, tensor in source.items()}
+    expected = model.generate(**first_sentence, max_new_tokens=12)
+    assert torch.equal(model.generate(**first_sentence, max_new_tokens=12, prompt_lookup_num_tokens=2), expected)
 
 
 def test_streaming(make_model, source, train_bpe, sentences, special_tokens, capsys):
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(sentences["de"], 60), **special_tokens)
     model = make_model()
-    one = {name: tensor[:1] for name, tensor in source.items()}
-    ids = model.generate(**one, max_new_tokens=10, streamer=TextStreamer(tokenizer, skip_special_tokens=True))
+    first_sentence = {name: tensor[:1] for name, tensor in source.items()}
+    ids = model.generate(
+        **first_sentence, max_new_tokens=10, streamer=TextStreamer(tokenizer, skip_special_tokens=True)
+    )
     streamed = capsys.readouterr().out.strip()
     assert streamed == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
     assert streamed
@@ -170,8 +172,8 @@ def test_logits_processors_and_stopping_criteria(make_model, source):
     assert stopped.shape[1] == 5
 
 
-def test_encode_decode_project_one_by_one(make_model, batch):
-    """Call encoder, decoder and LM head separately, as in tutorials."""
+def test_separate_calls_of_encoder_decoder_and_lm_head(make_model, batch):
+    """Tutorials call these parts `encode`, `decode` and `project`."""
     model = make_model()
     with torch.no_grad():
         states = model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
@@ -217,7 +219,7 @@ def test_dynamic_cache_is_used_for_self_attention(make_model, batch):
 
 @pytest.mark.slow
 def test_compile_has_no_graph_break(make_model, batch, source):
-    """Compile `forward` as one graph, and `generate` with a static cache as on a GPU."""
+    """`forward` compiles as one graph, and so does each step of `generate` with a static cache."""
     torch.compiler.reset()
     model = make_model()
     with torch.no_grad():
@@ -225,12 +227,12 @@ def test_compile_has_no_graph_break(make_model, batch, source):
         compiled = torch.compile(model, fullgraph=True)
         torch.testing.assert_close(compiled(**batch).logits, expected, atol=1e-4, rtol=0)
     expected_ids = model.generate(**source, **SETTINGS)
-    model.generation_config.compile_config = _compile_everywhere()
+    model.generation_config.compile_config = _compile_config_for_all_devices()
     got = model.generate(**source, **SETTINGS, cache_implementation="static")
     assert torch.equal(got, expected_ids)
 
 
-def _compile_everywhere():
+def _compile_config_for_all_devices():
     from transformers import CompileConfig
 
     config = CompileConfig(fullgraph=True, mode="default")

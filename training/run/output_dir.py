@@ -30,9 +30,9 @@ def prepare_output_dir(recipe: Recipe, folder: Path) -> Path | None:
         ValueError: if the directory contains a model without `recipe.yaml`, or a different run.
     """
     if not (folder / "recipe.yaml").exists():
-        foreign = [path for name in ("*config.json", "*.safetensors", "checkpoint-*") for path in folder.glob(name)]
-        if foreign:
-            raise ValueError(f"{folder} already contains {foreign[0].name}. Move it, or choose another --output_dir.")
+        existing = [path for name in ("*config.json", "*.safetensors", "checkpoint-*") for path in folder.glob(name)]
+        if existing:
+            raise ValueError(f"{folder} already contains {existing[0].name}. Move it, or choose another --output_dir.")
         folder.mkdir(parents=True, exist_ok=True)
         write_recipe(recipe, folder)
         return None

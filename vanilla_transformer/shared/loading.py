@@ -1,4 +1,4 @@
-"""Loading of checkpoints of this package or of transformers. Any defect raises a one-line error.
+"""Loading of vanilla_transformer and native Transformers checkpoints. Any defect raises a one-line error.
 
     model = load_model("runs/mine")
     tokenizer = load_tokenizer("runs/mine")

@@ -1,4 +1,4 @@
-"""Umar Jamil's pytorch-transformer (hkproj) in three versions, with and without biases, scalar and vector alphas."""
+"""Umar Jamil's pytorch-transformer (hkproj) in three versions: biases are optional, norm weights scalars or vectors."""
 
 from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, UNTIED, Keys, Layout, attention, feed_forward
 from hub.importing.weight_folding import expand_scalar_bias, sinusoids, std_norm

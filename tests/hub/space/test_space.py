@@ -115,11 +115,11 @@ def test_learned_positions_limit_length(make_translator):
     assert len(list(translator.stream(batch))) <= 12
 
 
-@pytest.mark.parametrize("own", [{"max_new_tokens": 4}, {"max_length": 4}, {}])
-def test_limits_equal_those_of_pipeline(make_translator, own):
+@pytest.mark.parametrize("limits", [{"max_new_tokens": 4}, {"max_length": 4}, {}])
+def test_limits_equal_those_of_pipeline(make_translator, limits):
     translator = make_translator()
     config = translator.model.generation_config
-    config.update(**({"max_new_tokens": None, "max_length": None, "num_beams": 1} | own))
+    config.update(**({"max_new_tokens": None, "max_length": None, "num_beams": 1} | limits))
     pipeline = TranslationPipeline(model=translator.model, tokenizer=translator.tokenizer)
     batch = translator.encode("the dog runs in the house")
     assert list(translator.stream(batch))[-1] == pipeline("the dog runs in the house")[0]["translation_text"]
@@ -164,8 +164,8 @@ def test_one_beam_gives_greedy_translation(make_translator):
 
 @pytest.fixture(scope="module")
 def programs(start_programs, hub):
-    with start_programs("hub.space.__main__", "hub.push", **hub.environment) as server:
-        yield server
+    with start_programs("hub.space.__main__", "hub.push", **hub.environment) as programs:
+        yield programs
 
 
 @pytest.fixture(scope="module")

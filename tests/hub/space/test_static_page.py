@@ -65,10 +65,10 @@ def test_page_name_is_directory_name(save_checkpoint, command, no_graphs, tmp_pa
     assert page["unknown_ids"] == sorted([unknown, 7])
 
 
-@pytest.mark.parametrize(("own", "expected"), [({"max_new_tokens": 9}, (9, 9)), ({}, (EXTRA_TOKENS, 29))])
-def test_uses_limit_of_generation_config(save_checkpoint, command, no_graphs, tmp_path, own, expected):
+@pytest.mark.parametrize(("limits", "expected"), [({"max_new_tokens": 9}, (9, 9)), ({}, (EXTRA_TOKENS, 29))])
+def test_uses_limit_of_generation_config(save_checkpoint, command, no_graphs, tmp_path, limits, expected):
     model, _, folder = save_checkpoint(position_embedding_type="learned", max_position_embeddings=30)
-    model.generation_config.update(**({"max_new_tokens": None, "max_length": None} | own))
+    model.generation_config.update(**({"max_new_tokens": None, "max_length": None} | limits))
     model.generation_config.save_pretrained(folder)
     command(folder, "--static", tmp_path / "page")
     page = json.loads((tmp_path / "page" / "page.json").read_text())

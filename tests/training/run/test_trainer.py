@@ -53,12 +53,12 @@ def test_rdrop_adds_divergence_of_two_passes(make_trainer):
     assert values[0] > values[1] * 1.01
 
 
-@pytest.mark.parametrize("own", [{}, {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 50}])
-def test_simcut_adds_divergence_of_a_pass_with_token_cutoff(make_model, own, monkeypatch):
+@pytest.mark.parametrize("overrides", [{}, {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 50}])
+def test_simcut_adds_divergence_of_a_pass_with_token_cutoff(make_model, overrides, monkeypatch):
     """Reference implementation: `inputs_embeds` with zero rows. Loss and gradients are equal."""
     monkeypatch.setattr("training.run.losses.TOKEN_CUTOFF_RATE", 0.4)
-    size = own.get("decoder_vocab_size", 60)
-    model = make_model(**own).train()  # without dropout
+    size = overrides.get("decoder_vocab_size", 60)
+    model = make_model(**overrides).train()  # without dropout
     batch = {"input_ids": torch.randint(3, 60, (3, 7)), "attention_mask": torch.ones(3, 7, dtype=torch.long)}
     batch["attention_mask"][1, 5:] = 0
     batch["labels"] = torch.randint(3, size, (3, 6))
@@ -113,7 +113,8 @@ def test_symmetric_kl_divergence():
 
 @pytest.mark.parametrize("generate", [False, True])
 def test_evaluation_loss_is_unsmoothed_and_per_token(make_trainer, generate):
-    trainer = make_trainer(per_device_eval_batch_size=3, label_smoothing_factor=0.2)  # batches of unequal tokens
+    trainer = make_trainer(per_device_eval_batch_size=3, label_smoothing_factor=0.2)
+    # the batches of 3 sentences have different numbers of target tokens
     trainer.compute_metrics = SequenceMetric().compute if generate else None
     batch = batch_of(trainer)
     labels = batch["labels"]
@@ -124,19 +125,18 @@ def test_evaluation_loss_is_unsmoothed_and_per_token(make_trainer, generate):
 
 
 def test_moving_average_is_evaluated_and_saved(make_trainer, tmp_path):
-    trainer = make_trainer(
-        ema_decay=0.25, lr_scheduler_type="constant", warmup_steps=0
-    )  # large steps, so that decays differ
+    # without warm-up the updates are large, so a wrong decay changes the result
+    trainer = make_trainer(ema_decay=0.25, lr_scheduler_type="constant", warmup_steps=0)
     name, weights = "model.encoder.layers.0.feed_forward.fc1.weight", []
     parameter = dict(trainer.model.named_parameters())[name]
     expected = parameter.detach().clone()
     original = trainer.callback_handler.on_step_end
 
-    def note(*args):
+    def record_weights(*args):
         weights.append(parameter.detach().clone())
         return original(*args)
 
-    trainer.callback_handler.on_step_end = note
+    trainer.callback_handler.on_step_end = record_weights
     trainer.train()
     for later, decay in zip(weights, (2 / 11, 0.25, 0.25), strict=True):  # at most (1 + n) / (10 + n)
         expected = decay * expected + (1 - decay) * later
@@ -161,17 +161,17 @@ def test_counts_target_tokens_without_padding(make_trainer):
 
 @pytest.mark.parametrize("rdrop_alpha", [0.0, 1.0])
 def test_timing_uses_the_training_loss(make_trainer, monkeypatch, tmp_path, rdrop_alpha):
-    """This is the chunked loss, or R-Drop with two passes."""
+    """The timed steps compute the chunked loss, or R-Drop with two passes per batch."""
     monkeypatch.setattr("training.run.hardware.has_bf16", lambda: True)
     keys = {"label_smoothing_factor": 0.1, "rdrop_alpha": rdrop_alpha}
     trainer = make_trainer(max_tokens=1000, max_steps=1000, **keys)
     calls, forward = [], trainer.model.forward
 
-    def note(**inputs):
+    def record_call(**inputs):
         calls.append((len(inputs["input_ids"]), inputs.get("smoothing")))
         return forward(**inputs)
 
-    monkeypatch.setattr(trainer.model, "forward", note)
+    monkeypatch.setattr(trainer.model, "forward", record_call)
     resolve_precision_and_attention(
         SimpleNamespace(training=trainer.args), trainer.model, trainer.train_dataset, trainer.data_collator, tmp_path
     )
@@ -199,7 +199,7 @@ def test_rejects_fewer_batches_than_processes(make_trainer, monkeypatch):
         trainer.get_train_dataloader()
 
 
-def words(n):
+def generate_pairs(n):
     for i in range(n):
         yield {"source": "the dog runs " * (1 + i % 3), "target": f"der Hund rennt {'ein' * (i % 5)}"}
 
@@ -209,23 +209,23 @@ def test_stream_resumes_at_each_update(make_trainer, tokenizer, tmp_path):
     """Batches, counts of pairs, weights and epochs equal those of the uninterrupted run."""
 
     def train(resumed=None):
-        own = make_trainer(
+        base = make_trainer(
             max_steps=7, gradient_accumulation_steps=2, logging_steps=1, save_strategy="steps", save_steps=1, seed=3
         )
-        own.args.save_total_limit = 20
-        pairs = IterableDataset.from_generator(words, gen_kwargs={"n": 60})
+        base.args.save_total_limit = 20
+        pairs = IterableDataset.from_generator(generate_pairs, gen_kwargs={"n": 60})
         stream = TokenBatchStream(pairs, tokenizer, DataArguments(buffer_size=25, max_length=12), 64, seed=1)
-        keys = {"processing_class": tokenizer, "data_collator": own.data_collator}
-        trainer = TokenBatchTrainer(model=own.model, args=own.args, train_dataset=stream, **keys)
+        keys = {"processing_class": tokenizer, "data_collator": base.data_collator}
+        trainer = TokenBatchTrainer(model=base.model, args=base.args, train_dataset=stream, **keys)
         seen, step = [], trainer.training_step
 
-        def note(model, inputs, *args, **kwargs):
+        def record_batch(model, inputs, *args, **kwargs):
             seen.append(inputs["labels"].tolist())
             return step(model, inputs, *args, **kwargs)
 
-        trainer.training_step = note
+        trainer.training_step = record_batch
         trainer.train(resume_from_checkpoint=resumed)
-        weights = {name: tensor.clone() for name, tensor in own.model.state_dict().items()}
+        weights = {name: tensor.clone() for name, tensor in base.model.state_dict().items()}
         epochs = [entry["epoch"] for entry in trainer.state.log_history]
         return seen, (stream.pairs_read, stream.pairs_dropped), weights, [*epochs, trainer.state.epoch]
 
@@ -251,12 +251,12 @@ def test_saves_last_weights_if_early_stopping_precedes_checkpoints(make_trainer,
 
 
 def test_signal_does_not_fail_if_stdout_is_closed(monkeypatch):
-    """Ctrl-C also ends the other program of a pipe."""
+    """In a pipe, Ctrl-C also ends the program that reads stdout."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     stop = StopOnSignal()
     with os.fdopen(write_end, "w") as output:
         monkeypatch.setattr("sys.stdout", output)
         stop._receive(signal.SIGINT, None)
-        print("the next line goes nowhere", flush=True)
+        print("the output of this line is discarded", flush=True)
     assert stop.received == signal.SIGINT

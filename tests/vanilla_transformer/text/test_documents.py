@@ -183,11 +183,13 @@ def test_untranslatable_sentence_is_copied_with_warning(random_translator):
     assert warning.startswith("not translated, at character 9: ")
 
 
-@pytest.mark.parametrize(("own", "options", "expected"), [(3, {}, 3), (3, {"max_new_tokens": 5}, 5), (None, {}, 0)])
-def test_max_new_tokens(random_translator, own, options, expected):
+@pytest.mark.parametrize(
+    ("default_limit", "options", "expected"), [(3, {}, 3), (3, {"max_new_tokens": 5}, 5), (None, {}, 0)]
+)
+def test_max_new_tokens(random_translator, default_limit, options, expected):
     """The limit is that of the call, of the model, or 50 tokens more than the sentence has."""
     model, tokenizer = random_translator.model, random_translator.tokenizer
-    model.generation_config.update(max_new_tokens=own, max_length=None, num_beams=2, num_return_sequences=2)
+    model.generation_config.update(max_new_tokens=default_limit, max_length=None, num_beams=2, num_return_sequences=2)
     model.generation_config.eos_token_id = -1
     translator = TranslationPipeline(model=model, tokenizer=tokenizer, eos_token_id=-1)
     document = translate_document(translator, "the dog", max_sentence_tokens=10, return_token_scores=True, **options)
