@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from httpx2 import TransportError  # of huggingface_hub
+from httpx2 import TransportError  # raised by huggingface_hub
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import RevisionNotFoundError
 from huggingface_hub.utils import validate_repo_id
@@ -30,7 +30,7 @@ def commit_files(
     repo_id: str, files: dict[str, Path | bytes], message: str, *, private: bool = False, replace: bool = False,
     keep: tuple[str, ...] = (), revision: str = "main", repo_type: str | None = None, **creation: Any,
 ) -> str:  # fmt: skip
-    """Commit `files`, delete the other files of the previous commit of this program, and return the commit's address.
+    """Commit `files`, delete the other files of this program's previous commit, and return the URL of the commit.
 
     Args:
         repo_id: Name of the repository, user/name. It is created if it does not exist.

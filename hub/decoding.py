@@ -11,7 +11,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from httpx2 import TransportError  # of huggingface_hub
+from httpx2 import TransportError  # raised by huggingface_hub
 from huggingface_hub import ModelCard, ModelCardData
 
 import vanilla_transformer
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def push(folder: Path, name: str, private: bool = False, replace: bool = False) -> str:
-    """Upload the directory and return the commit's address. Delete the directory if the upload fails."""
+    """Upload the directory and return the URL of the commit. Delete the directory if the upload fails."""
     try:
         files: dict[str, Path | bytes] = {
             path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()

@@ -1,6 +1,6 @@
 """Messages for errors of the Hub client."""
 
-from httpx2 import TransportError  # of huggingface_hub
+from httpx2 import TransportError  # raised by huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, RepositoryNotFoundError
 
 

@@ -37,9 +37,9 @@ METRICS = {  # key of all_results.json -> (name on the Hub, label)
     "test_wer": ("wer", "WER, % (lower is better)"),
     "test_per": ("per", "PER, % (lower is better)"),
 }
-PAPERS = "BLEU-4 on normalized, lower-cased, Moses-tokenized text, as papers on Multi30k report it"
+MULTI30K_PROTOCOL = "BLEU-4 on normalized, lower-cased, Moses-tokenized text, as papers on Multi30k report it"
 SYNTHETIC = {"demo": "the built-in English-German corpus", "random": "random pairs of numbers"}
-NO_LANGUAGES = ("cmd", "act", "src", "tgt", "trg", "in", "out")  # column names that resemble language codes
+NON_LANGUAGE_NAMES = ("cmd", "act", "src", "tgt", "trg", "in", "out")  # column names that resemble language codes
 NUM_SAMPLES_SHOWN = 10
 UNKNOWN = "unknown (not stored in the checkpoint)"
 
@@ -137,7 +137,7 @@ def make_card(
 
 def is_language(name: str) -> bool:
     """Return whether a recipe's language is a language code of 2 or 3 letters: "en", but not "phon" or "cmd.act"."""
-    return name.isascii() and name.isalpha() and len(name) in (2, 3) and name.lower() not in NO_LANGUAGES
+    return name.isascii() and name.isalpha() and len(name) in (2, 3) and name.lower() not in NON_LANGUAGE_NAMES
 
 
 def languages(recipe: CheckedMapping, data: CheckedMapping) -> list[str]:
@@ -320,7 +320,7 @@ def score_table(results: CheckedMapping, recipe: CheckedMapping, data: CheckedMa
             signature = results.text(f"{key}_signature")
             rows.append(f"| {label} | {results.number(key):.2f} | {f'`{signature}`' if signature else ''} |")
     if "test_bleu_tokenized_lc" in results:
-        rows.append(f"| BLEU, papers' protocol | {results.number('test_bleu_tokenized_lc'):.2f} | {PAPERS} |")
+        rows.append(f"| Multi30k BLEU | {results.number('test_bleu_tokenized_lc'):.2f} | {MULTI30K_PROTOCOL} |")
     if not rows:
         return f"Scores: {UNKNOWN}."
     test, beams = data.mapping("test"), recipe.count("num_beams")
@@ -333,7 +333,7 @@ def sample_table(samples: list[list[str]]) -> str:
     if not samples:
         return "No samples were saved."
     rows = ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in samples[:NUM_SAMPLES_SHOWN]]
-    head = f"The first {min(NUM_SAMPLES_SHOWN, len(samples))} translations of the test set, not selected:\n\n"
+    head = f"The first {min(NUM_SAMPLES_SHOWN, len(samples))} translations of the test set, not cherry-picked:\n\n"
     return head + "\n".join(["| source | reference | output |", "|---|---|---|", *rows])
 
 
@@ -345,7 +345,7 @@ def escape_markdown(text: str) -> str:
 def limitations(recipe: CheckedMapping, results: CheckedMapping, data: CheckedMapping, base: str | None) -> list[str]:
     lines = ["Expect wrong translations for domains, text types and scripts that the training data do not contain."]
     if data.mapping("train").text("source") == "demo" and not base:
-        lines.append("A small grammar generated its corpus: it translates only sentences of that grammar.")
+        lines.append("A grammar generated the training data. The model translates only sentences of that grammar.")
     if results and (longest := recipe.count("max_length")):
         lines.append(f"{'Fine-tuned' if base else 'Trained'} on sentences of at most {longest} tokens.")
     if "test_bleu" in results or "test_exact_match" in results:

@@ -16,7 +16,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from httpx2 import TransportError  # of huggingface_hub
+from httpx2 import TransportError  # raised by huggingface_hub
 from huggingface_hub import ModelCard
 
 from hub.commits import MANIFEST_NAME, commit_files, resolve_repo_id
@@ -90,11 +90,11 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"\n{card}\nNothing was uploaded.")
         return
     card.validate()  # request to the Hub
-    address = commit_files(
+    url = commit_files(
         repo_id, files, arguments.message, private=arguments.private, replace=arguments.replace,
         keep=(CARD,) if arguments.card == "keep" else (), revision=arguments.revision,
     )  # fmt: skip
-    print(f'{address}\nAutoModelForSeq2SeqLM.from_pretrained("{repo_id}", trust_remote_code=True)')
+    print(f'{url}\nAutoModelForSeq2SeqLM.from_pretrained("{repo_id}", trust_remote_code=True)')
 
 
 def gather_files(checkpoint: Path) -> dict[str, Path | bytes]:
@@ -144,7 +144,7 @@ def smoke_test_upload(files: dict[str, Path | bytes], source: str) -> str:
     """Translate `source` with the files to upload, in a process that cannot import vanilla_transformer.
 
     Raises:
-        ValueError: The files cannot be loaded, or the model does not fit its weights.
+        ValueError: The files cannot be loaded, or the weights do not match the config.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder, home = Path(temporary, "checkpoint"), Path(temporary, "home")
@@ -153,7 +153,7 @@ def smoke_test_upload(files: dict[str, Path | bytes], source: str) -> str:
             if isinstance(content, bytes):
                 (folder / name).write_bytes(content)
             else:
-                (folder / name).symlink_to(content.resolve())  # not a copy, which a kill would leave on the disk
+                (folder / name).symlink_to(content.resolve())  # a killed run would leave copies on the disk
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         env |= {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-c", SMOKE_TEST_SCRIPT]

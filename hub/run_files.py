@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from hub.sensitive_data import SECRET_KEYS, find_path, find_token, iter_strings, read_safetensors
+from hub.sensitive_data import SECRET_KEYS, find_credential, find_local_path, iter_strings, read_safetensors
 from vanilla_transformer.shared.text_lines import read_lines
 
 PATH_KEYS = ("output_dir", "data_dir", "logging_dir", "tokenizer_path")  # recipe keys that name directories
@@ -85,7 +85,7 @@ def read_mapping(path: Path) -> CheckedMapping:
     try:
         text = path.read_text(encoding="utf-8")
         value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-        "".join(each for _, each in iter_strings(value)).encode()  # raises if a lone surrogate cannot be written again
+        "".join(each for _, each in iter_strings(value)).encode()  # raises for lone surrogates, not valid in UTF-8
     except (ValueError, yaml.YAMLError, RecursionError, OverflowError) as error:
         kind = {".json": "JSON", ".yaml": "YAML"}[path.suffix]
         raise ValueError(f"{path} is not valid {kind} ({error or type(error).__name__}). Fix the file.") from error
@@ -126,7 +126,7 @@ def sanitize_recipe(recipe: CheckedMapping, results: CheckedMapping, paths: tupl
         removed.append("base_model")
     for key, value in recipe.values.items():
         for name, text in iter_strings({key: value}):
-            if find_path(text, paths) or find_token(text) or (name and text and SECRET_KEYS.search(name)):
+            if find_local_path(text, paths) or find_credential(text) or (name and text and SECRET_KEYS.search(name)):
                 removed.append(key)
                 break
     values = {key: value for key, value in recipe.values.items() if key not in removed}

@@ -11,7 +11,7 @@ import yaml
 from huggingface_hub import get_token
 from safetensors import SafetensorError, safe_open
 
-TOKENS = re.compile(
+CREDENTIALS = re.compile(
     "|".join(
         (
             r"\b(?:hf|api_org|npm|gsk|gh[pousr]|[rs]k_live|dop_v1)_[A-Za-z0-9]{20,}",
@@ -39,25 +39,25 @@ PATHS = re.compile(  # in running text
     r"|(?<![\w/.])\.\.[/\\][\w./\\-]*"
     r"|(?<![\\\w])\\\\[\w.-]+\\[\w.\\$-]+"  # \\server\share
 )
-TEXT_DATA_FILES = ("README.md", "samples.tsv", "vocab.json", "merges.txt", "tokenizer.json")  # words may have slashes
+TEXT_DATA = ("README.md", "samples.tsv", "vocab.json", "merges.txt", "tokenizer.json")  # words may have slashes
 BINARY = (".png", ".spm", ".model", ".onnx")  # searched as text
 PNG_IMAGE_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"pHYs", b"sBIT", b"IDAT", b"IEND")
 
 
-def find_token(text: str) -> str | None:
+def find_credential(text: str) -> str | None:
     """Return a redacted prefix of the first credential in a text, or None."""
     login = get_token()
-    match = TOKENS.search(text)
+    match = CREDENTIALS.search(text)
     return f"{match[0][:6]}..." if match else f"{login[:3]}..." if login and len(login) >= 8 and login in text else None
 
 
-def find_path(text: str, paths: tuple[str, ...] = ()) -> str | None:
-    """Return the first local path in a text: one of a common form, or one of the exact `paths`."""
+def find_local_path(text: str, paths: tuple[str, ...] = ()) -> str | None:
+    """Return the first local path in a text: a match of `PATHS`, or else one of the exact `paths`."""
     match = PATHS.search(text)
-    return match[0] if match else find_local_path(text, paths)
+    return match[0] if match else find_exact_path(text, paths)
 
 
-def find_local_path(text: str, paths: tuple[str, ...]) -> str | None:
+def find_exact_path(text: str, paths: tuple[str, ...]) -> str | None:
     """Return the first of the exact `paths` that a text contains, except within a longer name or a URL."""
     matches = (path for path in paths if path in text)
     return next((path for path in matches if re.search(rf"(?<![\w.]){re.escape(path)}(?![\w-])", text)), None)
@@ -132,7 +132,7 @@ def strip_sentencepiece(name: str, content: bytes) -> bytes:
 def find_sensitive_text(name: str, content: bytes | Path, paths: tuple[str, ...] = ()) -> str | None:
     """Return a message about the first local path or credential in a file, or None.
 
-    Sentences and vocabularies (`TEXT_DATA_FILES`) are searched for credentials and the exact `paths` only.
+    Sentences and vocabularies (`TEXT_DATA`) are searched for credentials and the exact `paths` only.
 
     Raises:
         ValueError: The file cannot be read.
@@ -148,11 +148,11 @@ def find_sensitive_text(name: str, content: bytes | Path, paths: tuple[str, ...]
         except (ValueError, yaml.YAMLError, RecursionError) as error:
             message = f"{name} cannot be read ({error or type(error).__name__}). Nothing was uploaded."
             raise ValueError(message) from error
-    find = find_path_in_binary if kind in BINARY else find_local_path if name.endswith(TEXT_DATA_FILES) else find_path
+    find = find_path_in_binary if kind in BINARY else find_exact_path if name.endswith(TEXT_DATA) else find_local_path
     for key, each in [("", text), *iter_strings(value)]:
         location = f"{name}, {key}," if key else name
-        if (token := find_token(each)) or (each.strip() and SECRET_KEYS.search(key)):
-            return f"{location} contains a credential ({token or f'{each[:3]}...'})"
+        if (credential := find_credential(each)) or (each.strip() and SECRET_KEYS.search(key)):
+            return f"{location} contains a credential ({credential or f'{each[:3]}...'})"
         if (value is None or each is not text) and (path := find(each, paths)):
             return f"{location} contains a local path ({path})"
     return None

@@ -38,7 +38,7 @@ class DataArguments:
     )
     test_references: str | None = option(
         None,
-        "A .tsv file with all references: line i contains those of test pair i, after the first column. If None, the "
+        "A .tsv file with all references: line i contains the source and the references of test pair i. If None, the "
         "targets of the test data are the references.",
     )
     dataset_name: str | None = option(
@@ -57,8 +57,8 @@ class DataArguments:
     max_length: int = option(
         256,
         "The maximum number of tokens of a training source or target. Longer pairs are dropped. Validation and test "
-        "pairs are not dropped, but more than four times this length (and more than 1,024 tokens) is an error. The "
-        "model may allow fewer positions.",
+        "pairs are never dropped, but their limit is the larger of `4 * max_length` and 1,024 tokens. No limit exceeds "
+        "the number of positions of the model.",
     )
     max_length_ratio: float | None = option(
         None, "The maximum ratio of the token counts of source and target of a training pair. Other pairs are dropped."
@@ -96,7 +96,7 @@ class TokenizerArguments:
         None, "The directory or Hub repository of an existing tokenizer. Its special tokens may differ."
     )
     tokenizer_max_train_pairs: int = option(1_000_000, "With `streaming`, the number of pairs to train the tokenizer.")
-    pad_vocab_to_multiple_of: int = option(1, "Pad the vocabulary size to a multiple of this value (8: faster GPUs).")
+    pad_vocab_to_multiple_of: int = option(1, "Pad the vocabulary size to a multiple of this value. 8 is fast on GPUs.")
     bpe_dropout: float = option(
         0.0,
         "The probability of skipping a merge when tokenizing a training sentence (Provilkov et al. 2020). Sentences "
@@ -110,7 +110,8 @@ class DecodingArguments:
     """Keys for decoding and scoring."""
 
     metric: Literal["translation", "sequence"] = option(
-        "translation", "The metrics. `translation`: BLEU, chrF, TER. `sequence`: exact match, PER, WER of words."
+        "translation",
+        "Metrics. `translation`: BLEU, chrF, TER. `sequence`: exact match, phoneme and word error rate.",
     )
     num_beams: int = option(4, "The number of beams for the test set. 1 is greedy decoding.")
     length_penalty: float = option(1.0, "The exponent of the length by which beam scores are divided.")
@@ -145,7 +146,7 @@ SUPPORTED = {  # inherited fields of Seq2SeqTrainingArguments that are keys
 FIXED = {  # fields of TrainingArguments that cannot be changed
     *("hub_strategy", "logging_nan_inf_filter", "restore_callback_states_from_checkpoint", "ddp_find_unused_parameters")
 }
-INSTEAD = {  # advice for unsupported fields
+UNSUPPORTED_ADVICE = {  # advice for unsupported fields
     **dict.fromkeys(("per_device_train_batch_size", "auto_find_batch_size"), "set max_tokens"),
     **dict.fromkeys(
         ("group_by_length", "train_sampling_strategy", "length_column_name", "sortish_sampler"),
@@ -176,13 +177,13 @@ class TrainingArguments(Seq2SeqTrainingArguments):
 
     base_model: str | None = option(
         None,
-        "The directory or Hub repository of a model to fine-tune, such as a MarianMTModel. It determines architecture, "
-        "weights and tokenizer; of their keys, only dropout rates can be set. If None, train a new model.",
+        "The directory or Hub repository of a model to fine-tune, such as a MarianMTModel. It determines "
+        "architecture and tokenizer: keys for these cannot be set, except dropout rates. If None, train a new model.",
     )
     lora_rank: int = option(
         0,
-        "If greater than 0, only train low-rank updates of all linear layers (LoRA, Hu et al. 2021). The final model "
-        "contains them merged, its subdirectory `adapter` separately. Requires `base_model`.",
+        "If greater than 0, only train low-rank updates of all linear layers (LoRA, Hu et al. 2021). They are "
+        "merged into the final model, and also saved in its subdirectory `adapter`. Requires `base_model`.",
     )
     hub_strategy: str = option("end", "When to upload with `push_to_hub`. `end`: after training and scoring.")
     learning_rate: float | None = option(
@@ -224,7 +225,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     )
     rdrop_alpha: float = option(0.0, "The weight of the divergence between two passes (R-Drop, Wu et al. 2021).")
     simcut_alpha: float = option(
-        0.0, "The weight of the divergence from a pass with 5 percent of tokens masked (SimCut, Gao et al. 2022: 3)."
+        0.0, "The weight of the divergence from a pass with 5 percent of tokens masked (SimCut, Gao et al. 2022)."
     )
     ema_decay: float = option(
         0.0,

@@ -14,9 +14,9 @@ import yaml
 from transformers import HfArgumentParser
 
 from training.arguments import (
-    INSTEAD,
     RENAMED_VALUES,
     UNSUPPORTED,
+    UNSUPPORTED_ADVICE,
     DataArguments,
     DecodingArguments,
     ModelArguments,
@@ -95,13 +95,13 @@ def make_parser() -> RecipeCommandLine:
     return parser
 
 
-def validate_support(parser: RecipeCommandLine, arguments: list[str]) -> None:
+def validate_supported_keys(parser: RecipeCommandLine, arguments: list[str]) -> None:
     """Raise ValueError if an unsupported field of `Seq2SeqTrainingArguments` differs from its default."""
     values, defaults = (vars(parser.parse_known_args(words)[0]) for words in (arguments, arguments[:1]))
     for name in sorted(UNSUPPORTED):
         value = values[name]
         if value != defaults[name] and (value or defaults[name]):
-            raise ValueError(f"{name}={value} is not supported: {INSTEAD.get(name, 'remove it')}.")
+            raise ValueError(f"{name}={value} is not supported: {UNSUPPORTED_ADVICE.get(name, 'remove it')}.")
 
 
 def read_recipe(arguments: list[str] | None = None) -> Recipe:
@@ -119,10 +119,10 @@ def read_recipe(arguments: list[str] | None = None) -> Recipe:
             parser.error(str(error))
         null_keys = [name for name, value in values.items() if value is None and name not in keys]
         keys |= {name for name, value in values.items() if value is not None}
-        device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]  # otherwise processes do not connect
+        device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]  # needed to connect CPU processes
         arguments = [arguments[0], *device, *_to_arguments(values), *arguments[1:]]  # the last value counts
     try:
-        validate_support(parser, arguments)
+        validate_supported_keys(parser, arguments)
         *parts, positional, unknown = parser.parse_args_into_dataclasses(
             arguments, return_remaining_strings=True, look_for_args_file=False
         )
@@ -257,7 +257,7 @@ def resolve_base_model(recipe: Recipe) -> None:
     if training.base_model is not None:
         keys = {*vars(recipe.model), *vars(recipe.tokenizer)} & recipe.explicit_keys
         if invalid := sorted(name for name in keys if not name.endswith("dropout")):
-            raise ValueError(f"{invalid[0]} is determined by base_model={training.base_model}. Remove it.")
+            raise ValueError(f"{invalid[0]} is determined by base_model={training.base_model}. Remove {invalid[0]}.")
         if training.learning_rate is None:
             raise ValueError("base_model requires learning_rate: its default is for randomly initialized models.")
         if training.base_model.startswith(".") or Path(training.base_model).exists():  # not a Hub repository
@@ -303,7 +303,7 @@ def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:
             name = RENAMED_OPTIONS[name]
         if name not in known:
             close = closest_match(name, known)
-            hint = INSTEAD.get(name) or (f"did you mean {close!r}?" if close else "")
+            hint = UNSUPPORTED_ADVICE.get(name) or (f"did you mean {close!r}?" if close else "")
             raise ValueError(f"{location}: unknown key {name[:100]!r}" + (f"; {hint}" if hint else "."))
         if name in values:
             raise ValueError(f"{location}: duplicate key {name!r}. Remove one of the two entries.")
@@ -320,7 +320,7 @@ def _read_value(node: yaml.Node, name: str, location: str, is_list: bool) -> Any
     if isinstance(node, yaml.MappingNode) and name in TrainingArguments._VALID_DICT_FIELDS:
         try:
             return json.dumps(yaml.safe_load(yaml.serialize(node)), allow_nan=False)
-        except (TypeError, ValueError, yaml.YAMLError) as error:  # a date, a set
+        except (TypeError, ValueError, yaml.YAMLError) as error:  # such as a date or a set
             raise ValueError(f"{location}: the value of {name} cannot be used ({error}).") from error
     raise ValueError(f"{location}: {name} must be {'a list of values' if is_list else 'a single value'}.")
 

@@ -29,7 +29,7 @@ from training.run.distributed import (
     mute_other_ranks,
     set_parent_death_signal,
 )
-from training.run.evaluation import last_losses, push, run_metadata, save_alignment_heads, score_test_set, show
+from training.run.evaluation import last_losses, push, run_metadata, save_alignment_heads, score_test_set, show_results
 from training.run.factories import (
     count_positions,
     make_model,
@@ -38,7 +38,13 @@ from training.run.factories import (
     resolve_precision_and_attention,
 )
 from training.run.hardware import configure_malloc
-from training.run.output_dir import prepare_output_dir, validate_same_recipe, validate_state, write_recipe, write_state
+from training.run.output_dir import (
+    prepare_output_dir,
+    validate_run_info,
+    validate_same_recipe,
+    write_recipe,
+    write_run_info,
+)
 from training.run.plots import plot_training_curve
 from training.run.trainer import TokenBatchTrainer
 from vanilla_transformer.shared.atomic_io import atomic_write, wrap_write_errors
@@ -62,10 +68,8 @@ def run(recipe: Recipe) -> None:
     args, folder = recipe.training, Path(recipe.training.output_dir)
     if (folder / "all_results.json").exists():
         validate_same_recipe(recipe, folder)
-        print(
-            f"{folder} contains this run, already finished. To train again, remove it or choose another --output_dir.\n"
-        )
-        show(folder)
+        print(f"{folder} contains this run, which has finished. To train again, remove it or choose another --output_dir.\n")
+        show_results(folder)
         return
     with args.main_process_first(local=False):
         checkpoint = prepare_output_dir(recipe, folder)
@@ -75,9 +79,9 @@ def run(recipe: Recipe) -> None:
     if args.eval_strategy != "no" and "validation" not in corpus:
         raise ValueError(f"eval_strategy={args.eval_strategy.value} requires validation data. Set validation_size.")
     if checkpoint:
-        validate_state(corpus, args.world_size, folder, checkpoint)
+        validate_run_info(corpus, args.world_size, folder, checkpoint)
     elif args.process_index == 0:
-        write_state(corpus, args.world_size, folder)
+        write_run_info(corpus, args.world_size, folder)
     with args.main_process_first(local=False):  # the other ranks read what rank 0 has written
         tokenizer = make_tokenizer(recipe, corpus, folder, checkpoint)
     model = make_model(recipe, tokenizer)
@@ -124,8 +128,8 @@ def run(recipe: Recipe) -> None:
         plot_training_curve(trainer.state.log_history, folder / "training_curve.png", *weights)
         with atomic_write(folder / "all_results.json") as path:  # marks the run as finished
             path.write_text(json.dumps(results, indent=2, ensure_ascii=False), encoding="utf-8")
-        keep_only(folder, trainer.checkpoints_to_keep())  # deletes the temporary one
-        show(folder)
+        keep_only(folder, trainer.checkpoints_to_keep())  # deletes a checkpoint that was saved on a signal
+        show_results(folder)
         if args.push_to_hub:
             push(recipe, folder)
     if args.world_size > 1:

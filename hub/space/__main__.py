@@ -63,7 +63,7 @@ def create_static_page(checkpoint: str, out: Path) -> None:
 
 
 def push_static_page(page: Path, repo_id: str, private: bool = False, replace: bool = False) -> str:
-    """Publish the directory of a page as a static Space in one commit, and return the commit's address."""
+    """Publish the directory of a page as a static Space in one commit, and return the URL of the commit."""
     files: dict[str, Path | bytes] = {
         path.relative_to(page).as_posix(): path for path in sorted(page.rglob("*")) if path.is_file()
     }
@@ -75,7 +75,7 @@ def push_static_page(page: Path, repo_id: str, private: bool = False, replace: b
 
 
 def push(checkpoint: str, repo_id: str, private: bool = False, replace: bool = False) -> str:
-    """Publish the page as a Space in one commit, and return the commit's address.
+    """Publish the page as a Space in one commit, and return the URL of the commit.
 
     Raises:
         ValueError: The checkpoint is not on the Hub, from which the Space loads it.

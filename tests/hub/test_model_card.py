@@ -86,7 +86,7 @@ def test_metadata_round_trip(folder):
 PAPER = "The encoder-decoder of [Attention Is All You Need](https://arxiv.org/abs/1706.03762)"
 UNKNOWN = "unknown (not stored in the checkpoint)"
 GENERAL = "Expect wrong translations for domains, text types and scripts that the training data do not contain."
-GRAMMAR = "A small grammar generated its corpus: it translates only sentences of that grammar."
+GRAMMAR = "A grammar generated the training data. The model translates only sentences of that grammar."
 LONGEST = "Trained on sentences of at most 256 tokens."
 SEED = "Scores are from one run on one test set; another seed gives somewhat different scores."
 BIASES = "It has not been evaluated for biases in its training data."

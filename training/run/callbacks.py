@@ -11,11 +11,11 @@ from transformers import PreTrainedModel, ProgressCallback, TrainerCallback, Tra
 from training.data.batching import TokenBatchSampler
 from vanilla_transformer.shared.command_line import discard_stdout
 
-MIN_SOURCE_GAIN = 0.1  # nats per token
+MIN_SOURCE_GAIN = 0.1  # increase of the loss by shuffling the sources, in nats per token
 
 
 class SamplerEpochCallback(TrainerCallback):
-    """Sets the epoch of the sampler: in a resumed run Accelerate does not reach it through its wrappers."""
+    """Sets the epoch of the sampler. In a resumed run, Accelerate does not set it, because the sampler is wrapped."""
 
     def __init__(self, sampler: TokenBatchSampler):
         self.sampler = sampler
@@ -43,10 +43,11 @@ class EmaCallback(TrainerCallback):
 class StopOnSignal(TrainerCallback):
     """Saves a checkpoint and ends training on Ctrl-C or SIGTERM, after the current update. A second signal kills.
 
-    An evaluation or a save that is due at this update is done first, so that a resumed run continues like an
-    uninterrupted one. For the same reason, a checkpoint that is due at the end of an epoch follows the evaluation.
+    An evaluation or a checkpoint that is due at this update is done first, so that a resumed run continues like an
+    uninterrupted one. At the end of an epoch, the evaluation is done before the checkpoint is saved.
 
-    Multiple processes end at once, without a checkpoint, because this would need communication at every update.
+    With multiple processes, a signal ends training immediately and without a checkpoint. Otherwise the processes would
+    have to communicate at every update.
     """
 
     received: int | None = None  # number of the signal
@@ -128,7 +129,7 @@ class TokenProgress(ProgressCallback):
             self.training_bar.set_postfix_str(f"{logs['tokens_per_second']:,.0f} target tokens/s")
 
 
-class SourceGainWarning(TrainerCallback):
+class IgnoredSourceWarning(TrainerCallback):
     """Prints one warning if the model still ignores the source after a third of the updates."""
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

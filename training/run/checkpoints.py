@@ -78,7 +78,7 @@ def last_valid_checkpoint(run: Path) -> Path | None:
 def select_checkpoints(
     run: Path, count: int, by: str, metric: str | None = None, greater_is_better: bool = True
 ) -> list[Path]:
-    """Return the "last" checkpoints, or the "best" ones by a metric: at most `count` complete, not temporary ones."""
+    """Return at most `count` complete checkpoints that are not temporary: the "last", or the "best" by a metric."""
     complete = [f for f in all_checkpoints(run) if (f / MANIFEST).exists() and not (f / TEMPORARY).exists()]
     if by == "last":
         return complete[-count:]
@@ -88,7 +88,7 @@ def select_checkpoints(
 
 
 def checkpoint_metric(folder: Path, metric: str | None) -> float | None:
-    """Return the metric that was evaluated at the checkpoint's update, or None if there is no finite value."""
+    """Return the metric of the evaluation at the step of a checkpoint, or None if there is no finite value."""
     path = folder / "trainer_state.json"
     key = f"eval_{str(metric).removeprefix('eval_')}"
     try:

@@ -107,7 +107,7 @@ def last_losses(trainer: TokenBatchTrainer) -> dict[str, float]:
     return {name: value for name, value in (evaluations or [{}])[-1].items() if name.startswith("eval_")}
 
 
-def show(folder: Path) -> None:
+def show_results(folder: Path) -> None:
     """Print the results of a run."""
     path = folder / "all_results.json"
     try:

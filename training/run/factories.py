@@ -52,7 +52,7 @@ def new_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText]) -> Any:
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Save the tokenizer in the output directory, with `tokenizer_config.json` last in case the process is killed."""
+    """Save the tokenizer in the output directory. `tokenizer_config.json` is last: if it exists, all files do."""
     unfinished = folder / "tokenizer.unfinished"
     with wrap_write_errors(folder):
         remove(unfinished)
@@ -69,7 +69,7 @@ def make_train_set(recipe: Recipe, corpus: dict[str, ParallelText], tokenizer: A
     """
     args, data = recipe.training, replace(recipe.data, max_length=min(recipe.data.max_length, limit))
     if data.both_directions and getattr(tokenizer, "target_tokenizer", None) is not None:
-        raise ValueError("both_directions requires a shared vocabulary, but this tokenizer has two. Remove it.")
+        raise ValueError("Remove both_directions: it requires a shared vocabulary, but this tokenizer has two.")
     if not data.streaming:
         return tokenize_corpus(corpus["train"], tokenizer, data, recipe.tokenizer.bpe_dropout)
     seed = args.seed if args.data_seed is None else args.data_seed
@@ -83,7 +83,7 @@ def stream_training_pairs(recipe: Recipe, corpus: dict[str, ParallelText]) -> It
     return stream_pairs(recipe.data, {source for text in corpus.values() for source in text.sources if drops})
 
 
-def validate_shares(train_set: Any, args: TrainingArguments) -> None:
+def validate_process_streams(train_set: Any, args: TrainingArguments) -> None:
     """Raise ValueError in all processes if the stream of one process is empty."""
     if isinstance(train_set, TokenBatchStream) and any(empty := gather_object([train_set.is_empty()])):
         raise ValueError(
@@ -141,10 +141,10 @@ def load_base_model(recipe: Recipe) -> Any:
     args = recipe.training
     dropouts = {name: value for name, value in vars(recipe.model).items() if name in recipe.explicit_keys}
     model = load_model(str(args.base_model), f"base_model={args.base_model}:", dtype=torch.float32, **dropouts)
-    unset: dict[str, Any] = {"max_length": None}  # values of the checkpoint
+    overrides: dict[str, Any] = {"max_length": None}  # removes the value of the checkpoint
     if recipe.decoding.num_beams == 1:
-        unset |= GREEDY_OVERRIDES
-    model.generation_config.update(**(unset | decoding_settings(recipe)))
+        overrides |= GREEDY_OVERRIDES
+    model.generation_config.update(**(overrides | decoding_settings(recipe)))
     if not args.lora_rank:
         return model
     lora = LoraConfig("SEQ_2_SEQ_LM", r=args.lora_rank, lora_alpha=2 * args.lora_rank, target_modules="all-linear")
@@ -154,7 +154,7 @@ def load_base_model(recipe: Recipe) -> Any:
 def resolve_precision_and_attention(recipe: Recipe, model: Any, train_set: Any, collator: Any, folder: Path) -> None:
     """Resolve `precision` and `attn_implementation`, from the `recipe.yaml` of a resumed run or by timing."""
     args = recipe.training
-    validate_shares(train_set, args)  # otherwise the processes would block in a collective operation
+    validate_process_streams(train_set, args)  # otherwise the processes would block in a collective operation
     if before := read_run_recipe(folder):
         args.precision = before.get("precision", "fp32")
         args.attn_implementation = before.get("attn_implementation", "sdpa")
@@ -179,7 +179,7 @@ def resolve_precision_and_attention(recipe: Recipe, model: Any, train_set: Any, 
 
 
 def first_batches(train_set: Any, args: TrainingArguments) -> tuple[list[Any], float]:
-    """Return the first batches of this process and its number of training steps."""
+    """Return the first batches of this process, and the number of micro-batches that it trains on."""
     steps = float(args.max_steps * args.gradient_accumulation_steps)
     if isinstance(train_set, TokenBatchStream):
         start = train_set.state_dict_at(0)

@@ -10,7 +10,7 @@ from torch import nn
 
 from vanilla_transformer import VanillaTransformerConfig
 
-TOKEN_CUTOFF_RATE = 0.05  # fraction of tokens, as in the paper for all data sets
+TOKEN_CUTOFF_RATE = 0.05  # fraction of tokens, as for all data sets of the SimCut paper
 
 
 def supports_fused_loss(model: Any) -> bool:
@@ -79,9 +79,9 @@ def cross_entropy(log_p: torch.Tensor, targets: torch.Tensor, smoothing: float) 
 
     `log_p` are log-probabilities (..., V). `targets` are token ids (...), with -100 for padding.
     """
-    likelihoods = log_p.gather(-1, targets.clamp(min=0)[..., None])[..., 0]  # (...)
-    gains = (1 - smoothing) * likelihoods + smoothing * log_p.mean(-1)
-    return -(gains * (targets != -100)).sum()
+    log_likelihoods = log_p.gather(-1, targets.clamp(min=0)[..., None])[..., 0]  # (...)
+    smoothed = (1 - smoothing) * log_likelihoods + smoothing * log_p.mean(-1)
+    return -(smoothed * (targets != -100)).sum()
 
 
 def kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Output directory of a run: ownership, checks before resuming, `recipe.yaml` and `run.json`."""
+"""Output directory of a run: creation, checks before resuming, `recipe.yaml` and `run.json`."""
 
 import json
 import re
@@ -17,14 +17,14 @@ from vanilla_transformer.shared.atomic_io import atomic_write
 RESUME_MUTABLE_KEYS = {  # keys that may change when a run is resumed
     *("output_dir", "data_dir", "num_processes", "report_to", "logging_steps", "attention_plot_lines", "disable_tqdm")
 }
-STATE = "run.json"  # hashes of the data and number of processes, at the start of the run
+RUN_INFO = "run.json"  # hashes of the data and number of processes, at the start of the run
 
 
 def prepare_output_dir(recipe: Recipe, folder: Path) -> Path | None:
     """Create or check the output directory.
 
     Returns:
-        Checkpoint to resume from, or None if the run starts.
+        Checkpoint to resume from, or None if there is no valid checkpoint.
 
     Raises:
         ValueError: if the directory contains a model without `recipe.yaml`, or a different run.
@@ -46,7 +46,7 @@ def prepare_output_dir(recipe: Recipe, folder: Path) -> Path | None:
 def validate_same_recipe(recipe: Recipe, folder: Path) -> None:
     """Raise ValueError if the run was started with a different recipe.
 
-    "auto" matches every earlier value. A key that the earlier version did not have counts as its default.
+    "auto" matches every earlier value. A key that is missing in the saved recipe has its default value.
     """
     saved, new = read_run_recipe(folder), yaml.safe_load(recipe.to_yaml())
     names = (saved.keys() | new.keys()) - RESUME_MUTABLE_KEYS - UNSUPPORTED
@@ -59,30 +59,30 @@ def validate_same_recipe(recipe: Recipe, folder: Path) -> None:
             )
 
 
-def write_state(corpus: dict[str, ParallelText], processes: int, folder: Path) -> None:
+def write_run_info(corpus: dict[str, ParallelText], processes: int, folder: Path) -> None:
     """Save the hashes of the data and the number of processes of a new run."""
     state = {"data": {name: text.sha256() for name, text in corpus.items()}, "processes": processes}
-    with atomic_write(folder / STATE) as path:
+    with atomic_write(folder / RUN_INFO) as path:
         path.write_text(json.dumps(state, indent=1), encoding="utf-8")
 
 
-def read_state(folder: Path, checkpoint: Path) -> dict[str, Any]:
+def read_run_info(folder: Path, checkpoint: Path) -> dict[str, Any]:
     """Return the contents of `run.json`. Earlier versions wrote the hashes as comments of `recipe.yaml`."""
     try:
-        return dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
+        return dict(json.loads((folder / RUN_INFO).read_text(encoding="utf-8")))
     except FileNotFoundError:
         comments = (folder / "recipe.yaml").read_text(encoding="utf-8")
         data = dict(re.findall(r"^# (\w+): \d+ pairs, sha256 (\w+)$", comments, re.MULTILINE))
         return {"data": data, "processes": len(list(checkpoint.glob("rng_state*.pth")))}
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{folder / STATE} is damaged ({error}). Choose another --output_dir.") from error
+        raise ValueError(f"{folder / RUN_INFO} is damaged ({error}). Choose another --output_dir.") from error
 
 
-def validate_state(corpus: dict[str, ParallelText], processes: int, folder: Path, checkpoint: Path) -> None:
+def validate_run_info(corpus: dict[str, ParallelText], processes: int, folder: Path, checkpoint: Path) -> None:
     """Raise ValueError if the run was started with different data or another number of processes."""
-    saved = read_state(folder, checkpoint)
+    saved = read_run_info(folder, checkpoint)
     for name, text in corpus.items():
-        is_used = name != "test" or "train" not in corpus  # on_eval_overlap=drop compares a stream with the test data
+        is_used = name != "test" or "train" not in corpus  # with streaming, test data can filter training pairs
         if is_used and saved["data"].get(name) != text.sha256():
             raise ValueError(
                 f"{folder} contains a run on different data: sha256 of the {name} data was {saved['data'].get(name)}, "

@@ -31,7 +31,7 @@ from training.data.parallel_text import ParallelText
 from training.data.streaming import TokenBatchStream
 from training.data.tokenization import sequence_lengths
 from training.metrics import translate_and_score
-from training.run.callbacks import EmaCallback, SamplerEpochCallback, SourceGainWarning, StopOnSignal, TokenProgress
+from training.run.callbacks import EmaCallback, IgnoredSourceWarning, SamplerEpochCallback, StopOnSignal, TokenProgress
 from training.run.checkpoints import (
     EMA_SUBFOLDER,
     TEMPORARY,
@@ -72,7 +72,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.args.ignore_data_skip = True  # the stream resumes from its own state
         self.stop = StopOnSignal()
         self.add_callback(self.stop)
-        self.add_callback(SourceGainWarning)
+        self.add_callback(IgnoredSourceWarning)
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(TokenProgress())
         if self.args.fsdp and not self.is_fsdp_enabled:
@@ -81,7 +81,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.is_fsdp_enabled:
             if self.args.ema_decay or isinstance(self.model, PeftModel):
                 raise ValueError("ema_decay and lora_rank require unsharded weights: remove them, or remove fsdp.")
-            self.model.set_input_embeddings(self.model.get_input_embeddings())  # one module for tied weights
+            self.model.set_input_embeddings(self.model.get_input_embeddings())  # FSDP needs tied weights in one module
         self.ema_model: PreTrainedModel | None = None
         if self.args.ema_decay:
             self.ema_model = deepcopy(self.model)
@@ -92,7 +92,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self._has_compiled = False
         self._target_tokens, self._uncounted_tokens = 0, list[Any]()
         self._resumed_from_finished = False  # whether early stopping ended the run at the resumed checkpoint
-        self._saved_loss: tuple[float, float, int] | None = None  # total, not logged yet, since this update
+        self._saved_loss: tuple[float, float, int] | None = None  # losses before and after the last log, and its update
         self.previous_seconds = 0.0  # training time of the resumed runs
         self._start = self._last_log = time.perf_counter()
         self._tokens_at_last_log = 0
@@ -131,7 +131,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self._saved_loss, self._initial_global_step = None, 0
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Override that keeps all checkpoints, because transformers would delete those to average."""
+        """Override that keeps all checkpoints, because transformers would delete some that are averaged later."""
         self._restore_losses()  # again: `_run_epoch` is not called after the last epoch
         with self.unlimited_checkpoints():
             return super()._finalize_training(*args, **kwargs)
@@ -173,7 +173,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             "collate_fn": self.data_collator,
         }
         dataset: Any = self.train_dataset
-        shapes = self._fix_shapes() if self.compiled_loss else None
+        shapes = self._choose_shapes() if self.compiled_loss else None
         if shapes:
             loading["collate_fn"] = FixedShapeCollator(shapes, self.unwrapped_model, self.processing_class.pad_token_id)
         if isinstance(dataset, TokenBatchStream):  # already split across processes
@@ -193,7 +193,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.add_callback(SamplerEpochCallback(sampler))
         return self.accelerator.prepare(DataLoader(dataset, batch_sampler=sampler, **loading))
 
-    def _fix_shapes(self) -> list[Shape]:
+    def _choose_shapes(self) -> list[Shape]:
         """Return batch shapes for all data, or for the first buffer of the main process's stream."""
         dataset, max_tokens = self.train_dataset, self.args.max_tokens
         if not isinstance(dataset, TokenBatchStream):
@@ -233,7 +233,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Return the sum over the target tokens of this batch, divided by the number of those of the update."""
+        """Return the summed loss of a micro-batch, divided by the number of target tokens of the complete update."""
         labels, smoothing = inputs["labels"], self.args.label_smoothing_factor
         items = num_items_in_batch if num_items_in_batch is not None else (labels != -100).sum()
         outputs = None
@@ -244,7 +244,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             loss, outputs = training_loss(model, inputs, smoothing, *weights)
         loss = loss / items
         loss = loss * self.args.world_size  # DDP takes the mean over processes
-        if loss.device.type == "cpu" and not math.isfinite(float(loss.detach())):  # on a GPU: when logging
+        if loss.device.type == "cpu" and not math.isfinite(float(loss.detach())):  # on a GPU, `log` checks it
             self.raise_nonfinite_loss(float(loss.detach()))
         return (loss, outputs) if return_outputs else loss
 
@@ -325,11 +325,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                     "updates": self.state.global_step,
                 }
                 (folder / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
-                for pickle in (
-                    "training_args.bin",
-                    f"{FSDP_MODEL_NAME}.bin",
-                ):  # as in recipe.yaml and model.safetensors
-                    (folder / pickle).unlink(missing_ok=True)
+                for name in ("training_args.bin", f"{FSDP_MODEL_NAME}.bin"):  # pickled copies of recipe and weights
+                    (folder / name).unlink(missing_ok=True)
                 write_manifest(folder)
         except (OSError, RuntimeError, SafetensorError) as error:  # torch.save and safetensors raise their own types
             shutil.rmtree(folder, ignore_errors=True)

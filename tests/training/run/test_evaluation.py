@@ -13,7 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, TrainerControl, TrainerState
 
 from training.data.parallel_text import ParallelText
 from training.metrics import SequenceMetric, TranslationMetric, translate_and_score
-from training.run.callbacks import SourceGainWarning
+from training.run.callbacks import IgnoredSourceWarning
 
 METRICS = {"bleu", "chrf", "ter", "bleu_tokenized_lc", "exact_match", "wer", "per", "loss", "source_gain"}
 
@@ -117,7 +117,7 @@ def test_source_gain_warning(capsys, gains, warnings):
         state.global_step = 10 * (i + 1)
         state.log_history += [{"step": state.global_step, "loss": 1.0}]
         state.log_history += [{"step": state.global_step, "eval_loss": 1.0, "eval_source_gain": gain}]
-        SourceGainWarning().on_evaluate(None, state, TrainerControl())
+        IgnoredSourceWarning().on_evaluate(None, state, TrainerControl())
         if text := capsys.readouterr().out:
             warned.append(i)
             assert "norm_position: pre" in text

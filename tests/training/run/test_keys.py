@@ -10,8 +10,8 @@ import transformers
 from accelerate.utils import DynamoBackend
 from transformers import Seq2SeqTrainingArguments
 
-from training.arguments import INSTEAD, SUPPORTED, UNSUPPORTED, TrainingArguments
-from training.recipe import make_parser, read_recipe, validate_support
+from training.arguments import SUPPORTED, UNSUPPORTED, UNSUPPORTED_ADVICE, TrainingArguments
+from training.recipe import make_parser, read_recipe, validate_supported_keys
 from training.run.evaluation import push
 
 FIELDS = {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}
@@ -173,7 +173,7 @@ TESTED_ABOVE = {
 def test_every_field_is_supported_and_tested_or_rejected(tmp_path):
     assert set(EFFECTS) | TESTED_ABOVE == FIELDS - UNSUPPORTED
     assert FIELDS & SUPPORTED == FIELDS - UNSUPPORTED
-    assert set(INSTEAD) - FIELDS == {"group_by_length"}
+    assert set(UNSUPPORTED_ADVICE) - FIELDS == {"group_by_length"}
     parser = make_parser()
     actions = {action.dest: action for action in parser._actions}
     defaults = vars(parser.parse_known_args(["mine.yaml"])[0])
@@ -187,11 +187,11 @@ def test_every_field_is_supported_and_tested_or_rejected(tmp_path):
                 continue
             arguments = ["mine.yaml", f"--{name}={value}"]
             if parsed == default or not (parsed or default):  # no effect
-                validate_support(parser, arguments)
+                validate_supported_keys(parser, arguments)
             else:
-                message = f"{name}=.* is not supported: {INSTEAD.get(name, 'remove it')}"
+                message = f"{name}=.* is not supported: {UNSUPPORTED_ADVICE.get(name, 'remove it')}"
                 with pytest.raises(ValueError, match=message):
-                    validate_support(parser, arguments)
+                    validate_supported_keys(parser, arguments)
                 break
         else:
             assert name in ("liger_kernel_config", "parallelism_config")  # argparse cannot read them

@@ -5,7 +5,7 @@ import pytest
 
 from training.arguments import DataArguments, DecodingArguments
 from training.data.parallel_text import ParallelText
-from training.run.evaluation import save_alignment_heads, score_test_set, show
+from training.run.evaluation import save_alignment_heads, score_test_set, show_results
 from training.translators import read_run_recipe
 from vanilla_transformer.shared.text_lines import sanitize_tsv_cell
 
@@ -15,7 +15,7 @@ def test_shows_samples_with_separators(tmp_path, capsys, mark):
     row = "\t".join(map(sanitize_tsv_cell, [f"one{mark}two", "eins", f"zwei{mark}"]))
     (tmp_path / "samples.tsv").write_bytes(f"source\treference\ttranslation\n{row}\n".encode())
     (tmp_path / "all_results.json").write_text(json.dumps({"train_runtime": 60, "train_target_tokens": 7}))
-    show(tmp_path)
+    show_results(tmp_path)
     assert f"source: {sanitize_tsv_cell(f'one{mark}two')}\n" in capsys.readouterr().out
 
 
