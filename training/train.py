@@ -68,7 +68,7 @@ def run(recipe: Recipe) -> None:
     args, folder = recipe.training, Path(recipe.training.output_dir)
     if (folder / "all_results.json").exists():
         validate_same_recipe(recipe, folder)
-        print(f"{folder} contains this run, which has finished. To train again, remove it or choose another --output_dir.\n")
+        print(f"{folder} contains the finished run. To train again, remove it or choose another --output_dir.\n")
         show_results(folder)
         return
     with args.main_process_first(local=False):

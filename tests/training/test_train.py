@@ -68,7 +68,7 @@ def test_trains_and_scores_a_checkpoint(train, tmp_path, shared):
 
     before = (folder / "model.safetensors").read_bytes()
     again = train("--shared_vocabulary", shared)
-    assert "contains this run, which has finished" in again.stdout
+    assert "contains the finished run" in again.stdout
     assert results["test_bleu_signature"] in again.stdout
     assert (folder / "model.safetensors").read_bytes() == before
 
