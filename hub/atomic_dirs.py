@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vanilla_transformer.shared.atomic_io import CAN_LOCK, lock, wrap_write_errors
 
-LOCK = "unfinished.lock"  # in a temporary directory; locked by the process that writes it, so unlocked after a kill
+LOCK = "unfinished.lock"  # file in a temporary directory, locked as long as the writing process runs
 
 
 def validate_new_dir(out: Path) -> None:
@@ -40,7 +40,7 @@ def write_dir_atomically(out: Path, write: Callable[[Path], None]) -> None:
     """Create `out` atomically: `write` fills a temporary directory next to it, which is then renamed.
 
     Raises:
-        OSError: A disk error in `write`, including those that Rust libraries raise as exceptions of their types.
+        OSError: A disk error in `write`, also if a Rust library raises it as an exception of another type.
     """
     new_parents = [parent for parent in out.parents if not parent.exists()]
     with wrap_write_errors(out, "No partial output was kept."), contextlib.ExitStack() as stack:

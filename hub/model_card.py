@@ -179,7 +179,7 @@ def resolve_base_model(recipe: CheckedMapping, owner_base: str | None) -> str | 
 
 
 def describe_split(part: CheckedMapping) -> str:
-    """Return what a split was read from."""
+    """Return a description of the origin of a split."""
     source = part.text("source")
     if source in SYNTHETIC:
         return SYNTHETIC[source]
@@ -350,7 +350,7 @@ def limitations(recipe: CheckedMapping, results: CheckedMapping, data: CheckedMa
         lines.append(f"{'Fine-tuned' if base else 'Trained'} on sentences of at most {longest} tokens.")
     if "test_bleu" in results or "test_exact_match" in results:
         lines.append("Scores are from one run on one test set; another seed gives somewhat different scores.")
-    lines.append("It has not been evaluated for biases in its training data.")
+    lines.append("The model has not been evaluated for biases in its training data.")
     return lines
 
 

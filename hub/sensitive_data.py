@@ -69,7 +69,7 @@ def find_path_in_binary(text: str, paths: tuple[str, ...]) -> str | None:
 
 
 def iter_strings(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (key, string) for all strings in parsed JSON or YAML, including keys. Items of a list have its key."""
+    """Yield (key, string) for all strings in parsed JSON or YAML, including keys. Items have the key of their list."""
     stack, seen = [("", value)], set()  # YAML aliases may be cyclic
     while stack:
         key, each = stack.pop()

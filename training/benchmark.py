@@ -165,13 +165,13 @@ class Benchmark:
         rates, outputs = self.time_interleaved(decoders, lambda translations: sum(map(len, translations)))
         expected = outputs["Marian sdpa"]
         equal = {name: sum(map(list.__eq__, ids, expected)) / len(ids) for name, ids in outputs.items()}
-        exact = {key: share for key, share in equal.items() if key.endswith(("eager", "sdpa", "static", "beam_search"))}
+        exact = {key: rate for key, rate in equal.items() if key.endswith(("eager", "sdpa", "static", "beam_search"))}
         if min(exact.values()) < MIN_EQUAL_FRACTION:
             raise AssertionError(f"fractions of translations that equal those of Marian: {equal}")
         with FlopCounterMode(display=False) as counter:
             # the counter does not see replayed CUDA graphs
             decoders["Vanilla beam_search" if self.device.type == "cpu" else "Marian sdpa"]()
-        notes = {key: f"{100 * share:.1f} % equal" for key, share in equal.items()}
+        notes = {key: f"{100 * rate:.1f} % equal" for key, rate in equal.items()}
         if self.arguments.reference:
             notes = {key: f"{note}, BLEU {task.bleu(outputs[key]):.1f}" for key, note in notes.items()}
         title = f"{NUM_BEAMS} beams" if name == "beam" else "greedy"

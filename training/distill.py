@@ -32,7 +32,7 @@ def main() -> None:
         "--with_references", action="store_true", help="With --target: write the reference pairs first."
     )
     parser.add_argument("--output", type=Path, required=True, help="Table (.tsv) to write: source, translation.")
-    nbest_help = "Translations per line, one pair each. With --target: candidates, by default all beams."
+    nbest_help = "Translations per line. With --target: candidates per line, by default one per beam."
     parser.add_argument("--nbest", type=int, help=nbest_help)
     parser.add_argument("--num_beams", type=int, help="Beam size. Default: the first teacher's.")
     parser.add_argument("--length_penalty", type=exponent_type, help="Length penalty. Default: the first teacher's.")

@@ -5,7 +5,7 @@
 
 FORWARD translates from source to target, BACKWARD from target to source. Both were trained on these pairs. The table
 contains each pair twice, each source with its two best translations, and the three best translations of each target
-with that target. A new model memorizes less of these pairs. Like `training.distill`, the command can be resumed.
+with that target. A model trained on the table overfits less. Like `training.distill`, the command can be resumed.
 """
 
 import argparse

@@ -174,17 +174,17 @@ def translate_and_score(
     order = sorted(range(len(text)), key=lengths.__getitem__, reverse=True)  # as in the pipeline
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     indices = [i for batch in batches[args.process_index :: args.world_size] for i in batch]
-    share = text.select(indices)
-    translations = [""] * len(share)
+    shard = text.select(indices)
+    translations = [""] * len(shard)
     if compute is not None:
         translator = TranslationPipeline(model=model, tokenizer=tokenizer, batch_size=size, device=args.device)
-        outputs = translator(share.sources, num_return_sequences=1, **decoding)
+        outputs = translator(shard.sources, num_return_sequences=1, **decoding)
         translations = [output["translation_text"] for output in outputs]
     sources = list(dict.fromkeys(text.sources[i] for i in order))
     next_source = dict(zip(sources, sources[1:] + sources[:1], strict=True))
-    swapped = ParallelText([next_source[source] for source in share.sources], share.targets)
+    swapped = ParallelText([next_source[source] for source in shard.sources], shard.targets)
     losses = [
-        compute_pair_nll(model, tokenizer, pairs, size, show=args.process_index == 0) for pairs in (share, swapped)
+        compute_pair_nll(model, tokenizer, pairs, size, show=args.process_index == 0) for pairs in (shard, swapped)
     ]
     rows = sorted(gather_object(list(zip(indices, translations, *losses, strict=True))))
     translations, scores = [row[1] for row in rows], dict[str, Any]()

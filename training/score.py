@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> None:
     text = read_test_set(arguments.source, arguments.reference)
     if not len(text):
         raise ValueError(f"{arguments.source} contains no sentences.")
-    results = compute_nll(text, arguments) if arguments.likelihood else scores(arguments, text)
+    results = compute_nll(text, arguments) if arguments.likelihood else compute_scores(arguments, text)
     print(f"{len(text)} sentences", file=sys.stderr)
     print(json.dumps(results, indent=2, ensure_ascii=False))
     if arguments.output:
@@ -93,7 +93,7 @@ def read_test_set(source: Path, references: list[Path]) -> ParallelText:
     return collect_valid_pairs(zip(*columns, strict=True), ", ".join(map(str, (source, *references))), None)
 
 
-def scores(arguments: argparse.Namespace, text: ParallelText) -> dict[str, Any]:
+def compute_scores(arguments: argparse.Namespace, text: ParallelText) -> dict[str, Any]:
     """Compute metrics of one system, or of two with the p-value of their difference."""
     recipe = read_run_recipe(Path(arguments.checkpoint[0]))
     systems: list[tuple[str, list[str]]] = []
@@ -116,7 +116,7 @@ def scores(arguments: argparse.Namespace, text: ParallelText) -> dict[str, Any]:
 
 
 def bootstrap_scores(systems: list, metrics: dict[str, Any], columns: list, samples: int) -> dict[str, Any]:
-    """Compute score, half-width of the 95 % interval and signature per metric, and the p-value of two systems."""
+    """Compute score, half-width of the 95 % interval and signature per metric, and the p-value of a difference."""
     signatures, table = PairedTest(systems, metrics, columns, test_type="bs", n_samples=samples)()
     results: dict[str, Any] = {}
     for name, (key, signature) in zip(metrics, signatures.items(), strict=True):
@@ -137,7 +137,7 @@ def translate(translator: TranslationPipeline, sources: list[str], arguments: ar
 
 
 def compute_nll(text: ParallelText, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Compute the negative log-likelihood of each first reference in nats, including EOS."""
+    """Compute the negative log-likelihood of the first reference of each pair in nats, including EOS."""
     translator = load_translator(arguments.checkpoint, arguments.device)
     scored = compute_pair_nll(
         translator.model, translator.tokenizer, text, arguments.batch_size or DEFAULT_BATCH_SIZE, translator.ensemble

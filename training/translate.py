@@ -123,20 +123,20 @@ def translate_lines(
             for candidate in candidates:
                 text = sanitize_tsv_cell(candidate["translation_text"])
                 sink.write(f"{number}\t{candidate.get('score', 0.0):.4f}\t{text}\n" if with_scores else f"{text}\n")
-        terms += list_met_terms(candidates)
+        terms += find_term_matches(candidates)
         if sink is sys.stdout:
             sink.flush()
     if arguments.glossary:
         report_terms(terms)
 
 
-def list_met_terms(candidates: list[dict[str, Any]]) -> list[bool]:
+def find_term_matches(candidates: list[dict[str, Any]]) -> list[bool]:
     """Return for each glossary term and translation whether the term is in the translation."""
     return [term["target"] is not None for each in candidates for term in each.get("terms", ())]
 
 
 def report_terms(terms: list[bool]) -> None:
-    print(f"glossary: {sum(terms)} of {len(terms)} terms met", file=sys.stderr)
+    print(f"glossary: {sum(terms)} of {len(terms)} terms are used", file=sys.stderr)
 
 
 def read_glossary(path: Path) -> dict[str, list[str]]:
@@ -178,7 +178,7 @@ def translate_text(
     for warning in document.warnings:
         print(warning, file=sys.stderr)
     if arguments.glossary:
-        report_terms([met for sentence in document.sentences for met in list_met_terms([sentence.result])])
+        report_terms([match for sentence in document.sentences for match in find_term_matches([sentence.result])])
     if arguments.json:
         for sentence in document.sentences:
             start, end = sentence.source

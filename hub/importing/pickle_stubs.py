@@ -10,15 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 SCALAR_TYPES = (str, int, float, bool)
-STRUCT_FORMATS = {
-    "f2": "e",
-    "f4": "f",
-    "f8": "d",
-    "i2": "h",
-    "i4": "i",
-    "i8": "q",
-    "b1": "?",
-}  # numpy dtype -> struct format
+# numpy dtype -> struct format
+STRUCT_FORMATS = {"f2": "e", "f4": "f", "f8": "d", "i2": "h", "i4": "i", "i8": "q", "b1": "?"}
 
 
 class IgnoredStub:

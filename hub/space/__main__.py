@@ -11,7 +11,7 @@ The files of the page do not import this repository, because a Space does not co
 from functools import partial
 from pathlib import Path
 
-from httpx2 import TransportError  # of huggingface_hub
+from httpx2 import TransportError  # raised by huggingface_hub
 from huggingface_hub import HfApi, RepoCard
 
 from hub.commits import commit_files, resolve_repo_id

@@ -89,7 +89,7 @@ class Translator:
         return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
     def unknown_words(self, text: str) -> list[str]:
-        """Return the words that contain an unknown token, or one with its embedding, as some imports create."""
+        """Return the words with an unknown token. Some imports give several tokens the embedding of it."""
         return [word for word in text.split() if not self.unknown_ids.isdisjoint(self.tokenizer(word)["input_ids"])]
 
     def decode(self, ids: torch.Tensor) -> str:
@@ -145,7 +145,7 @@ class Translator:
         return {kind: (torch.cat(list(weights[kind])).float().numpy(), *axes[kind]) for kind in ATTENTIONS}
 
     def max_new_tokens(self, batch: dict[str, torch.Tensor]) -> int:
-        """Return the limit of new tokens: that of the generation config, else that of section 6.1."""
+        """Return the maximum number of new tokens, from the generation config or else from section 6.1."""
         config = self.model.generation_config
         limit = config.max_new_tokens or (config.max_length and config.max_length - 1)
         limit = limit or batch["input_ids"].shape[1] + EXTRA_TOKENS

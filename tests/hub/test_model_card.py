@@ -89,7 +89,7 @@ GENERAL = "Expect wrong translations for domains, text types and scripts that th
 GRAMMAR = "A grammar generated the training data. The model translates only sentences of that grammar."
 LONGEST = "Trained on sentences of at most 256 tokens."
 SEED = "Scores are from one run on one test set; another seed gives somewhat different scores."
-BIASES = "It has not been evaluated for biases in its training data."
+BIASES = "The model has not been evaluated for biases in its training data."
 COST = [
     "9,876 updates, 12,345,678 target tokens",
     "55.5 minutes on AMD EPYC; processes: 2, threads per process: 1 (CPU cores: 2); bf16",

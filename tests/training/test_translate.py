@@ -44,7 +44,7 @@ def test_applies_glossary(programs, finished, tmp_path):
     (tmp_path / "terms").write_text("dog\tHund\tHundes\n\ncat\tKatze\n")
     options = ["--input", tmp_path / "source", "--max_new_tokens", "12", "--glossary", tmp_path / "terms"]
     translated = programs.run("training.translate", finished, *options)
-    assert "glossary: 2 of 2 terms met" in translated.stderr
+    assert "glossary: 2 of 2 terms are used" in translated.stderr
     first, second = translated.stdout.splitlines()
     assert {"Hund", "Hundes"} & set(re.findall(r"\w+", first))
     assert "Katze" in re.findall(r"\w+", second)

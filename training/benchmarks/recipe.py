@@ -35,9 +35,8 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=120, help="The number of updates per run.")
     parser.add_argument("--rounds", type=int, default=3, help="The number of runs of each.")
     parser.add_argument("--sentences", type=int, default=64, help="The batch size of the baseline, in sentences.")
-    parser.add_argument(
-        "--baseline", type=Path, help=argparse.SUPPRESS
-    )  # one run of the baseline; value: a finished run
+    # trains only the baseline; the value is the output directory of a finished recipe run
+    parser.add_argument("--baseline", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     with exit_on_user_error(parser.prog):
         run(arguments)

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 MAX_SHAPES = 12
-MAX_PADDING_FRACTION = 0.05  # target for the fraction of padding in the longer sides of an epoch
+MAX_PADDING_FRACTION = 0.05  # goal, not a limit; only the longer side of each pair counts
 MAX_CANDIDATE_LENGTHS = 256  # lengths that are considered as the maximum length of a shape
 
 
@@ -47,13 +47,13 @@ def choose_shapes(lengths: np.ndarray, max_tokens: int, batches_per_update: int 
     """
     longest = lengths.max(1)
     ends = np.unique(longest)
-    if len(ends) > MAX_CANDIDATE_LENGTHS:  # evenly spaced, and the last
+    if len(ends) > MAX_CANDIDATE_LENGTHS:  # evenly spaced lengths, and the longest
         ends = np.unique(np.append(ends[:: math.ceil(len(ends) / MAX_CANDIDATE_LENGTHS)], ends[-1]))
     below = np.concatenate([[0], np.searchsorted(np.sort(longest), ends, side="right")])  # pairs up to each end
     pairs = np.maximum(below[None, 1:] - below[:-1, None], 0)  # (from, to): pairs of a shape with lengths in (from, to]
     most_rows = np.maximum(1, max_tokens // ends)
     updates, rows = compute_updates_and_rows(pairs, most_rows, batches_per_update)
-    costs = updates * batches_per_update * most_rows * ends  # of full batches: else shapes with few pairs are too cheap
+    costs = updates * batches_per_update * most_rows * ends  # full batches, or shapes with few pairs would be too cheap
     costs = np.where(np.arange(len(ends))[:, None] <= np.arange(len(ends)), costs, np.inf)
     rounds = [(costs[0], np.zeros(len(ends), dtype=int))]  # per number of shapes: lowest costs, start indices
     for _ in range(min(MAX_SHAPES, len(ends)) - 1):
@@ -96,21 +96,21 @@ def count_updates(counts: np.ndarray, shapes: list[Shape], batches_per_update: i
 
 
 def batch_by_shapes(
-    numbers: np.ndarray, updates: np.ndarray, batches_per_update: int, rng: np.random.Generator
+    shape_indices: np.ndarray, updates: np.ndarray, batches_per_update: int, rng: np.random.Generator
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield batches as the index of a shape and the indices of pairs. The pairs of a shape are distributed evenly.
 
     Each group of `batches_per_update` successive batches has one shape. Batches of a shape with few pairs can be empty.
-    `numbers` is the index of the shape of each pair: (pairs,). `updates` is the number of updates per shape: (shapes,).
+    `shape_indices` has one entry per pair: (pairs,). `updates` is the number of updates per shape: (shapes,).
     """
     order = rng.permutation(np.repeat(np.arange(len(updates)), updates)).tolist()  # first, to be equal in all processes
     batches = {}
-    for number in np.nonzero(updates)[0].tolist():
-        pairs = rng.permutation(np.nonzero(numbers == number)[0])
-        batches[number] = iter(np.array_split(pairs, updates[number] * batches_per_update))
-    for number in order:
+    for shape_index in np.nonzero(updates)[0].tolist():
+        pairs = rng.permutation(np.nonzero(shape_indices == shape_index)[0])
+        batches[shape_index] = iter(np.array_split(pairs, updates[shape_index] * batches_per_update))
+    for shape_index in order:
         for _ in range(batches_per_update):
-            yield number, next(batches[number])
+            yield shape_index, next(batches[shape_index])
 
 
 class ShapedPairs(Dataset):
@@ -124,11 +124,11 @@ class ShapedPairs(Dataset):
 
     def __getitems__(self, items: list[int]) -> tuple[int, list[tuple]]:
         """Return the pairs of a batch. torch's `DataLoader` calls this instead of `__getitem__`."""
-        number, *rows = items
+        shape_index, *rows = items
         if not rows:
-            return number, []
+            return shape_index, []
         columns = self.data[rows]
-        return number, list(zip(columns["input_ids"], columns["labels"], strict=True))
+        return shape_index, list(zip(columns["input_ids"], columns["labels"], strict=True))
 
 
 class FixedShapeCollator:
@@ -141,8 +141,8 @@ class FixedShapeCollator:
         self.shapes, self.model, self.pad_id = shapes, model, pad_id
 
     def __call__(self, batch: tuple[int, list[tuple]]) -> dict[str, torch.Tensor]:
-        number, pairs = batch
-        shape = self.shapes[number]
+        shape_index, pairs = batch
+        shape = self.shapes[shape_index]
         ids = np.full((shape.rows, shape.source), self.pad_id)
         mask = np.zeros((shape.rows, shape.source), dtype=np.int64)
         labels = np.full((shape.rows, shape.target), -100)

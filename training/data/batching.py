@@ -33,7 +33,7 @@ def padded_size(batch: np.ndarray, lengths: np.ndarray) -> int:
 class TokenBatchSampler(Sampler[list[int]]):
     """Sampler of batches of pairs with similar length, each with at most `max_tokens` tokens, including padding.
 
-    Each epoch shuffles the pairs and the order of the batches with `seed` and its number, equally in every process.
+    Each epoch shuffles the pairs and the batches with `seed` and the epoch number, equally in every process.
     The batches of one update have similar cost, so that no process waits for another. The grouping does not depend on
     the number of processes. To make the number of batches a multiple of `batches_per_update`, a few batches are
     halved, unless all batches have a single pair.
@@ -63,8 +63,8 @@ class TokenBatchSampler(Sampler[list[int]]):
         self.epoch = 0
         self.shapes = shapes
         if shapes:
-            self.numbers = assign_shapes(lengths, shapes)
-            counts = np.bincount(self.numbers, minlength=len(shapes))
+            self.shape_indices = assign_shapes(lengths, shapes)
+            counts = np.bincount(self.shape_indices, minlength=len(shapes))
             self.updates = count_updates(counts, shapes, batches_per_update)
             self._len = int(self.updates.sum()) * batches_per_update
         else:
@@ -85,8 +85,8 @@ class TokenBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         rng = np.random.default_rng([self.seed, self.epoch])
         if self.shapes:
-            shaped = batch_by_shapes(self.numbers, self.updates, self.batches_per_update, rng)
-            yield from ([number, *batch.tolist()] for number, batch in shaped)
+            shaped = batch_by_shapes(self.shape_indices, self.updates, self.batches_per_update, rng)
+            yield from ([shape_index, *batch.tolist()] for shape_index, batch in shaped)
             return
         batches = self._batches(rng)
         rng.shuffle(batches)  # type: ignore[arg-type]  # list of arrays

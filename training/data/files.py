@@ -46,7 +46,7 @@ def read_pair(source_path: Path, target_path: Path, on_bad_lines: str = "error")
 
 
 def read_rows(source_path: Path, target_path: Path) -> Iterator[tuple]:
-    """Yield rows (source, target) of two text files. Raises ValueError first if their numbers of lines differ."""
+    """Yield rows (source, target) of two text files. Raises ValueError if their numbers of lines differ."""
     validate_line_counts(source_path, target_path)
     yield from zip(iter_stripped_lines(source_path), iter_stripped_lines(target_path), strict=True)
 
@@ -111,7 +111,7 @@ def read_table(path: Path, languages: tuple[str, str]) -> Iterator[tuple]:
         else:
             try:
                 row = json.loads(line)
-            except (ValueError, RecursionError) as error:  # deeply nested
+            except (ValueError, RecursionError) as error:  # RecursionError: deep nesting
                 raise ValueError(f"{path}, line {number}: expected a JSON object ({error}).") from None
             yield pair_of_row(row, languages, f"{path}, line {number}")
 

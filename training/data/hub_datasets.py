@@ -12,7 +12,7 @@ from training.data.parallel_text import ParallelText, collect_valid_pairs, pair_
 
 def use_dataset(arguments: DataArguments) -> bool:
     """Return whether to load the recipe's dataset: `data_dir` is the default and does not contain the files."""
-    if arguments.dataset_name is None or arguments.data_dir != DataArguments.data_dir:  # a typo must fail
+    if arguments.dataset_name is None or arguments.data_dir != DataArguments.data_dir:  # a wrong path must fail
         return False
     folder, name = Path(arguments.data_dir), arguments.train_file
     return not (folder / name).exists() and not (folder / f"{name}.{arguments.source_lang}").exists()

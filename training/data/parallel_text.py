@@ -52,7 +52,7 @@ class ParallelText:
         digest = hashlib.sha256()
         for source, target in zip(self.sources, self.targets, strict=True):
             digest.update(f"{source}\t{target}\n".encode())
-            if re.search("[\t\n]", source + target):  # the line above is ambiguous
+            if re.search("[\t\n]", source + target):  # ambiguous without the lengths
                 digest.update(f"\0{len(source)}\0{len(target)}\n".encode())
         return digest.hexdigest()
 

@@ -131,7 +131,7 @@ class TokenBatchStream(TorchIterableDataset):
         self._buffers = [state]  # start states of buffers that may not be used up yet
 
     def state_dict_at(self, batches: int) -> dict[str, Any]:
-        """Return the state after `batches` batches: start of a buffer, batches of it to skip, and the counts."""
+        """Return the state after `batches` batches: start of a buffer, number of its batches to skip, and counts."""
         while len(self._buffers) > 1 and self._buffers[1]["batches"] <= batches:
             self._buffers.pop(0)
         return self._buffers[0] | {"skip": batches - self._buffers[0]["batches"]}
@@ -170,11 +170,11 @@ class TokenBatchStream(TorchIterableDataset):
         lengths = np.array([[len(pairs[i][0]), len(pairs[i][1])] for i in kept]).reshape(-1, 2)
         rng = np.random.default_rng([self.seed, buffer])
         if self._shapes:
-            numbers = assign_shapes(lengths, self._shapes)
-            counts = np.bincount(numbers, minlength=len(self._shapes))
+            shape_indices = assign_shapes(lengths, self._shapes)
+            counts = np.bincount(shape_indices, minlength=len(self._shapes))
             updates = self._max_over_processes(count_updates(counts, self._shapes, self._batches_per_update))
-            shaped = batch_by_shapes(numbers, updates, self._batches_per_update, rng)
-            return [(number, [pairs[i] for i in kept[batch].tolist()]) for number, batch in shaped]
+            shaped = batch_by_shapes(shape_indices, updates, self._batches_per_update, rng)
+            return [(shape_index, [pairs[i] for i in kept[batch].tolist()]) for shape_index, batch in shaped]
         if not len(kept):
             return []
         batches = batch_by_tokens(lengths, self.max_tokens, rng)

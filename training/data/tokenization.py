@@ -39,7 +39,7 @@ def tokenize_corpus(
         tokenizer: Tokenizer.
         arguments: Length filters `max_length` and `max_length_ratio`. Defaults to no filters.
         dropout: Probability of BPE-dropout, which re-tokenizes rows at each access. Rows that exceed `max_length`
-            because of it are tokenized without it. Lengths are those without dropout.
+            with dropout are tokenized without it. Lengths are those without dropout.
     """
     if tokenizer.is_fast:
         states = [backend.to_str() for _, backend in iter_backends(tokenizer)]
@@ -98,7 +98,7 @@ def tokenize_rows(tokenizer: PreTrainedTokenizerFast, sources: list[str], target
 
 
 def iter_backends(tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, Tokenizer]]:
-    """Yield the Rust tokenizer of each side. Both can be one object: use the first one before taking the second."""
+    """Yield the Rust tokenizer of each side. Use each before the next: both can be one object."""
     switches = [getattr(tokenizer, f"_switch_to_{mode}_mode", lambda: None) for mode in ("input", "target")]
     try:
         for name, switch in zip(("input_ids", "labels"), switches, strict=True):
@@ -116,7 +116,7 @@ def validate_eval_lengths(
 ) -> None:
     """Raise ValueError if validation or test sentences, which are not filtered, have too many tokens for attention."""
     limit = min(max(EVAL_LENGTH_FACTOR * arguments.max_length, MIN_EVAL_LENGTH_LIMIT), positions)
-    remedy = f"increase max_length={arguments.max_length} ({EVAL_LENGTH_FACTOR} times as many are allowed)"
+    remedy = f"increase max_length={arguments.max_length} (the limit is {EVAL_LENGTH_FACTOR} times as high)"
     if limit == positions:
         remedy = f"use a model with more positions than max_position_embeddings={positions}"
     for split, text in corpus.items():

@@ -12,7 +12,7 @@ from sacrebleu.metrics import BLEU
 from training.data.parallel_text import invalid_pair_reason
 from vanilla_transformer import TranslationPipeline
 
-MAX_COPY_OVERLAP = 0.2  # of `word_overlap`: 0.07 for English and German or French captions, from 0.25 for English texts
+MAX_COPY_OVERLAP = 0.2  # `word_overlap` is 0.07 for English and German or French, from 0.25 within English
 MIN_WORDS_FOR_CHECK = 500  # per block
 Candidate = tuple[str, float]  # a translation and its score
 
@@ -141,7 +141,7 @@ def validate_not_copied(section: TableSection, rows: list[tuple], texts: list[st
 
 
 def word_overlap(first: Counter, second: Counter) -> float:
-    """Return the sum over all words of the smaller one of their relative frequencies in two texts."""
+    """Return the sum over words of the minimum of their relative frequencies in two texts."""
     first_total, second_total = max(1, first.total()), max(1, second.total())
     return sum(min(first[word] / first_total, count / second_total) for word, count in second.items())
 

@@ -30,7 +30,7 @@ from vanilla_transformer.shared.atomic_io import atomic_write, lock, remove, wra
 from vanilla_transformer.shared.text_lines import sanitize_tsv_cell
 
 PART = re.compile(r"[0-9]+-[0-9]+\.json")  # section-block
-BATCHES_PER_BLOCK = 16  # the most work that a kill loses
+BATCHES_PER_BLOCK = 16  # maximum work that is lost if the process is killed
 DROPPED_KEY = "left_out"  # in the files of parts
 
 
@@ -40,7 +40,7 @@ class PairTableBuilder:
     Args:
         output: path of the table.
         sections: the contents of the table, in order.
-        copies: number of copies of each pair of the first section's text that precede the sections.
+        copies: number of times that each pair of the first section's text is written before the sections.
         device: for example "cpu" or "cuda:1". Defaults to one GPU per process of this machine, if available.
     """
 
@@ -53,7 +53,7 @@ class PairTableBuilder:
         self.device = device or (f"cuda:{local % torch.cuda.device_count()}" if torch.cuda.is_available() else None)
 
     def build(self) -> None:
-        """Translate this process's share of the blocks, and merge the parts if all are complete.
+        """Translate the blocks of this process, and merge the parts if all are complete.
 
         Raises:
             ValueError: The table exists, the directory contains parts of another table, or a text has no lines. Also
@@ -195,7 +195,7 @@ class PairTableBuilder:
             yield from part["pairs"]
 
     def clean_up_if_done(self) -> bool:
-        """Remove the parts if this command was killed after it had written the table. Return whether this is so."""
+        """Remove the parts if the table of this job is complete, and return whether it is."""
         job = self.parts / "job.json"
         if not job.exists() or read_json(job) != self.job:
             return False

@@ -27,7 +27,7 @@ from vanilla_transformer.shared.text_lines import read_lines, sanitize_tsv_cell
 NUM_SAMPLES = 100  # test sentences in samples.tsv
 NUM_SAMPLES_SHOWN = 10  # test sentences on the console
 NUM_ALIGNMENT_PAIRS = 20  # validation pairs that select the alignment heads
-MAX_ALIGNMENT_SOURCE_CHARS = 300  # of these pairs, because each source word takes one forward pass
+MAX_ALIGNMENT_SOURCE_CHARS = 300  # longer pairs are skipped: each source word takes a forward pass
 
 
 def score_test_set(recipe: Recipe, folder: Path, test: ParallelText, trainer: TokenBatchTrainer) -> dict[str, Any]:

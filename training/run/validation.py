@@ -25,15 +25,8 @@ NON_NEGATIVE_KEYS = {
 }
 MIN_ONE_KEYS = {
     *("max_tokens", "max_length", "buffer_size", "tokenizer_max_train_pairs", "pad_vocab_to_multiple_of"),
-    *(
-        "num_processes",
-        "average_checkpoints",
-        "gradient_accumulation_steps",
-        "num_beams",
-        "max_new_tokens",
-        "generation_num_beams",
-    ),
-    *("per_device_eval_batch_size", "save_total_limit", "early_stopping_patience", "d_model"),
+    *("num_processes", "average_checkpoints", "gradient_accumulation_steps", "num_beams", "max_new_tokens"),
+    *("generation_num_beams", "per_device_eval_batch_size", "save_total_limit", "early_stopping_patience", "d_model"),
     *("encoder_attention_heads", "decoder_attention_heads"),
 }
 POSITIVE_KEYS = {"logging_steps", "eval_steps", "save_steps", "num_train_epochs"}
