@@ -57,8 +57,8 @@ class DataArguments:
     max_length: int = option(
         256,
         "The maximum number of tokens of a training source or target. Longer pairs are dropped. Validation and test "
-        "pairs are never dropped, but their limit is the larger of `4 * max_length` and 1,024 tokens. No limit exceeds "
-        "the number of positions of the model.",
+        "pairs are never dropped: a length above both `4 * max_length` and 1,024 raises an error. No limit exceeds the "
+        "number of positions of the model.",
     )
     max_length_ratio: float | None = option(
         None, "The maximum ratio of the token counts of source and target of a training pair. Other pairs are dropped."

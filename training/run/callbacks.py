@@ -46,7 +46,7 @@ class StopOnSignal(TrainerCallback):
     An evaluation or a checkpoint that is due at this update is done first, so that a resumed run continues like an
     uninterrupted one. At the end of an epoch, the evaluation is done before the checkpoint is saved.
 
-    With multiple processes, training ends immediately without a checkpoint, to save communication at every update.
+    With multiple processes, training ends immediately without a checkpoint, to avoid communication at every update.
     """
 
     received: int | None = None  # number of the signal

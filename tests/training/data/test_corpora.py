@@ -99,6 +99,6 @@ def test_both_directions_apply_only_to_training(write, arguments, capsys):
     assert corpus["validation"].sources == ["a"]
     assert describe_corpus(corpus, arguments())["train"]["both_directions"]
     recipe = SimpleNamespace(data=arguments(both_directions=True), training=None)
-    with pytest.raises(ValueError, match="both_directions requires a shared vocabulary"):
+    with pytest.raises(ValueError, match="Remove both_directions: it requires a shared vocabulary"):
         make_train_set(recipe, corpus, SimpleNamespace(target_tokenizer="another"))
     assert corpus["train"].dropped["source held out"] == 1
