@@ -27,7 +27,7 @@ USAGE = """{out} contains a package for Argos Translate. To translate with argos
 For LibreTranslate, copy the file to its package directory, or install it in the same way."""
 NAMES = {"cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian"}
 NAMES |= {"nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ru": "Russian", "tr": "Turkish", "uk": "Ukrainian"}
-MASKED_SCORE = -1.0e9  # tokens that do not result from a merge: single characters
+MASKED_SCORE = -1.0e9  # score of tokens that no merge forms: single characters
 
 
 def convert(

@@ -9,8 +9,8 @@ from hub.importing.tokenizer import select_rows
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.transformers_conversion import NativeArchitecture, to_transformers
 
-MASKED_SCORE = 1e9  # subtracted from the logits of added rows; finite, because a search multiplies infinity by 0: NaN
-DEFAULT_LIMIT = 20  # default limit of new tokens of generate() in transformers 5; that of 4.40 is 19
+MASKED_SCORE = 1e9  # subtracted from the logits of added rows; finite, because infinity times 0 is NaN in a search
+DEFAULT_LIMIT = 20  # default limit of new tokens of generate() in transformers 5; 19 in transformers 4.40
 USAGE = """{out} is a native Transformers model. To load it with transformers only:
     model = AutoModelForSeq2SeqLM.from_pretrained("{out}")
     tokenizer = AutoTokenizer.from_pretrained("{source}")"""

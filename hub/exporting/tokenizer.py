@@ -13,8 +13,8 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration, Vani
 
 JSON_TARGETS = ("onnx",)  # targets whose client libraries require tokenizer.json
 SIDES = ("source", "target")
-SPACE = "\u2581"  # SentencePiece writes spaces so
-MAX_DIFFERING = 0.01  # fraction of lines; float32 rounding decides between segmentations of equal score
+SPACE = "\u2581"  # replaces spaces in SentencePiece
+MAX_DIFFERING = 0.01  # fraction of lines; segmentations of equal score are chosen by float32 rounding
 
 
 def prepare_for_export(

@@ -52,7 +52,7 @@ class Layout:
         name: value of `--layout`.
         title: author and name of the implementation.
         keys: name in the file -> name in this model, or a `TensorRule`. `{i}` matches a number, `{p}` matches "weight"
-            or "bias", and `{a|b}` matches one of these words. In the value, they insert the matched text.
+            or "bias", and `{a|b}` matches one of these words. In the value, the same braces insert the matched text.
         config: fields of `VanillaTransformerConfig` that the layout fixes.
         norm_eps: function (d_model) -> `layer_norm_eps`.
         num_heads: function (info, state) -> number of heads. Defaults to None: `--num_heads` is required.

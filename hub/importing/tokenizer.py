@@ -21,7 +21,7 @@ SPECIAL_TOKENS = {  # spellings in the supported implementations
     "unk_token": ("<unk>", "[UNK]", "<UNK>"),
 }
 MAX_VOCAB_SIZE = 10**7
-REPEATED_ROW_PENALTY = 30.0  # nats; exp(-30) vanishes in a float32 sum of 1, and training losses stay finite
+REPEATED_ROW_PENALTY = 30.0  # nats; 1 + exp(-30) is 1 in float32, and training losses stay finite
 
 
 @dataclass
@@ -83,7 +83,7 @@ class TokenizerPair:
 
 
 def find_repeats(rows: list[int]) -> list[bool]:
-    """Return for each row whether an earlier row is equal."""
+    """Return for each row whether it equals an earlier one."""
     first: dict[int, int] = {}
     return [first.setdefault(row, i) != i for i, row in enumerate(rows)]
 

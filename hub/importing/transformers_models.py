@@ -37,7 +37,7 @@ class LoadedModel:
     folder: Path
     model: PreTrainedModel
     architecture: NativeArchitecture
-    names: set[str]  # of the tensors in the files
+    names: set[str]  # tensor names in the files
     tokenizer: PreTrainedTokenizerBase | None
 
 

@@ -1,4 +1,4 @@
-"""Unpickling of untrusted files, which a separate process with time and memory limits loads first.
+"""Unpickling of untrusted files. A separate process with time and memory limits loads each file first.
 
 `weights_only=True` executes no functions from the file. A small pickle can still take unbounded time or memory. An
 example is a dictionary key of nested tuples that each contain another tuple twice.
@@ -35,7 +35,7 @@ def load_pickle(path: Path) -> Any:
     """Load a file with the restricted unpickler of torch."""
     known = [*PICKLE_STUBS, *toolkit_stubs(find_pickled_names(path))]
     with torch.serialization.safe_globals(known), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about old formats
+        warnings.simplefilter("ignore")  # warnings about old formats
         return torch.load(path, map_location="cpu", weights_only=True)
 
 

@@ -16,7 +16,7 @@ from hub.exporting.tokenizer import save_tokenizer, tokenizer_dirs
 from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS
 
 FILES = ("index.html", "page.css", "page.js")
-GRAPHS = ("encoder_model_quantized.onnx", "decoder_model_merged_quantized.onnx")  # those that transformers.js loads
+GRAPHS = ("encoder_model_quantized.onnx", "decoder_model_merged_quantized.onnx")  # graphs that transformers.js loads
 MAX_SOURCE_TOKENS = 200
 
 

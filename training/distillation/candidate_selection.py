@@ -25,7 +25,7 @@ class TableSection:
         source: the text that the teachers translate.
         target: reference translations of `source`, if any.
         backward: whether the teachers translate the target side of the table.
-        nbest: number of translations per line; 0 takes one per beam.
+        nbest: number of translations per line; 0 means one per beam.
         closest_to_reference: whether to take only the translation that is closest to the target by sentence BLEU:
             sequence-level interpolation (Kim and Rush 2016, section 3.3).
         num_beams, length_penalty, max_new_tokens: default to the values of the first teacher.

@@ -1,6 +1,6 @@
 """Tokenizers of fairseq and OpenNMT-py models, from a vocabulary and BPE codes or a SentencePiece model.
 
-As in these programs, the input must be tokenized with the word tokenizer of the training (such as Moses), if any.
+If the training used a word tokenizer such as Moses, the input must be tokenized with it first, as in these programs.
 """
 
 from pathlib import Path
