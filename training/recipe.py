@@ -51,7 +51,7 @@ class Recipe:
     explicit_keys: frozenset[str] = frozenset()  # set in the recipe or on the command line
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all settings, without those of `Seq2SeqTrainingArguments` that have their default."""
+        """Return all settings, except fields of `Seq2SeqTrainingArguments` that have their default value."""
         values = {name: value for part in (self.data, self.tokenizer, self.model) for name, value in vars(part).items()}
         if self.training.base_model is not None:  # the rest comes from the checkpoint
             kept = self.explicit_keys | vars(self.data).keys()

@@ -104,7 +104,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         return batches
 
     def _groups(self, batches: list[np.ndarray], rng: np.random.Generator) -> Iterator[list[np.ndarray]]:
-        """Yield the batches of each update: those of most similar size within a window of random batches."""
+        """Yield the batches of each update, which have similar sizes, from windows of random batches."""
         size = self.batches_per_update
         if size == 1:
             yield from ([batch] for batch in batches)
