@@ -50,7 +50,7 @@ def align(
         The links of each pair, in the order of the target words (see `word_spans`).
 
     Raises:
-        ValueError: If the tokenizer is not fast, or if a sentence is longer than the learned positions.
+        ValueError: If the tokenizer is not fast, or if a sentence has more tokens than learned positions.
     """
     if heads is None:
         heads = getattr(model.generation_config, "alignment_heads", None)
@@ -69,8 +69,8 @@ def choose_alignment_heads(
 ) -> Heads | None:
     """Choose the heads whose attention agrees best with `prediction_difference_alignment` on held-out pairs.
 
-    Heads are ranked by how often their largest weight is on that source word. The first n heads are chosen, with the n
-    whose averaged attention agrees best. About twenty pairs are enough.
+    Heads are ranked by how often their largest weight is on the source word of that alignment. The first n heads are
+    chosen. n maximizes the agreement of their averaged attention. About twenty pairs are enough.
 
     Returns:
         [layer, head] of each head, for `model.generation_config.alignment_heads`. None if no source has two words.
@@ -84,11 +84,11 @@ def choose_alignment_heads(
         return None
     hits = sum(((weights.argmax(-1) == gold).sum(-1) for weights, gold in examples), torch.tensor(0))  # (L, H)
     ranking = hits.flatten().argsort(descending=True, stable=True)
-    hits_of_first = torch.zeros(len(ranking), dtype=torch.long)
+    hits_of_top_n = torch.zeros(len(ranking), dtype=torch.long)
     for weights, gold in examples:
         sums = weights.flatten(0, 1)[ranking].cumsum(0)  # of the first n heads
-        hits_of_first += (sums.argmax(-1) == gold).sum(-1)
-    best = ranking[: int(hits_of_first.argmax()) + 1]
+        hits_of_top_n += (sums.argmax(-1) == gold).sum(-1)
+    best = ranking[: int(hits_of_top_n.argmax()) + 1]
     return [[index // hits.shape[1], index % hits.shape[1]] for index in sorted(best.tolist())]
 
 
@@ -246,13 +246,13 @@ def word_spans(text: str) -> list[Span]:
 
 @lru_cache(maxsize=4096)
 def character_class(character: str) -> str:
-    """Return the class of a character: "word", "mark" (joins the previous character), "sign" or "space"."""
+    """Return the class of a character: "word", "mark" (joins the previous character), "symbol" or "space"."""
     category = unicodedata.category(character)
     if category[0] in "LN" or character == "_":
-        return "sign" if unicodedata.name(character, "").startswith(UNSEGMENTED_SCRIPTS) else "word"
+        return "symbol" if unicodedata.name(character, "").startswith(UNSEGMENTED_SCRIPTS) else "word"
     if category[0] == "M" or category == "Cf":
         return "mark"
-    return "space" if category[0] in "ZC" else "sign"
+    return "space" if category[0] in "ZC" else "symbol"
 
 
 __all__ = ["align", "choose_alignment_heads", "compute_token_log_probs", "word_spans"]

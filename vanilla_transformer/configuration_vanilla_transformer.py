@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-# The paper's table 3 by name; "tiny" trains in minutes on a laptop's CPU.
+# Model sizes of the paper's table 3, by name; "tiny" trains in minutes on a laptop's CPU.
 SIZES: dict[str, dict[str, Any]] = {
     "base": {},
     "big": {
@@ -138,7 +138,7 @@ class VanillaTransformerConfig(PretrainedConfig):
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
         super().__post_init__(**kwargs)
-        self.validate_architecture()  # not only by `@strict`, which would wrap the ValueError in its own type
+        self.validate_architecture()  # `@strict` would raise another type than ValueError
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -231,7 +231,9 @@ class VanillaTransformerConfig(PretrainedConfig):
 
 
 @contextmanager
-def save_code_of(model: Any, base_class: Any, directory: Any, is_main_process: bool = True, **_: Any) -> Iterator[None]:
+def save_with_code(
+    model: Any, base_class: Any, directory: Any, is_main_process: bool = True, **_: Any
+) -> Iterator[None]:
     """Context manager in which `save_pretrained` saves a model with the code of its class.
 
     `base_class` is a class of the modeling file. The code of a subclass from another module needs this file, too.
@@ -256,8 +258,8 @@ def save_code_of(model: Any, base_class: Any, directory: Any, is_main_process: b
         logger.warning_once(
             f"The code of {name} is {'not ' * in_main}saved with the model"
             f"{': define the class in a module instead of __main__' * in_main}. If vanilla_transformer is installed, "
-            f"Auto classes load the model without it: use {name}.from_pretrained, or register the class with a config "
-            f"of another model_type."
+            f"Auto classes load the model as the class of this package. Use {name}.from_pretrained, or register the "
+            f"class with a config of another model_type."
         )
     model.__class__ = own_class  # not the wrapper class of FSDP, whose code would be saved instead
     try:

@@ -2,7 +2,7 @@
 """Constraints for `beam_search`: in-place logits processors and lexical constraints from glossaries.
 
 The logits processors of transformers copy all scores at every step. The versions below modify only the affected scores.
-This module imports no sibling, so that it can be published in a separate repository.
+This module imports no other module of the package, so that it can be published in a separate repository.
 
 Shapes: B sentences, K beams, N hypotheses, T tokens so far, V target vocabulary.
 C terms per sentence, R variants of the terms of a sentence, L tokens per variant.
@@ -73,34 +73,34 @@ def make_force_processor(token: Any, applies: Callable[[int], bool]) -> LogitsFu
     return process
 
 
-def make_min_length_processor(source: Any, vocab_size: int) -> LogitsFunction:
-    return make_ban_processor(source.eos_token_id, vocab_size, lambda length: length < source.min_length)
+def make_min_length_processor(native: Any, vocab_size: int) -> LogitsFunction:
+    return make_ban_processor(native.eos_token_id, vocab_size, lambda length: length < native.min_length)
 
 
-def make_min_new_tokens_processor(source: Any, vocab_size: int) -> LogitsFunction:
-    min_length = source.prompt_length_to_skip + source.min_new_tokens
-    return make_ban_processor(source.eos_token_id, vocab_size, lambda length: length < min_length)
+def make_min_new_tokens_processor(native: Any, vocab_size: int) -> LogitsFunction:
+    min_length = native.prompt_length_to_skip + native.min_new_tokens
+    return make_ban_processor(native.eos_token_id, vocab_size, lambda length: length < min_length)
 
 
-def make_suppress_processor(source: Any, vocab_size: int) -> LogitsFunction:
-    return make_ban_processor(source.suppress_tokens, vocab_size, lambda length: True)
+def make_suppress_processor(native: Any, vocab_size: int) -> LogitsFunction:
+    return make_ban_processor(native.suppress_tokens, vocab_size, lambda length: True)
 
 
-def make_begin_suppress_processor(source: Any, vocab_size: int) -> LogitsFunction:
-    return make_ban_processor(source.begin_suppress_tokens, vocab_size, lambda length: length == source.begin_index)
+def make_begin_suppress_processor(native: Any, vocab_size: int) -> LogitsFunction:
+    return make_ban_processor(native.begin_suppress_tokens, vocab_size, lambda length: length == native.begin_index)
 
 
-def make_forced_bos_processor(source: Any, vocab_size: int) -> LogitsFunction:
-    return make_force_processor(source.bos_token_id, lambda length: length == 1)
+def make_forced_bos_processor(native: Any, vocab_size: int) -> LogitsFunction:
+    return make_force_processor(native.bos_token_id, lambda length: length == 1)
 
 
-def make_forced_eos_processor(source: Any, vocab_size: int) -> LogitsFunction:
-    return make_force_processor(source.eos_token_id, lambda length: length == source.max_length - 1)
+def make_forced_eos_processor(native: Any, vocab_size: int) -> LogitsFunction:
+    return make_force_processor(native.eos_token_id, lambda length: length == native.max_length - 1)
 
 
-def make_no_repeat_ngram_processor(source: Any, vocab_size: int) -> LogitsFunction:
+def make_no_repeat_ngram_processor(native: Any, vocab_size: int) -> LogitsFunction:
     """Return a processor that bans each token that followed an earlier occurrence of the last n - 1 tokens."""
-    size = source.ngram_size
+    size = native.ngram_size
 
     def process(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if tokens.shape[1] < size:
@@ -114,15 +114,15 @@ def make_no_repeat_ngram_processor(source: Any, vocab_size: int) -> LogitsFuncti
     return process
 
 
-def make_sequence_bias_processor(source: Any, vocab_size: int) -> LogitsFunction:
-    """Return a processor that adds the bias of each sequence to its last token after the others (bad words: -inf)."""
-    if any(token >= vocab_size for sequence in source.sequence_bias for token in sequence):
-        return source  # raises the error of transformers
+def make_sequence_bias_processor(native: Any, vocab_size: int) -> LogitsFunction:
+    """Return a processor that adds a sequence's bias to its last token, if the others precede (bad words: -inf)."""
+    if any(token >= vocab_size for sequence in native.sequence_bias for token in sequence):
+        return native  # raises the error of transformers
     groups: dict[int, list[tuple[int, ...]]] = {}  # by length
-    for sequence in source.sequence_bias:
+    for sequence in native.sequence_bias:
         groups.setdefault(len(sequence), []).append(sequence)
     sequences = {length: torch.tensor(group) for length, group in groups.items()}
-    biases = {length: torch.tensor([source.sequence_bias[each] for each in group]) for length, group in groups.items()}
+    biases = {length: torch.tensor([native.sequence_bias[each] for each in group]) for length, group in groups.items()}
 
     def process(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         for length, group in sequences.items():
@@ -157,7 +157,7 @@ ROW_INDEPENDENT_PROCESSORS = {
 
 NO_TOKEN_ID = -1  # matches no token
 MAX_CONSTRAINT_TOKENS = 10_000  # exceeds the tokens of all terms of a sentence
-MASKED_SCORE = -1.0e9  # score of hypotheses that do not exist
+MASKED_SCORE = -1.0e9  # score of unused beams
 WORD = (  # a letter or digit of a script with spaces between words; in other scripts, each character is a word
     r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff"
     r"\uff66-\uff9f\U00020000-\U0003ffff]"
@@ -169,13 +169,13 @@ class LexicalConstraints:
 
     Each step considers the best tokens of every hypothesis and the tokens that start or continue one of its terms.
     Hypotheses with the same number of missing constraint tokens form a bank. The beams are allocated to the banks
-    round-robin, so likelier hypotheses without a term do not crowd out those that start it. A hypothesis without all
+    round-robin, so that likelier hypotheses without a term do not displace those that start it. One without all
     terms cannot end, and terms are started while the remaining length suffices.
 
     Args:
-        terms: Token ids (B, C, R, L): by sentence, term, and variant. One of the variants of each term must occur.
+        terms: Token ids of each sentence, term and variant. One of the variants of each term must occur.
         continuation_mask: True for tokens that continue the previous word (V). They may not follow a term. Optional.
-        word_end_mask: True for tokens that end with a word character (V), which a continuation continues. Optional.
+        word_end_mask: True for tokens that end with a word character, where a word can be continued (V). Optional.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class LexicalConstraints:
             for r, (c, ids) in enumerate(row):
                 self.tokens[b, r, : len(ids)] = torch.tensor(ids)
                 self.lengths[b, r], self.variant_mask[b, c, r] = len(ids), True
-        # number of times that the variants of a term must occur, because other terms share them (B, C)
+        # how often a term's variants must occur (B, C): once for the term and once for each term that shares them
         self.min_counts = torch.zeros(self.variant_mask.shape[:2], dtype=torch.long)
         for b, sentence_terms in enumerate(terms):
             sets = [{tuple(ids) for ids in variants} for variants in sentence_terms]
@@ -241,7 +241,7 @@ class LexicalConstraints:
         """Return the number of missing constraint tokens (...).
 
         `counts` (..., C) has the occurrences of each term, `progress` (..., R) the tokens of each variant at the end of
-        the hypothesis. The latter count for one term only.
+        the hypothesis. Such an unfinished variant counts for one term only.
         """
         shape = (len(active), *[1] * (counts.ndim - 2), -1)
         excluded = ~self.variant_mask[active].view(*shape[:-1], *self.variant_mask.shape[1:])
@@ -279,7 +279,7 @@ class LexicalConstraints:
         next_ids = variants.gather(-1, progress.clamp(max=size - 1)[..., None])[..., 0]  # (B, K, R)
         is_useful = (next_ids != NO_TOKEN_ID) & (progress < lengths)
         is_useful &= (variant_mask & (counts < min_counts)[..., None]).any(-2) & (suffixes[..., 0] | (progress > 0))
-        if self.continuation_mask is not None:  # after a complete term, also the best token that ends its word
+        if self.continuation_mask is not None:  # after a complete term, also consider the best token that ends its word
             is_eos = torch.isin(torch.arange(len(self.continuation_mask), device=ids.device), eos_ids)
             lacks_any = (counts + pending < min_counts).any(-1, keepdim=True)
             excluded = torch.where(is_eos, lacks_any, self.continuation_mask)  # (B, K, V)
@@ -291,7 +291,7 @@ class LexicalConstraints:
         is_useful &= ~(is_equal.tril(-1) & is_useful[..., None, :]).any(-1)
         constraint_values = log_probs.gather(-1, next_ids.clamp(min=0)) + scores[..., None]
         values = torch.cat([values, constraint_values.masked_fill(~is_useful, -math.inf)], -1)
-        ids = torch.cat([ids, next_ids.clamp(min=0)], -1)  # (B, K, M)
+        ids = torch.cat([ids, next_ids.clamp(min=0)], -1)  # (B, K, M), M continuations per hypothesis
 
         # missing tokens of each continuation
         matches = suffixes[:, :, None, :, :-1] & (ids[..., None, None] == variants[:, :, None])  # (B, K, M, R, L)
@@ -301,7 +301,7 @@ class LexicalConstraints:
         counts = counts[:, :, None] + (pending[:, :, None] & ~continues[..., None])  # (B, K, M, C)
         missing = self.count_missing_tokens(counts, progress, active)  # (B, K, M)
         values = values.masked_fill(is_eos & (missing > 0) & (remaining_length > 0)[:, None, None], -math.inf)
-        is_late = missing + 1 > remaining_length[:, None, None]  # missing tokens and EOS do not fit: a last resort
+        is_late = missing + 1 > remaining_length[:, None, None]  # too few tokens remain: ranked last
         values, ids, missing = values.flatten(1), ids.flatten(1), missing.flatten(1)
         keys = values + MASKED_SCORE * (is_late.flatten(1) & (missing > 0)) * (1 + missing)
 
@@ -327,7 +327,7 @@ class GlossaryMatcher:
     """Matcher that finds the glossary terms of a sentence and reports which of them a translation contains.
 
     Terms are matched at word boundaries, ignoring case. Of overlapping terms, the first and longest is used. Each term
-    is forced once; terms with the same translation need it once per term.
+    is forced once. If two terms have the same translation, it must occur twice.
 
     Args:
         glossary: Source terms with their translation, or with several translations from which the model chooses.
@@ -339,12 +339,12 @@ class GlossaryMatcher:
 
     def __init__(self, glossary: Mapping[str, str | Sequence[str]], tokenizer: Any):
         self.tokenizer = tokenizer
-        self.targets: dict[str, list[str]] = {}  # by source term, as written and in lower case if that key is unused
+        self.targets: dict[str, list[str]] = {}  # keys: source terms, as written and lowercased
         for source, value in glossary.items():
             targets = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
             if not targets or not all(isinstance(each, str) and each.strip() for each in (source, *targets)):
                 raise ValueError(
-                    f"glossary: {source!r}: {value!r} must be a term and its translation, or a list of them."
+                    f"glossary: {source!r}: {value!r} must be a term and its translation, or a list of translations."
                 )
             self.targets[source.strip()] = [each.strip() for each in targets]
         for source in list(self.targets):
@@ -377,8 +377,8 @@ class GlossaryMatcher:
         return terms
 
     def find_ignoring_case(self, term: str) -> list[str]:
-        """Return the translations of a term that `lower` and the pattern fold differently, such as "İstanbul"."""
-        return next(own for each, own in self.targets.items() if re.fullmatch(re.escape(each), term, re.IGNORECASE))
+        """Return the translations of a term that matches the pattern but not by `lower()`, such as "İstanbul"."""
+        return next(self.targets[each] for each in self.targets if re.fullmatch(re.escape(each), term, re.IGNORECASE))
 
     def build_constraints(self, sentences: Sequence[str]) -> LexicalConstraints | None:
         """Return the constraints of a batch of sentences, or None if they contain no terms."""
@@ -396,8 +396,8 @@ class GlossaryMatcher:
         unused = {each: len(re.findall(rf"(?<!{WORD})(?:{forms[each]})(?!{WORD})", translation)) for each in targets}
         matches: dict[str, str | None] = {}
         for source in sorted(terms, key=lambda source: len(terms[source])):  # fewest choices first
-            available = (each for each in terms[source] if unused[each])
-            matches[source] = min(available, key=lambda each: sum(each in own for own in terms.values()), default=None)
+            usable = (each for each in terms[source] if unused[each])
+            matches[source] = min(usable, key=lambda each: sum(each in texts for texts in terms.values()), default=None)
             unused |= {each: unused[each] - 1 for each in targets if each == matches[source]}
         return [{"source": source, "target": matches[source]} for source in terms]
 

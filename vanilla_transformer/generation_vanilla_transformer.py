@@ -67,10 +67,10 @@ def beam_search(
         alpha: Exponent of the paper's length penalty. A hypothesis of n tokens has the score
             log P / ((5 + n) / 6)^alpha (Wu et al. 2016, equation 14), and the search ends when no other hypothesis can
             reach a better one. Defaults to log P / n^length_penalty and `early_stopping` of `generate()`.
-        extra_tokens: Maximum number of tokens of a translation minus that of its source (section 6.1: 50). Replaces the
+        extra_tokens: Number of tokens that a translation may have more than its source (section 6.1: 50). Replaces the
             limit of `generation_config`.
-        ensemble: Further models with the same vocabularies.
-        streamer: Streamer for a single hypothesis, forwarded by `generate()` of this model class.
+        ensemble: Additional models with the same vocabularies.
+        streamer: Streamer for a single hypothesis, passed as `generate(streamer=...)`.
         glossary: Terms that must occur in each translation, created by `TranslationPipeline`. Requires several beams.
             Terms that do not fit into the length limit are missing.
         **model_kwargs: Encoder outputs and masks.
@@ -137,7 +137,7 @@ def beam_search(
         do_sample=generation_config.do_sample,
         keep_batch=keep_batch,
         static_shapes=static_shapes,
-        keeps_padding=has_eos or static_shapes,
+        pads_finished=has_eos or static_shapes,
         requested_outputs=frozenset("states" if name in LAYER_OUTPUT_NAMES else name for name in requested),
         return_beam_indices=bool(return_dict),
         streamer=streamer,
@@ -187,7 +187,7 @@ def beam_settings(config: GenerationConfig, alpha: float | None, limits: torch.T
         raise ValueError(f"{name}={value} overflows. Set it to a value such as 1.0.") from error
     early_stopping = config.early_stopping if alpha is None else "exact"
     if early_stopping in ("never", "exact") and (config.length_penalty if alpha is None else alpha) < 0:
-        early_stopping = False  # longer hypotheses do not gain, so the present length is compared
+        early_stopping = False  # the score cannot rise with the length, so the current length gives the bound
     eos_ids = config._eos_token_tensor
     num_candidates = config.num_beams * max(2, 1 + (0 if eos_ids is None else len(eos_ids)))
     return num_candidates, config.num_return_sequences, penalty, early_stopping
@@ -258,7 +258,7 @@ def unsupported_options(config: GenerationConfig) -> list[str]:
 
 
 def resolve_generation_config(model: Any, arguments: dict[str, Any]) -> GenerationConfig:
-    """Return the generation config of `generate(**arguments)`: arguments, `generation_config`, the model's config."""
+    """Return the generation config of `generate(**arguments)`: by precedence arguments, its config, the model's."""
     config = copy.deepcopy(arguments.get("generation_config") or model.generation_config)
     config.update(**model.generation_config.to_dict(), defaults_only=True)
     config.update(**arguments)
@@ -336,7 +336,7 @@ def prepare_custom_generate_kwargs(model: Any, function: Any, arguments: dict[st
 
 
 class VanillaTransformerGenerationMixin(GenerationMixin):
-    """`GenerationMixin` that keeps streamers and stop strings. transformers requires the suffix of its name."""
+    """Mixin that keeps streamers and stop strings. transformers requires that its name ends in GenerationMixin."""
 
     @wraps(GenerationMixin.generate)
     def generate(self, *args: Any, **kwargs: Any) -> Any:

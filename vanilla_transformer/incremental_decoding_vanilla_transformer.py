@@ -4,8 +4,8 @@
 Keys and values of cross-attention are computed once per source and shared by its beams. Those of self-attention are
 stored in one buffer per layer. Finished sentences are removed from the batch. `StaticShapeDecoder` is for GPUs.
 
-This module imports no sibling, so that it can be published in a separate repository. A model is a
-`VanillaTransformerForConditionalGeneration`, an `attention` a `MultiHeadAttention`.
+This module imports no other module of the package, so that it can be published separately. `model` arguments are
+`VanillaTransformerForConditionalGeneration` objects, `attention` arguments are `MultiHeadAttention` modules.
 
 Shapes: B sentences, K beams, T tokens so far, S source length, D hidden size, H heads, V target vocabulary.
 """
@@ -257,7 +257,7 @@ class StaticShapeDecoder(IncrementalDecoder):
         self.ancestry_mask.copy_(self.ancestry_mask[hypotheses])
 
 
-LAST_GRAPHS: dict[Any, tuple[Any, Any]] = {}  # by stream: the stream and the graph of the last capture
+LAST_GRAPHS: dict[Any, tuple[Any, Any]] = {}  # current stream -> capture stream, last captured graph
 
 
 def capture_cuda_graph(function: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], torch.Tensor]:

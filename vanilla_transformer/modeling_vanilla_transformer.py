@@ -7,7 +7,7 @@
 - 3.4    embeddings and softmax         resolve_inputs_embeds, TransformerStack.embed, lm_head
 - 3.5    positional encoding            sinusoidal_encoding, LearnedPositionalEmbedding
 - 3.1    encoder and decoder stacks     EncoderLayer, DecoderLayer, Encoder, Decoder
-- 5.4    residual dropout               TransformerLayer.apply_sublayer, apply_dropout in a separate file
+- 5.4    residual dropout               TransformerLayer.apply_sublayer, apply_dropout (dropout_vanilla_transformer.py)
 
 Shapes: B batch, S source length, T target length, D hidden size, H heads, V target vocabulary.
 K key dimension and E value dimension per head. In attention, T is the number of queries and S the number of keys.
@@ -37,13 +37,13 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_vanilla_transformer import VanillaTransformerConfig, save_code_of
+from .configuration_vanilla_transformer import VanillaTransformerConfig, save_with_code
 from .dropout_vanilla_transformer import apply_dropout
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from .loss_vanilla_transformer import fused_linear_cross_entropy
 from .validation_vanilla_transformer import validate_input_ids, validate_nonempty_sources, validate_sequence_length
 
-if TYPE_CHECKING:  # never runs: transformers copies the files named in relative imports into a saved checkpoint
+if TYPE_CHECKING:  # only so that transformers copies this file into a saved checkpoint
     from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401
 
 
@@ -137,8 +137,8 @@ class MultiHeadAttention(nn.Module):
         value = self.split_heads(self.v_proj(states), self.value_head_dim)
         if cache is None:
             return key, value
-        own_cache = cache.cross_attention_cache if is_cross else cache.self_attention_cache
-        key, value = own_cache.update(key, value, self.layer_idx)
+        layer_cache = cache.cross_attention_cache if is_cross else cache.self_attention_cache
+        key, value = layer_cache.update(key, value, self.layer_idx)
         if is_cross:
             cache.is_updated[self.layer_idx] = True
         return key, value
@@ -177,20 +177,20 @@ def resolve_inputs_embeds(
     vocab_size: int | None,
     input_ids: torch.Tensor | None,
     inputs_embeds: torch.Tensor | None = None,
-    side: str = "",
+    name_prefix: str = "",
 ) -> torch.Tensor:
     """Return the token embeddings (B, T, D) of `input_ids` (B, T), or `inputs_embeds` unchanged (section 3.4).
 
-    `TransformerStack.embed` scales them by sqrt(d_model). `side` ("decoder_" in the decoder) is a prefix for messages.
+    `TransformerStack.embed` scales them by sqrt(d_model). Messages add `name_prefix` to argument names.
 
     Raises:
         ValueError: If not exactly one of the two is given, or if an id is outside the vocabulary (CPU only).
     """
     if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError(f"Specify exactly one of {side}input_ids and {side}inputs_embeds.")
+        raise ValueError(f"Specify exactly one of {name_prefix}input_ids and {name_prefix}inputs_embeds.")
     if input_ids is None:
         return inputs_embeds  # type: ignore[return-value]
-    validate_input_ids(input_ids, vocab_size, side)  # type: ignore[arg-type]  # set by the config
+    validate_input_ids(input_ids, vocab_size, name_prefix)  # type: ignore[arg-type]  # the config replaces None
     return embed_tokens(input_ids)
 
 
@@ -226,7 +226,7 @@ def create_position_ids(
         attention_mask: Padding mask (B, past and new tokens), non-zero for real tokens. Or a causal 4D mask
             (B, 1, T, S), boolean or additive. If it is None or a FlexAttention `BlockMask`, all tokens are counted.
         states: Hidden states (B, T, D).
-        past_length: Number of cached tokens before `states`. It is used if all tokens are counted.
+        past_length: Number of cached tokens before `states`. Only used if no mask is given.
     """
     length = states.shape[1]
     if not isinstance(attention_mask, torch.Tensor):
@@ -319,7 +319,7 @@ class DecoderLayer(TransformerLayer):
 
 
 class VanillaTransformerPreTrainedModel(PreTrainedModel):
-    """Base class of the models: initialization, supported features, and saving with code."""
+    """Base class of the models: initialization, supported features, and saving together with the Python code."""
 
     config: VanillaTransformerConfig
     base_model_prefix = "model"
@@ -347,7 +347,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
                 init.zeros_(bias)
         elif isinstance(module, nn.Embedding):  # "torch", as nn.Embedding.reset_parameters
             init.normal_(module.weight)
-        else:  # "torch", as nn.Linear.reset_parameters: U(-1 / sqrt(fan_in), 1 / sqrt(fan_in)) for both
+        else:  # "torch", as nn.Linear.reset_parameters: U(-1 / sqrt(fan_in), 1 / sqrt(fan_in))
             bound = module.in_features**-0.5
             init.uniform_(module.weight, -bound, bound)
             if bias is not None:
@@ -358,7 +358,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
         The code of a subclass from another module is saved, too. A warning states how to load it.
         """
-        with save_code_of(self, VanillaTransformerPreTrainedModel, save_directory, **kwargs):
+        with save_with_code(self, VanillaTransformerPreTrainedModel, save_directory, **kwargs):
             super().save_pretrained(save_directory, **kwargs)
 
 
@@ -393,7 +393,7 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
 
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
-    """Return the tensor-parallel plan of a layer: columns for projections into heads and FFN, rows for the others."""
+    """Return the tensor-parallel plan of a layer: q, k, v and fc1 are split by columns, the others by rows."""
     columns = [f"{attention}.{name}_proj" for attention in attentions for name in "qkv"] + ["feed_forward.fc1"]
     rows = [f"{attention}.out_proj" for attention in attentions] + ["feed_forward.fc2"]
     plan = dict.fromkeys(columns, "colwise") | dict.fromkeys(rows, "rowwise")
@@ -447,7 +447,7 @@ class Decoder(TransformerStack):
 
     def __init__(self, config: VanillaTransformerConfig):
         layers = [DecoderLayer(config, i) for i in range(config.decoder_layers)]
-        super().__init__(config, config.decoder_vocab_size, layers)  # type: ignore[arg-type]  # set by the config
+        super().__init__(config, config.decoder_vocab_size, layers)  # type: ignore[arg-type]  # the config replaces None
 
     @merge_with_config_defaults
     @capture_outputs
@@ -508,7 +508,7 @@ class Decoder(TransformerStack):
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
-    """Encoder and decoder without the LM head (figure 1), with a shared embedding or two (section 3.4)."""
+    """Encoder and decoder without the LM head (figure 1), with one shared or two separate embeddings (section 3.4)."""
 
     _tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
 
@@ -574,7 +574,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             **kwargs: Further options, such as `output_attentions`.
 
         Returns:
-            `last_hidden_state` (B, T, D), and on request caches, hidden states and attention weights.
+            `last_hidden_state` (B, T, D), and if requested, caches, hidden states and attention weights.
         """
         if encoder_outputs is None:
             encoded = self.encoder(
@@ -615,7 +615,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config)
         self.model = VanillaTransformerModel(config)
-        target_size: int = config.decoder_vocab_size  # type: ignore[assignment]  # set by the config
+        target_size: int = config.decoder_vocab_size  # type: ignore[assignment]  # the config replaces None
         self.lm_head = nn.Linear(config.d_model, target_size, bias=config.lm_head_bias)
         self.loss_type = "ForMaskedLM"  # a loss without shift: logits and labels are aligned
         if not config.share_encoder_decoder_embeddings:
@@ -652,16 +652,16 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         `num_items_in_batch`, the number of labels of the complete optimizer step. It defaults to those of this call.
 
         `smoothing` is the label smoothing factor (section 5.4). If it is given, the loss is computed in chunks and
-        `logits` is None. This takes less memory and skips padding (unless `lm_head` is adapted or hooked). Otherwise,
-        the loss is the unsmoothed cross-entropy. ("label" is not in the name: a Trainer would expect labels.)
+        `logits` is None. It takes less memory and skips padding (unless `lm_head` has adapters or hooks). Otherwise,
+        the loss is the unsmoothed cross-entropy. (A Trainer takes names with "label" for labels.)
 
         The other arguments are those of `VanillaTransformerModel.forward`.
 
         Returns:
-            `loss` (scalar, nats per token), `logits` (B, T, V), and on request caches, hidden states and attention.
+            `loss` (scalar, nats per token), `logits` (B, T, V), and the other outputs of `VanillaTransformerModel`.
         """
         if use_cache is None and (labels is not None or self.training):
-            use_cache = False  # also without labels: a Trainer with label smoothing removes them
+            use_cache = False  # in training, labels may be None: a Trainer with label smoothing removes them
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
@@ -713,15 +713,15 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Embedding:
         """Resize target embedding and LM head of a model with two vocabularies."""
         embeddings = self.model.resize_decoder_token_embeddings(new_num_tokens)
-        is_trained = {name: parameter.requires_grad for name, parameter in self.lm_head.named_parameters()}
+        requires_grad = {name: parameter.requires_grad for name, parameter in self.lm_head.named_parameters()}
         self.lm_head = self._get_resized_lm_head(self.lm_head, new_num_tokens)
         for name, parameter in self.lm_head.named_parameters():
-            parameter.requires_grad_(is_trained[name])
+            parameter.requires_grad_(requires_grad[name])
         self.tie_weights()
         return embeddings
 
 
-# generate() reads the signature of remote code in every step: computed once here
+# With remote code, generate() reads the signature in every step. Storing it avoids computing it each time
 VanillaTransformerForConditionalGeneration.forward.__signature__ = inspect.signature(
     VanillaTransformerForConditionalGeneration.forward
 )

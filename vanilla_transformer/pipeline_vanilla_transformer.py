@@ -40,7 +40,7 @@ class TranslationPipeline(Pipeline):
     ```
 
     Keyword arguments of the constructor or of a call:
-        batch_size: Number of sentences per batch. Defaults to 64, on a GPU to what fits into memory, up to 512.
+        batch_size: Number of sentences per batch. Defaults to 64. On a GPU, it depends on the memory, up to 512.
         return_scores: Add `"score"`: sum of the log-probabilities of the tokens / length ** length_penalty.
         return_token_scores: Add `"tokens"`, `"token_scores"` (log-probabilities in nats, without logits processors) and
             their sum, `"log_probability"`.
@@ -50,12 +50,12 @@ class TranslationPipeline(Pipeline):
         glossary: Required translations of source terms, `{"dog": "Hund", "cat": ["Katze", "Kater"]}`. With several
             alternatives, the search chooses one. Adds `"terms"`: each `"source"` term with its `"target"`, which is
             None if the translation does not contain it. If the default is one beam, 4 beams are used.
-        ensemble: Further vanilla_transformer models with the same tokenizer, on the same device. The probabilities of
+        ensemble: Additional vanilla_transformer models with the same tokenizer, on the same device. Probabilities of
             all models are averaged.
         other arguments: Passed to `model.generate()`. If no length is set, a translation may be 50 tokens longer than
             its source (section 6.1).
 
-    An empty string has an empty translation with score 0. Sentences that are longer than the learned positions are not
+    An empty string has an empty translation with score 0. Sentences with more tokens than learned positions are not
     truncated: their translation is empty, with score -inf, an `"error"` that states the reason, and a logged warning.
     A translation does not depend on the other sentences of its batch.
     """
@@ -77,7 +77,7 @@ class TranslationPipeline(Pipeline):
         total = len(sentences) if isinstance(sentences, Sized) else None
         progress, glossary = output_options.pop("progress", False), output_options.pop("glossary", None)
         matcher = None if glossary is None else GlossaryMatcher(glossary, self.tokenizer)
-        if matcher is not None and not self._can_search(generate_kwargs):
+        if matcher is not None and not self._supports_beam_search(generate_kwargs):
             raise ValueError("A glossary requires `beam_search`, which does not support this model or these options.")
         if glossary and (resolve_generation_config(self.model, generate_kwargs).num_beams or 1) == 1:
             # also for sentences without terms, so that a translation does not depend on its batch
@@ -105,7 +105,7 @@ class TranslationPipeline(Pipeline):
         max_length = self._max_source_length(generate_kwargs.get("ensemble"))
         forward_options: dict[str, Any] = {"return_scores": return_scores, "return_token_scores": return_token_scores}
         has_limit = config.max_new_tokens is not None or config.max_length is not None
-        # The default limit depends on the source length: without limits per row, a batch has sources of one length
+        # The default limit depends on the source length: if a batch has one limit, its sources need the same length
         can_mix_lengths = has_limit or self._has_row_limits(generate_kwargs, config)
 
         def unwrap_single(candidates: list[dict[str, Any]]) -> Any:
@@ -136,7 +136,7 @@ class TranslationPipeline(Pipeline):
                 empty |= {} if matcher is None else {"terms": []}
                 results[i] = unwrap_single([copy.deepcopy(empty) for _ in range(config.num_return_sequences or 1)])
             has_terms = {i: matcher is not None and bool(matcher.find(window[i])) for i in encoded}
-            # largest batches first; sentences with terms apart, because constraints cost time
+            # longest sentences first; those with glossary terms separately, because constraints take time
             order = sorted(encoded, key=lambda i: (has_terms[i], len(encoded[i]["input_ids"])), reverse=True)
             while order:
                 length = len(encoded[order[0]]["input_ids"])
@@ -160,7 +160,7 @@ class TranslationPipeline(Pipeline):
 
     @property
     def ensemble(self) -> Sequence[PreTrainedModel]:
-        """The further models of the ensemble."""
+        """The additional models of the ensemble."""
         return self._forward_params.get("ensemble", ())
 
     def preprocess(self, sentence: str) -> dict[str, list[int]]:
@@ -189,13 +189,13 @@ class TranslationPipeline(Pipeline):
             generate_kwargs["max_new_tokens"] = limit - start  # generate() would raise an error at the limit
         if generate_kwargs.get("glossary") is None:
             generate_kwargs.pop("glossary", None)
-        can_search = self._can_search(generate_kwargs)
-        if can_search:
+        uses_beam_search = self._supports_beam_search(generate_kwargs)
+        if uses_beam_search:
             generate_kwargs.setdefault("custom_generate", beam_search)
         elif generate_kwargs.pop("ensemble", None):
             raise ValueError("An ensemble requires `beam_search`, which does not support this model or these options.")
         config = resolve_generation_config(self.model, generate_kwargs)
-        needs_scores = return_scores and not (can_search and (config.num_beams or 1) > 1)
+        needs_scores = return_scores and not (uses_beam_search and (config.num_beams or 1) > 1)
         output_flags = dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states"), False)
         output_flags |= {"return_dict_in_generate": return_scores, "output_scores": needs_scores}
         outputs = self.model.generate(**model_inputs, **(generate_kwargs | output_flags))
@@ -209,7 +209,7 @@ class TranslationPipeline(Pipeline):
             result["token_scores"] = compute_token_log_probs(self.model, model_inputs, result["sequences"], is_token)
         return result
 
-    def _can_search(self, generate_kwargs: dict[str, Any]) -> bool:
+    def _supports_beam_search(self, generate_kwargs: dict[str, Any]) -> bool:
         """Return whether `beam_search` supports this model and these options. If not, `generate()` decodes."""
         adapter = getattr(self.model, "active_peft_config", None)
         has_prompt = adapter is not None and adapter.is_prompt_learning  # generate() prepends it
@@ -219,7 +219,7 @@ class TranslationPipeline(Pipeline):
     def _has_row_limits(self, generate_kwargs: dict[str, Any], config: GenerationConfig) -> bool:
         """Return whether each sentence of a batch has a separate limit, by `extra_tokens` of `beam_search`."""
         is_default = generate_kwargs.get("custom_generate", beam_search) is beam_search
-        return is_default and config.forced_eos_token_id is None and self._can_search(generate_kwargs)
+        return is_default and config.forced_eos_token_id is None and self._supports_beam_search(generate_kwargs)
 
     def _token_mask(
         self,
@@ -246,7 +246,7 @@ class TranslationPipeline(Pipeline):
         criteria = [*(generate_kwargs.get("stopping_criteria") or ())]
         if config.stop_strings is not None:
             criteria.append(StopStringCriteria(self._target_tokenizer(), config.stop_strings))
-        if config.pad_token_id in eos_ids:  # after a stop, the first pad token is not an EOS token
+        if config.pad_token_id in eos_ids:  # padding after a stopping criterion looks like EOS
             for length in range(start, ids.shape[-1] if criteria else 0):
                 for criterion in criteria:
                     is_stopped = criterion(sequences[..., : length + 1].flatten(0, 1), None).view(ids.shape[:2])
@@ -336,7 +336,7 @@ class TranslationPipeline(Pipeline):
 
 
 def default_max_new_tokens(source_length: int, limit: int | None, start: int = 1) -> int:
-    """Return the default length limit of section 6.1, at most up to the learned position `limit`."""
+    """Return the default length limit of section 6.1. With learned positions, `limit` is their number."""
     return source_length + EXTRA_TOKENS if limit is None else min(source_length + EXTRA_TOKENS, limit - start)
 
 

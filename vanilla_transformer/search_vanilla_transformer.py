@@ -1,7 +1,7 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
 """Decoding loops of `beam_search`: single-beam decoding (greedy or sampling) and beam search.
 
-On a CPU, finished sentences are removed from the batch. On a GPU, this check would force a synchronization at every
+On a CPU, finished sentences are removed from the batch. On a GPU, that would require a synchronization at every
 token. There, all sentences stay in the batch, finished ones are left unchanged, and completion is checked only every
 few tokens. The result is the same.
 
@@ -24,7 +24,7 @@ from torch import nn
 
 from .incremental_decoding_vanilla_transformer import Ensemble
 
-MASKED_SCORE = -1.0e9  # score of hypotheses that do not exist
+MASKED_SCORE = -1.0e9  # score of unused beams
 EMPTY_SCORE = 1.5 * MASKED_SCORE  # score of an empty result slot, below that of any continuation
 RANK_OFFSET = 10_000  # exceeds the number of candidates
 DONE_CHECK_INTERVAL = 8  # tokens between two checks for completion on a GPU
@@ -48,7 +48,7 @@ class DecodingTask:
     criteria: tuple = ()  # stopping criteria: ids (N, T), scores of all steps or None -> booleans (N)
     do_sample: bool = False
     keep_batch: bool = False
-    keeps_padding: bool = True  # whether finished sequences that stay in the batch are continued with `pad_id`
+    pads_finished: bool = True  # whether finished sequences that stay in the batch are continued with `pad_id`
     requested_outputs: frozenset = frozenset()  # per-step outputs: "scores", "logits", "states" (of the decoder)
     return_beam_indices: bool = False
     streamer: Any = None  # receives the tokens of each step; only used by `decode_single_beam`
@@ -58,8 +58,8 @@ class DecodingTask:
     outputs: dict[str, list] = field(default_factory=dict)  # collected per-step outputs
 
     @property
-    def keeps_finished(self) -> bool:
-        """Whether finished sentences stay in the batch."""
+    def has_fixed_batch(self) -> bool:
+        """Whether finished sentences stay in the batch, so that its size is fixed."""
         return self.keep_batch or self.static_shapes
 
     def should_check_done(self, length: int) -> bool:
@@ -108,15 +108,15 @@ def decode_single_beam(task: DecodingTask) -> torch.Tensor:
         if task.process is not None or task.requested_outputs:
             logits = task.process_scores(tokens[active, :length], logits)
         new = torch.multinomial(logits.softmax(-1), 1)[:, 0] if task.do_sample else best_token(logits)
-        if task.keeps_finished:
-            new = torch.where(unfinished if task.keeps_padding else task.limits[active] > length, new, task.pad_id)
+        if task.has_fixed_batch:
+            new = torch.where(unfinished if task.pads_finished else task.limits[active] > length, new, task.pad_id)
         tokens[active, length] = new
         if task.streamer is not None:
             task.streamer.put(new.cpu())
         is_active = ~torch.isin(new, task.eos_ids) & (task.limits[active] > length + 1)
         if task.criteria:
             is_active &= ~task.meets_stopping_criteria(tokens[active, : length + 1])
-        if task.keeps_finished:
+        if task.has_fixed_batch:
             lengths += unfinished
             unfinished &= is_active
             if task.should_check_done(length) and not unfinished.any():
@@ -129,7 +129,7 @@ def decode_single_beam(task: DecodingTask) -> torch.Tensor:
         if not len(active):
             return tokens[:, : length + 1]
         task.decoder.reorder(rows, rows)
-    return tokens[:, : int(lengths.max())] if task.keeps_finished else tokens
+    return tokens[:, : int(lengths.max())] if task.has_fixed_batch else tokens
 
 
 @dataclass
@@ -152,7 +152,7 @@ def run_beam_search(
     """Run beam search.
 
     Each step selects the W (`num_candidates`) best continuations of the K hypotheses of a sentence. At least K of them
-    do not end. Those of the first K that end may become results. The K best of the others continue.
+    do not end. Those of the first K that end may become results. The K best that do not end continue.
     """
     prompt, limits, pad_id = task.prompt, task.limits, task.pad_id
     device, start, max_length = prompt.device, prompt.shape[1], int(limits.max())
@@ -238,7 +238,7 @@ def run_beam_search(
             history = gather_beams(new_history, order)
         if not task.keep_batch and (task.criteria or task.process is not None):
             is_active &= ~has_ended.all(-1)
-        if task.keeps_finished:
+        if task.has_fixed_batch:
             unfinished &= is_active
             if task.should_check_done(length) and (not unfinished.any() or (task.keep_batch and has_ended.all())):
                 break
@@ -259,7 +259,7 @@ def run_beam_search(
             unfinished = unfinished[is_active]
         rows = is_active.nonzero()[:, 0]
         task.decoder.reorder((rows[:, None] * num_beams + parents).flatten(), None if is_active.all() else rows)
-    if task.keeps_finished:
+    if task.has_fixed_batch:
         result, result_scores = finished[:, :num_return], finished_scores[:, :num_return]
         result_history = finished_history[:, :num_return]
     beam_indices = None
@@ -313,7 +313,7 @@ def select_continuations(
 
 
 def best_token(logits: torch.Tensor) -> torch.Tensor:
-    """Return `logits.argmax(-1)` of (rows, V), the first of equals. By blocks, in a fifth of the time on a CPU."""
+    """Return `logits.argmax(-1)` of (rows, V). The search by blocks takes a fifth of the time on a CPU."""
     rows, size = logits.shape
     block = block_size(size)
     if not block:
@@ -361,8 +361,8 @@ def may_improve(
 ) -> torch.Tensor:
     """Return whether the search of each sentence can still improve its results (B).
 
-    "exact" compares the best hypothesis, continued without loss to its limit, with the worst result. The other values
-    require K finished hypotheses, as in `generate()`: False uses the present length, "never" the limit, True stops.
+    "exact" compares the worst result with the best score that a hypothesis can reach: its log-probability
+    over the penalty of its limit. Others need K results: "never" uses this bound, False `new_length`, and True ends.
     """
     if early_stopping == "exact":
         bound = scores[:, 0] / penalty(limits)

@@ -27,7 +27,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         source_tokenizer_file, target_tokenizer_file: Paths of `tokenizers` JSON files.
         source_tokenizer_object, target_tokenizer_object: `tokenizers.Tokenizer` objects, instead of files.
         **kwargs: Arguments of `PreTrainedTokenizerFast`, such as `pad_token`. Some imported checkpoints also have
-            `known`: the number of source and target embedding rows. Ids without a row become the unknown id.
+            `known`: the numbers of rows of the source and target embedding. Larger ids become the unknown id.
 
     Raises:
         ValueError: If one of the two tokenizers is missing, or if a special token has different ids in them.
@@ -85,7 +85,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         _TARGET_MODE_TOKENIZERS.set(_TARGET_MODE_TOKENIZERS.get() | {ref(self)})
 
     def stock(self, side: str) -> PreTrainedTokenizerFast:
-        """Return one side, "source" or "target", as `PreTrainedTokenizerFast` with the same special tokens."""
+        """Return the "source" or "target" tokenizer as a native `PreTrainedTokenizerFast`, with all special tokens."""
         special = {name: token for name, token in self.special_tokens_map.items() if isinstance(token, str)}
         return PreTrainedTokenizerFast(tokenizer_object=getattr(self, f"{side}_tokenizer"), **special)
 

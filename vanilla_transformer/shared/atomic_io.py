@@ -40,7 +40,7 @@ def atomic_write(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def wrap_write_errors(out: Path, hint: str = FREE_SPACE + ": free space, or choose another path.") -> Iterator[None]:
+def wrap_write_errors(out: Path, hint: str = FREE_SPACE + ". Delete files, or choose another path.") -> Iterator[None]:
     """Context manager that converts disk errors into an `OSError` whose message contains `out`."""
     try:
         yield

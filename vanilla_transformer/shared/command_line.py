@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from transformers.utils.logging import disable_progress_bar
 
-MAX_EXPONENT = 100  # of a length; a larger exponent overflows
+MAX_EXPONENT = 100  # of the length penalty; length**exponent overflows above it
 RENAMED_OPTIONS = {  # old name of an option or recipe key -> new name
     "attention": "attn_implementation",
     "attention_lines": "attention_plot_lines",
@@ -36,7 +36,7 @@ RENAMED_OPTIONS = {  # old name of an option or recipe key -> new name
     "tokenizer_size": "tokenizer_vocab_size",
     "vocabulary_multiple": "pad_vocab_to_multiple_of",
 }
-INT_LIMIT = 2**31  # largest value of torch's seeds and counters, exclusive
+INT_LIMIT = 2**31  # options are below it, so that they fit into 32-bit integers
 
 
 class CommandLineParser(argparse.ArgumentParser):
@@ -90,7 +90,7 @@ def int_type(text: str) -> int:
 
 
 def exponent_type(text: str) -> float:
-    """Parse an exponent of a length, such as `length_penalty`."""
+    """Convert an option such as `length_penalty`, an exponent applied to the sequence length."""
     value = float_type(text)
     if abs(value) > MAX_EXPONENT:
         raise argparse.ArgumentTypeError(f"{text[:50]} is not between -{MAX_EXPONENT} and {MAX_EXPONENT}")
@@ -127,22 +127,22 @@ def format_error(error: Exception) -> str:
 
 @contextmanager
 def exit_on_user_error(
-    prog: str, *more: type[Exception], formatter: Callable[[Exception], str] = format_error
+    prog: str, *user_errors: type[Exception], formatter: Callable[[Exception], str] = format_error
 ) -> Iterator[None]:
     """Context manager: on a user error, print one line to stderr and exit with status 2.
 
-    Ctrl-C exits with status 130, a closed output pipe (as by `head`) with status 0. Progress bars are disabled if
-    stderr is not a terminal.
+    Ctrl-C exits with status 130. If the reader of stdout (such as `head`) closes it, the status is 0. If stderr is
+    not a terminal, progress bars are disabled.
 
     Args:
         prog: Prefix of the line.
-        more: Exceptions to treat as user errors, in addition to `ValueError` and `OSError`.
+        user_errors: Exception types to treat as user errors, in addition to `ValueError` and `OSError`.
         formatter: Function that returns the message of an exception.
     """
-    caught: tuple[type[Exception], ...] = (ValueError, OSError, *more)
+    caught: tuple[type[Exception], ...] = (ValueError, OSError, *user_errors)
     if not sys.stderr.isatty():
         disable_progress_bar()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by training/ and hub/ during imports
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # training/ and hub/ set it while they import libraries
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

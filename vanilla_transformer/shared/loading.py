@@ -1,10 +1,10 @@
-"""Loading of vanilla_transformer and native Transformers checkpoints. Any defect raises a one-line error.
+"""Loading of vanilla_transformer and native Transformers checkpoints. Any error raises a one-line error.
 
     model = load_model("runs/mine")
     tokenizer = load_tokenizer("runs/mine")
 
 For truncated weights, settings of the wrong type and unrelated files, the libraries raise about 20 exception types,
-often with several lines. Here each becomes a `ValueError` with the checkpoint, the file, the defect and a remedy.
+often with several lines. Here each becomes a `ValueError` that names the checkpoint, the file and the error.
 """
 
 import os
@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from vanilla_transformer import VanillaTransformerConfig  # registers the model as well
 
-MAX_OUTPUT_TOKENS = 100_000  # a larger limit is probably a typo, and beam search would allocate its memory
+MAX_OUTPUT_TOKENS = 100_000  # a larger limit is probably a typo, and beam search allocates memory for it
 MAX_LAYERS = 1000  # all layers are built before the weights are read, so a typo would exhaust the memory
 
 
@@ -29,7 +29,7 @@ def load_model(checkpoint: str | Path, name: str = "", **options: Any) -> Any:
 
     Args:
         checkpoint: Directory, or repository on the Hub.
-        name: Name of the checkpoint in messages, such as "base_model=runs/mine:". Defaults to `checkpoint`.
+        name: Beginning of messages, such as "base_model=runs/mine:". Defaults to `checkpoint`.
         options: Config fields to override.
 
     Raises:
@@ -37,8 +37,8 @@ def load_model(checkpoint: str | Path, name: str = "", **options: Any) -> Any:
     """
     folder, name = Path(checkpoint), name or str(checkpoint)
     if folder.exists() and not (folder / "config.json").exists():
-        remedy = "Pass a directory written by `save_pretrained`."
-        raise ValueError(f"{name} is not a checkpoint directory: config.json is missing. {remedy}")
+        hint = "Pass a directory written by `save_pretrained`."
+        raise ValueError(f"{name} is not a checkpoint directory: config.json is missing. {hint}")
     with wrap_load_errors(name, "config.json"):
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, **options)
         for key in ("encoder_layers", "decoder_layers", "num_hidden_layers"):
@@ -78,14 +78,14 @@ def load_tokenizer(checkpoint: str | Path, name: str = "") -> Any:
     """Load the tokenizer of a checkpoint. Raises ValueError if it is missing or cannot be used."""
     with wrap_load_errors(name or str(checkpoint), "the tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
-        tokenizer("a")  # some defects raise an error only at the first use
+        tokenizer("a")  # some errors are raised only at the first use
         return tokenizer
 
 
 @contextmanager
 def wrap_load_errors(name: str, part: str) -> Iterator[None]:
     """Context manager that converts any library error into a one-line `ValueError` about a part of the checkpoint."""
-    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)  # the warnings repeat the error
     logging.disable_progress_bar()
     try:
@@ -93,10 +93,10 @@ def wrap_load_errors(name: str, part: str) -> Iterator[None]:
             yield
     except Exception as error:  # tokenizers raises plain `Exception`
         message = f"{name} cannot be loaded: {part} cannot be used ({first_error_line(error)})."
-        raise ValueError(f"{message} Copy it again from its source.") from error
+        raise ValueError(f"{message} Correct this setting, or copy the checkpoint again.") from error
     finally:
         logging.set_verbosity(verbosity)
-        if has_bars:
+        if shows_progress:
             logging.enable_progress_bar()
 
 

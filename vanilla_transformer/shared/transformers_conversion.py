@@ -38,7 +38,7 @@ SAME_FIELDS = (  # config fields with the same name in both packages
 )
 TWO_VOCABULARIES = ("decoder_vocab_size", "share_encoder_decoder_embeddings")
 SIDES = ("encoder", "decoder")
-OTHER_POSITIONS = "its positions differ from that class, or its decoder starts with the pad token"
+OTHER_POSITIONS = "its position encoding is not that of the class, or its decoder starts with the pad token"
 PARAMETER_NAMES = (  # this package, native class
     ("feed_forward_layer_norm", "final_layer_norm"),
     ("embedding_layer_norm", "layernorm_embedding"),
@@ -54,7 +54,7 @@ class NativeArchitecture:
     """A native Transformers architecture, described by fields of `VanillaTransformerConfig`.
 
     Args:
-        norm_position: Only pre-norm classes have a final LayerNorm.
+        norm_position: "pre" or "post". Only pre-norm classes have a final LayerNorm.
         embedding_norm: Whether a LayerNorm follows the embeddings.
         positions: "computed": sinusoids of section 3.5 (not saved), sines before cosines. "learned": a table.
             "tensor2tensor_sinusoids": the sinusoids of tensor2tensor, stored here as a table of learned positions.
@@ -77,7 +77,7 @@ class NativeArchitecture:
         return self.model_class.config_class.model_type
 
     def incompatibilities(self, model: VanillaTransformerForConditionalGeneration) -> list[str]:
-        """Return the reasons why the class cannot express a model; empty if it can."""
+        """Return the reasons why the class cannot represent a model; empty if it can."""
         config = model.config
         has_final_layer_norm = isinstance(model.get_encoder().norm, nn.LayerNorm)
         is_learned = config.position_embedding_type == "learned"
@@ -100,7 +100,7 @@ class NativeArchitecture:
         return [reason for reason, is_true in conditions.items() if is_true]
 
     def hidden_permutation(self, d_model: int) -> torch.Tensor:
-        """Return the index in this package of each hidden dimension of the native class: (d_model)."""
+        """Return, for each hidden dimension of the native class, its index in this package (d_model)."""
         if self.positions != "computed":
             return torch.arange(d_model)
         return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])  # sines, cosines
@@ -134,17 +134,17 @@ NATIVE_ARCHITECTURES = (  # `to_transformers` chooses the first one that fits
 def to_transformers(
     model: VanillaTransformerForConditionalGeneration, architecture: NativeArchitecture | None = None
 ) -> PreTrainedModel:
-    """Convert a model to an equal native Transformers model, in evaluation mode and with the same generation config.
+    """Convert to an equivalent native Transformers model, in evaluation mode, with the same generation config.
 
     Sinusoids become a table of `config.max_position_embeddings` positions, which limits the sentence length.
     `architecture` defaults to the first of `NATIVE_ARCHITECTURES` that fits.
 
     Raises:
-        ValueError: If the class cannot express the model.
+        ValueError: If the class cannot represent the model.
     """
     architecture = architecture or find_native_architecture(model)
     if reasons := architecture.incompatibilities(model):
-        raise ValueError(f"{architecture.model_class.__name__} cannot express this model: {'; '.join(reasons)}.")
+        raise ValueError(f"{architecture.model_class.__name__} cannot represent this model: {'; '.join(reasons)}.")
     config = model.config
     native = architecture.model_class(to_native_config(architecture, config))
     state, weights = native.state_dict(), model.state_dict()
@@ -164,25 +164,25 @@ def to_transformers(
 
 
 def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
-    """Convert a model to an equal `MarianMTModel`. Raises ValueError if that class cannot express the model."""
+    """Convert a model to an equivalent `MarianMTModel`. Raises ValueError if that class cannot represent the model."""
     return to_transformers(model, MARIAN)
 
 
 def copy_generation_config(model: Any) -> GenerationConfig:
     """Return a copy of a model's generation config, not marked as derived from its model config."""
-    settings = copy.deepcopy(model.generation_config)  # unlike a new object, it is saved without strict validation
+    settings = copy.deepcopy(model.generation_config)  # a new object would be validated more strictly when saved
     settings._from_model_config = False  # else transformers 4 derives it again
     return settings
 
 
 def find_native_architecture(model: VanillaTransformerForConditionalGeneration) -> NativeArchitecture:
-    """Return the first class that can express a model. Raises ValueError with the reasons if there is none."""
+    """Return the first class that can represent a model. Raises ValueError with the reasons if there is none."""
     reasons = {architecture: architecture.incompatibilities(model) for architecture in NATIVE_ARCHITECTURES}
     fewest = min(map(len, reasons.values()))
     nearest = [architecture for architecture in NATIVE_ARCHITECTURES if len(reasons[architecture]) == fewest]
     if fewest:
         details = " ".join(f"Not {each.model_class.__name__}: {'; '.join(reasons[each])}." for each in nearest)
-        raise ValueError(f"no native Transformers class can express this model. {details}")
+        raise ValueError(f"no native Transformers class can represent this model. {details}")
     return nearest[0]
 
 
@@ -207,7 +207,7 @@ def native_position_table(
 
 
 def from_transformers(native: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
-    """Convert a native Transformers model to an equal model of this package, in evaluation mode and the same dtype.
+    """Convert a native Transformers model to an equivalent model of this package, in evaluation mode, same dtype.
 
     Raises:
         ValueError: If the class or the config is not supported, or the config contradicts the weights.
@@ -228,7 +228,7 @@ def from_transformers(native: PreTrainedModel) -> VanillaTransformerForCondition
             converted[name] = permute_hidden_dims(name, state[native_parameter_name(name)], order)
     model.load_state_dict(converted)
     if reasons := architecture.incompatibilities(model):
-        raise ValueError(f"VanillaTransformer cannot express this model: {'; '.join(reasons)}.")
+        raise ValueError(f"VanillaTransformer cannot represent this model: {'; '.join(reasons)}.")
     model.generation_config = copy_generation_config(native)
     return model.eval()
 

@@ -1,6 +1,6 @@
 r"""Translation of documents: sentences are translated in batches, and white space is preserved.
 
-document = translate_document(translate, "The dog sleeps. The cat waits.\n\nWhere is the child?")
+document = translate_document(translator, "The dog sleeps. The cat waits.\n\nWhere is the child?")
 document.translation          # "Der Hund schläft. Die Katze wartet.\n\nWo ist das Kind?"
 """
 
@@ -18,9 +18,9 @@ Part = tuple[int, int, int]  # start, end, and number of parts of its sentence
 LINE = re.compile("[^\\n\\r\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029]+")  # text between two Unicode line separators
 CLAUSE = re.compile("[,;:،؛、，；：–—]\\s*")
 SPACE = re.compile("\\s+")
-WIDE_SPACE = re.compile("[^\\S\\x00-\\x7f]")  # several bytes in UTF-8
+NON_ASCII_SPACE = re.compile("[^\\S\\x00-\\x7f]")  # several bytes in UTF-8
 SURROGATE = re.compile("[\\ud800-\\udfff]")
-MAX_CHARS_PER_TOKEN = 32  # texts with more characters per token are overlong without tokenizing them
+MAX_CHARS_PER_TOKEN = 32  # a text with more characters per token of the limit is split without tokenizing it
 
 
 @dataclass
@@ -62,7 +62,7 @@ def translate_documents(
     max_sentence_tokens: int | None = None,
     **options: Any,
 ) -> list[Document]:
-    """Translate texts of any length, with the same paragraphs.
+    """Translate texts of any length and preserve their paragraphs.
 
     A line break also ends a sentence. An overlong sentence is translated in parts, which end at a punctuation mark, at
     white space, or if there is none, anywhere. A sentence that cannot be translated is copied.
@@ -133,7 +133,7 @@ def sentence_spans(text: str, language: str = "en") -> Iterator[Span]:
         raise ImportError("Document translation requires sentencex. Run `pip install sentencex`.") from error
     for line in LINE.finditer(text):
         offset = line.start()
-        plain = WIDE_SPACE.sub(" ", line[0])  # sentencex 1.0 panics at a letter, wide space and full stop
+        plain = NON_ASCII_SPACE.sub(" ", line[0])  # sentencex 1.0 panics at a letter, non-ASCII space and full stop
         for sentence in [plain] if SURROGATE.search(plain) else segment(language, plain):
             if stripped := sentence.strip():
                 start = offset + sentence.index(stripped)
@@ -142,7 +142,7 @@ def sentence_spans(text: str, language: str = "en") -> Iterator[Span]:
 
 
 def split_long_sentence(translator: TranslationPipeline, text: str, start: int, end: int, limit: int) -> Iterator[Span]:
-    """Split a span recursively into parts of at most `limit` tokens, near the middle at a mark or white space."""
+    """Split a span recursively into parts of at most `limit` tokens, near the middle, at punctuation or white space."""
     is_longer = end - start > 1 and not SURROGATE.search(text, start, end)  # tokenizers reject surrogates
     if is_longer and end - start <= MAX_CHARS_PER_TOKEN * limit:
         is_longer = len(translator.preprocess(text[start:end])["input_ids"]) > limit

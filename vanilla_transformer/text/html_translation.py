@@ -35,7 +35,7 @@ class HtmlToken(NamedTuple):
 
 @dataclass
 class Node:
-    """An inline element between two characters of the text, possibly empty."""
+    """An inline element with the character offsets of its text, which may be empty."""
 
     start: int
     end: int
@@ -50,8 +50,7 @@ Part = tuple[Node, int, int, int, int]  # an element with its span of words and 
 def translate_html(translator: TranslationPipeline, source: str, **options: Any) -> str:
     """Translate an HTML page or fragment.
 
-    The result contains every tag, comment and entity-like reference of the source exactly once. The nesting of the
-    elements is preserved. Tags inside a sentence move to the words that translate their words (`align`). If these are
+    The result contains every tag and comment of the source exactly once, and elements are nested as in the source. A tag inside a sentence moves to the translations of its words (see `align`). If these are
     not adjacent, the tag is placed around their longest run. If there are none, the tag is placed between the
     translations of its neighbors. Attributes, `<code>`, `<pre>`, `<script>` and similar elements, and elements with
     `translate="no"` are not translated.
@@ -140,22 +139,22 @@ def split_segments(tokens: Iterator[HtmlToken]) -> Iterator[list[HtmlToken]]:
 
 
 def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
-    """Return the text of a segment and the tree of its elements. Tags without a partner become empty elements."""
-    partner: dict[int, int] = {}
+    """Return the text of a segment and the tree of its elements. Unmatched tags become empty elements."""
+    closing_index: dict[int, int] = {}
     unclosed: list[int] = []
     for i, token in enumerate(segment):
         if token.kind == "open":
             unclosed.append(i)
         elif token.kind == "close" and unclosed and segment[unclosed[-1]].name == token.name:
-            partner[unclosed.pop()] = i
+            closing_index[unclosed.pop()] = i
     root = Node(0, 0)
     path, text = [root], ""
-    closing = set(partner.values())
+    closing = set(closing_index.values())
     for i, token in enumerate(segment):
         if token.kind == "text":
             text += html.unescape(token.raw).replace(BREAK, " ")
-        elif i in partner:
-            path[-1].children.append(Node(len(text), 0, token.raw, segment[partner[i]].raw))
+        elif i in closing_index:
+            path[-1].children.append(Node(len(text), 0, token.raw, segment[closing_index[i]].raw))
             path.append(path[-1].children[-1])
         elif i in closing:
             path.pop().end = len(text)
