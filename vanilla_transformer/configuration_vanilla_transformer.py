@@ -231,9 +231,7 @@ class VanillaTransformerConfig(PretrainedConfig):
 
 
 @contextmanager
-def save_with_code(
-    model: Any, base_class: Any, directory: Any, is_main_process: bool = True, **_: Any
-) -> Iterator[None]:
+def include_code(model: Any, base_class: Any, directory: Any, is_main_process: bool = True, **_: Any) -> Iterator[None]:
     """Context manager in which `save_pretrained` saves a model with the code of its class.
 
     `base_class` is a class of the modeling file. The code of a subclass from another module needs this file, too.

@@ -37,7 +37,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_vanilla_transformer import VanillaTransformerConfig, save_with_code
+from .configuration_vanilla_transformer import VanillaTransformerConfig, include_code
 from .dropout_vanilla_transformer import apply_dropout
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from .loss_vanilla_transformer import fused_linear_cross_entropy
@@ -358,7 +358,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
         The code of a subclass from another module is saved, too. A warning states how to load it.
         """
-        with save_with_code(self, VanillaTransformerPreTrainedModel, save_directory, **kwargs):
+        with include_code(self, VanillaTransformerPreTrainedModel, save_directory, **kwargs):
             super().save_pretrained(save_directory, **kwargs)
 
 

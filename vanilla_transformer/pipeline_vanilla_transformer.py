@@ -246,7 +246,7 @@ class TranslationPipeline(Pipeline):
         criteria = [*(generate_kwargs.get("stopping_criteria") or ())]
         if config.stop_strings is not None:
             criteria.append(StopStringCriteria(self._target_tokenizer(), config.stop_strings))
-        if config.pad_token_id in eos_ids:  # padding after a stopping criterion looks like EOS
+        if config.pad_token_id in eos_ids:  # after a stopping criterion, padding has the id of EOS
             for length in range(start, ids.shape[-1] if criteria else 0):
                 for criterion in criteria:
                     is_stopped = criterion(sequences[..., : length + 1].flatten(0, 1), None).view(ids.shape[:2])

@@ -25,7 +25,7 @@ def convert(
     """Return a function that writes the equivalent native Transformers model to a directory.
 
     Raises:
-        ValueError: `quantization` is set, or `architecture` (default: the first that fits) cannot express the model.
+        ValueError: `quantization` is set, or `architecture` (default: the first that fits) cannot represent the model.
     """
     if quantization:
         raise ValueError("--quantization requires --to ctranslate2, argos or onnx. Remove it.")

@@ -50,10 +50,11 @@ Part = tuple[Node, int, int, int, int]  # an element with its span of words and 
 def translate_html(translator: TranslationPipeline, source: str, **options: Any) -> str:
     """Translate an HTML page or fragment.
 
-    The result contains every tag and comment of the source exactly once, and elements are nested as in the source. A tag inside a sentence moves to the translations of its words (see `align`). If these are
-    not adjacent, the tag is placed around their longest run. If there are none, the tag is placed between the
-    translations of its neighbors. Attributes, `<code>`, `<pre>`, `<script>` and similar elements, and elements with
-    `translate="no"` are not translated.
+    The result contains every tag and comment of the source exactly once, and the elements have the same nesting. A tag
+    inside a sentence moves to the translations of its words (see `align`). If these are not adjacent, the tag is placed
+    around their longest run. If there are none, the tag is placed between the translations of its neighbors.
+    Attributes, `<code>`, `<pre>`, `<script>` and similar elements, and elements with `translate="no"` are not
+    translated.
 
     Args:
         translator: Translation pipeline.

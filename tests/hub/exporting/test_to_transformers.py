@@ -68,7 +68,7 @@ def test_rejects_unsupported_models(save_checkpoint, command, tmp_path, capsys):
     _, _, folder = save_checkpoint(position_embedding_type="learned")
     command(folder, tmp_path / "native", "--to", "transformers", status=2)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("hub.export: no native Transformers class can express this model. Not MarianMTModel:")
+    assert line.startswith("hub.export: no native Transformers class can represent this model. Not MarianMTModel:")
     assert not (tmp_path / "native").exists()
     command(folder, tmp_path / "native", "--to", "transformers", "--quantization", "int8", status=2)
     assert "--quantization requires --to ctranslate2" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Conversion to and from native Transformers classes, and models that none of them can express."""
+"""Conversion to and from native Transformers classes, and models that none of them can represent."""
 
 import pytest
 import torch
@@ -120,7 +120,7 @@ def test_round_trip_is_bit_for_bit_exact(make_variant, name):
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in CONVERTIBLE])
 def test_rejects_models_without_native_class(make_variant, name):
-    with pytest.raises(ValueError, match="no native Transformers class can express this model") as error:
+    with pytest.raises(ValueError, match="no native Transformers class can represent this model") as error:
         to_transformers(make_variant(name))
     assert MODELS[name][1] in str(error.value)
     assert "\n" not in str(error.value)
