@@ -226,7 +226,7 @@ def create_position_ids(
         attention_mask: Padding mask (B, past and new tokens), non-zero for real tokens. Or a causal 4D mask
             (B, 1, T, S), boolean or additive. If it is None or a FlexAttention `BlockMask`, all tokens are counted.
         states: Hidden states (B, T, D).
-        past_length: Number of cached tokens before `states`. Only used if no mask is given.
+        past_length: Number of cached tokens before `states`. Only used if `attention_mask` is not a tensor.
     """
     length = states.shape[1]
     if not isinstance(attention_mask, torch.Tensor):

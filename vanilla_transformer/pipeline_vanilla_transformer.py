@@ -336,7 +336,7 @@ class TranslationPipeline(Pipeline):
 
 
 def default_max_new_tokens(source_length: int, limit: int | None, start: int = 1) -> int:
-    """Return the default length limit of section 6.1. With learned positions, `limit` is their number."""
+    """Return the default limit of section 6.1, reduced if prompt and translation exceed `limit` positions."""
     return source_length + EXTRA_TOKENS if limit is None else min(source_length + EXTRA_TOKENS, limit - start)
 
 
