@@ -43,7 +43,7 @@ print(json.dumps([logits.tolist(), tokenizer.batch_decode(ids, skip_special_toke
 
 def test_version_matches_documentation(repository):
     assert f'"transformers>={VERSION.removesuffix(".0")},<6"' in (repository / "pyproject.toml").read_text()
-    assert f"transformers {VERSION.removesuffix('.0')}, or newer" in (repository / "docs" / "sharing.md").read_text()
+    assert f"transformers {VERSION.removesuffix('.0')} or newer" in (repository / "docs" / "sharing.md").read_text()
 
 
 @pytest.mark.slow
