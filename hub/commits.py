@@ -1,4 +1,4 @@
-"""Commits to a Hub repository that change only files that an earlier commit of this program wrote.
+"""Commits to a Hub repository that protect the files of other users.
 
 Each commit includes `pushed_files.json`, a list of its files with their hashes. A file that is not in the
 previous list, or that has changed since, belongs to another user. It is never deleted, and overwritten only on request.
@@ -44,8 +44,8 @@ def commit_files(
         creation: Further arguments of `create_repo`.
 
     Raises:
-        ValueError: An argument is not valid, or the upload fails. Also if the repository contains files of other users
-            with these names, excludes some of them by its .gitignore, or is public although `private` is set.
+        ValueError: An argument is not valid, or the upload fails. A file of another user has a name in `files`. The
+            .gitignore of the repository excludes one of `files`. The repository is public although `private` is set.
     """
     if not message.strip():
         raise ValueError("The commit message is empty. Set --message to a text.")

@@ -153,7 +153,7 @@ def smoke_test_upload(files: dict[str, Path | bytes], source: str) -> str:
             if isinstance(content, bytes):
                 (folder / name).write_bytes(content)
             else:
-                (folder / name).symlink_to(content.resolve())  # a killed run would leave copies on the disk
+                (folder / name).symlink_to(content.resolve())  # a copy would stay on the disk after a kill
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         env |= {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-c", SMOKE_TEST_SCRIPT]

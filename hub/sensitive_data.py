@@ -39,7 +39,8 @@ PATHS = re.compile(  # in running text
     r"|(?<![\w/.])\.\.[/\\][\w./\\-]*"
     r"|(?<![\\\w])\\\\[\w.-]+\\[\w.\\$-]+"  # \\server\share
 )
-TEXT_DATA = ("README.md", "samples.tsv", "vocab.json", "merges.txt", "tokenizer.json")  # words may have slashes
+# `PATHS` is not searched for in these files, because it matches words that contain slashes.
+TEXT_DATA = ("README.md", "samples.tsv", "vocab.json", "merges.txt", "tokenizer.json")
 BINARY = (".png", ".spm", ".model", ".onnx")  # searched as text
 PNG_IMAGE_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"pHYs", b"sBIT", b"IDAT", b"IEND")
 
@@ -52,7 +53,7 @@ def find_credential(text: str) -> str | None:
 
 
 def find_local_path(text: str, paths: tuple[str, ...] = ()) -> str | None:
-    """Return the first local path in a text: a match of `PATHS`, or else one of the exact `paths`."""
+    """Return the first local path in a text: a match of `PATHS`, or else an occurrence of one of `paths`."""
     match = PATHS.search(text)
     return match[0] if match else find_exact_path(text, paths)
 

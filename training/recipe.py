@@ -56,7 +56,8 @@ class Recipe:
         if self.training.base_model is not None:  # the rest comes from the checkpoint
             kept = self.explicit_keys | vars(self.data).keys()
             values = {name: value for name, value in values.items() if name in kept}
-        defaults = {f.name: f.default for f in dataclasses.fields(TrainingArguments)}  # an instance would reset devices
+        # from the fields, because creating an instance would reset the device state of Accelerate
+        defaults = {f.name: f.default for f in dataclasses.fields(TrainingArguments)}
         own = set(TrainingArguments.__annotations__)
         for name, value in self.training.to_dict().items():
             if name in UNSUPPORTED | {"run_name", "hub_token", "use_cpu"}:  # the last three depend on the machine
@@ -119,7 +120,7 @@ def read_recipe(arguments: list[str] | None = None) -> Recipe:
             parser.error(str(error))
         null_keys = [name for name, value in values.items() if value is None and name not in keys]
         keys |= {name for name, value in values.items() if value is not None}
-        device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]  # needed to connect CPU processes
+        device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]  # or processes on CPUs do not connect
         arguments = [arguments[0], *device, *_to_arguments(values), *arguments[1:]]  # the last value counts
     try:
         validate_supported_keys(parser, arguments)

@@ -124,8 +124,8 @@ def run(recipe: Recipe) -> None:
     if "test" in corpus:
         results |= score_test_set(recipe, folder, corpus["test"], trainer)
     if trainer.is_world_process_zero():
-        weights = args.label_smoothing_factor, args.rdrop_alpha, args.simcut_alpha
-        plot_training_curve(trainer.state.log_history, folder / "training_curve.png", *weights)
+        settings = args.label_smoothing_factor, args.rdrop_alpha, args.simcut_alpha
+        plot_training_curve(trainer.state.log_history, folder / "training_curve.png", *settings)
         with atomic_write(folder / "all_results.json") as path:  # marks the run as finished
             path.write_text(json.dumps(results, indent=2, ensure_ascii=False), encoding="utf-8")
         keep_only(folder, trainer.checkpoints_to_keep())  # deletes a checkpoint that was saved on a signal

@@ -419,9 +419,9 @@ def test_snippets_run_without_prompt(save_checkpoint, repository, tmp_path, shar
     content = make_card(folder, str(folder)).content
     snippets = re.findall(r"^```python\n(.*?)^```", content, re.MULTILINE | re.DOTALL)
     assert len(snippets) == 2
-    untrusting = snippets[1].replace(", trust_remote_code=True", "")
-    assert "trust_remote_code" not in untrusting
-    for how, code in (("without_package", snippets), ("with_package", [untrusting])):
+    without_trust = snippets[1].replace(", trust_remote_code=True", "")
+    assert "trust_remote_code" not in without_trust
+    for how, code in (("without_package", snippets), ("with_package", [without_trust])):
         process = subprocess.run(
             [sys.executable, "-c", SNIPPETS, how, *code], capture_output=True, text=True, check=False,
             cwd=tmp_path, stdin=subprocess.DEVNULL,

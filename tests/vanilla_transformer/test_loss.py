@@ -41,7 +41,7 @@ def gradients(loss, states, projection, labels, smoothing):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("bias", [True, False])
 def test_value_and_gradients_match_reference(case, monkeypatch, bias, smoothing, num_chunks, device):
-    """On a GPU, where values are not read, padding is computed and masked."""
+    """The CPU skips padding. A GPU also computes the loss of padding, and masks it."""
     if device == "GPU":
         monkeypatch.setattr(loss_vanilla_transformer, "is_eager_on_cpu", lambda tensor: False)
     if num_chunks == "many":
@@ -143,7 +143,7 @@ def test_only_required_gradients_are_computed(case):
 
 
 def test_fake_tensors_need_no_values(case):
-    """Fake tensors have no values, so that code that reads values or selects by them fails."""
+    """Fake tensors have no values: code that reads values, or that selects by values, raises an error."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         states, projection, labels = case(True)
         assert fused_linear_cross_entropy(states, projection, labels, 0.1).shape == ()

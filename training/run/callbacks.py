@@ -41,7 +41,9 @@ class EmaCallback(TrainerCallback):
 
 
 class StopOnSignal(TrainerCallback):
-    """Saves a checkpoint and ends training on Ctrl-C or SIGTERM, after the current update. A second signal kills.
+    """Saves a checkpoint and ends training on Ctrl-C or SIGTERM, after the current update.
+
+    A second signal ends the process at once.
 
     An evaluation or a checkpoint that is due at this update is done first, so that a resumed run continues like an
     uninterrupted one. At the end of an epoch, the evaluation is done before the checkpoint is saved.
@@ -52,7 +54,7 @@ class StopOnSignal(TrainerCallback):
     received: int | None = None  # number of the signal
     temporary = False  # whether the next checkpoint only serves to resume the run
     _is_stopping = False  # the next checkpoint is the last
-    _is_finished = False  # training ends without a signal
+    _is_finished = False  # whether training ends at this update even without the signal
     _is_save_due = False  # at the end of this epoch
     _is_epoch_end = False
     _saved_update = -1
@@ -77,6 +79,7 @@ class StopOnSignal(TrainerCallback):
             signal.signal(number, handler)
 
     def _stop(self, state: TrainerState, control: TrainerControl) -> None:
+        """After a signal, request a checkpoint. If this update is already saved, end training instead."""
         if self.received is None or self._is_stopping:
             return
         self._is_stopping = True

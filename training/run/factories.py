@@ -52,7 +52,7 @@ def new_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText]) -> Any:
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Save the tokenizer in the output directory. `tokenizer_config.json` is last: if it exists, all files do."""
+    """Save the tokenizer in the output directory. Its last file is `tokenizer_config.json`, which marks it complete."""
     unfinished = folder / "tokenizer.unfinished"
     with wrap_write_errors(folder):
         remove(unfinished)
@@ -78,7 +78,7 @@ def make_train_set(recipe: Recipe, corpus: dict[str, ParallelText], tokenizer: A
 
 
 def stream_training_pairs(recipe: Recipe, corpus: dict[str, ParallelText]) -> IterableDataset:
-    """Return the stream of training pairs, without evaluation sources if `on_eval_overlap` is `drop`."""
+    """Return the stream of training pairs. `on_eval_overlap=drop` omits pairs with a source of the evaluation data."""
     drops = recipe.data.on_eval_overlap == "drop"
     return stream_pairs(recipe.data, {source for text in corpus.values() for source in text.sources if drops})
 
@@ -100,7 +100,8 @@ def make_model(recipe: Recipe, tokenizer: Any) -> Any:
 def count_positions(model: Any) -> int:
     """Return the number of learned positions of a model, or `sys.maxsize` if there is no limit."""
     table = getattr(model.get_encoder(), "embed_positions", None)
-    has_limit = isinstance(table, torch.nn.Embedding) and not hasattr(table, "make_weight")  # FSMT extends its table
+    # FSMT's `make_weight` extends its table of positions to the length of the input.
+    has_limit = isinstance(table, torch.nn.Embedding) and not hasattr(table, "make_weight")
     return getattr(model.config, "max_position_embeddings", sys.maxsize) if has_limit else sys.maxsize
 
 
@@ -155,20 +156,20 @@ def resolve_precision_and_attention(recipe: Recipe, model: Any, train_set: Any, 
     """Resolve `precision` and `attn_implementation`, from the `recipe.yaml` of a resumed run or by timing."""
     args = recipe.training
     validate_process_streams(train_set, args)  # otherwise the processes would block in a collective operation
-    if before := read_run_recipe(folder):
-        args.precision = before.get("precision", "fp32")
-        args.attn_implementation = before.get("attn_implementation", "sdpa")
+    if saved := read_run_recipe(folder):
+        args.precision = saved.get("precision", "fp32")
+        args.attn_implementation = saved.get("attn_implementation", "sdpa")
     if "auto" in (args.precision, args.attn_implementation):
         model.to(args.device)
         examples, steps = first_batches(train_set, args)
         batches = [{name: each.to(args.device) for name, each in collator(rows).items()} for rows in examples]
 
-        def loss_of(batch: dict[str, Any]) -> Any:
-            weights = args.rdrop_alpha, supports_fused_loss(model), args.simcut_alpha
-            return training_loss(model, batch, args.label_smoothing_factor, *weights)[0]
+        def compute_loss(batch: dict[str, Any]) -> Any:
+            settings = args.rdrop_alpha, supports_fused_loss(model), args.simcut_alpha
+            return training_loss(model, batch, args.label_smoothing_factor, *settings)[0]
 
         requested = args.precision, args.attn_implementation
-        choice = choose_precision_and_attention(model, batches, *requested, loss_of, steps)
+        choice = choose_precision_and_attention(model, batches, *requested, compute_loss, steps)
         args.precision, args.attn_implementation, seconds = gather_object([choice])[0]
         if seconds:
             timings = ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in seconds.items())
@@ -180,12 +181,12 @@ def resolve_precision_and_attention(recipe: Recipe, model: Any, train_set: Any, 
 
 def first_batches(train_set: Any, args: TrainingArguments) -> tuple[list[Any], float]:
     """Return the first batches of this process, and the number of micro-batches that it trains on."""
-    steps = float(args.max_steps * args.gradient_accumulation_steps)
+    micro_batches = float(args.max_steps * args.gradient_accumulation_steps)
     if isinstance(train_set, TokenBatchStream):
         start = train_set.state_dict_at(0)
         batches = list(islice(train_set, NUM_TIMING_BATCHES))
         train_set.load_state_dict(start)
-        return batches, steps
+        return batches, micro_batches
     sampler = TokenBatchSampler(sequence_lengths(train_set), args.max_tokens, args.seed)
     batches = [[train_set[i] for i in batch] for batch in islice(sampler, NUM_TIMING_BATCHES)]
-    return batches, steps if args.max_steps > 0 else args.num_train_epochs * len(sampler) / args.world_size
+    return batches, micro_batches if args.max_steps > 0 else args.num_train_epochs * len(sampler) / args.world_size

@@ -82,7 +82,8 @@ def validate_run_info(corpus: dict[str, ParallelText], processes: int, folder: P
     """Raise ValueError if the run was started with different data or another number of processes."""
     saved = read_run_info(folder, checkpoint)
     for name, text in corpus.items():
-        is_used = name != "test" or "train" not in corpus  # with streaming, test data can filter training pairs
+        # With streaming, `corpus` has no "train", and test sources may be dropped from the training pairs.
+        is_used = name != "test" or "train" not in corpus
         if is_used and saved["data"].get(name) != text.sha256():
             raise ValueError(
                 f"{folder} contains a run on different data: sha256 of the {name} data was {saved['data'].get(name)}, "

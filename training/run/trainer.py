@@ -81,7 +81,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.is_fsdp_enabled:
             if self.args.ema_decay or isinstance(self.model, PeftModel):
                 raise ValueError("ema_decay and lora_rank require unsharded weights: remove them, or remove fsdp.")
-            self.model.set_input_embeddings(self.model.get_input_embeddings())  # FSDP needs tied weights in one module
+            # Encoder and decoder get the same embedding module, because FSDP does not support weights in two modules.
+            self.model.set_input_embeddings(self.model.get_input_embeddings())
         self.ema_model: PreTrainedModel | None = None
         if self.args.ema_decay:
             self.ema_model = deepcopy(self.model)
@@ -92,8 +93,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self._has_compiled = False
         self._target_tokens, self._uncounted_tokens = 0, list[Any]()
         self._resumed_from_finished = False  # whether early stopping ended the run at the resumed checkpoint
-        self._saved_loss: tuple[float, float, int] | None = None  # losses before and after the last log, and its update
-        self.previous_seconds = 0.0  # training time of the resumed runs
+        # loss until the last log entry, loss since this entry, and the update of this entry
+        self._saved_loss: tuple[float, float, int] | None = None
+        self.previous_seconds = 0.0  # training time before the run was resumed
         self._start = self._last_log = time.perf_counter()
         self._tokens_at_last_log = 0
 
@@ -132,7 +134,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """Override that keeps all checkpoints, because transformers would delete some that are averaged later."""
-        self._restore_losses()  # again: `_run_epoch` is not called after the last epoch
+        self._restore_losses()  # if resumed after the last epoch, `_run_epoch` was not called
         with self.unlimited_checkpoints():
             return super()._finalize_training(*args, **kwargs)
 
@@ -240,8 +242,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.compiled_loss is not None and not return_outputs:
             loss = self.compiled_loss(model, inputs, smoothing, self.args.rdrop_alpha)
         else:
-            weights = self.args.rdrop_alpha, self.uses_fused_loss, self.args.simcut_alpha
-            loss, outputs = training_loss(model, inputs, smoothing, *weights)
+            settings = self.args.rdrop_alpha, self.uses_fused_loss, self.args.simcut_alpha
+            loss, outputs = training_loss(model, inputs, smoothing, *settings)
         loss = loss / items
         loss = loss * self.args.world_size  # DDP takes the mean over processes
         if loss.device.type == "cpu" and not math.isfinite(float(loss.detach())):  # on a GPU, `log` checks it
@@ -286,7 +288,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return model.merge_and_unload() if isinstance(model, PeftModel) else model
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Override that logs target tokens per second. Samples per second are wrong, as they count batches."""
+        """Override that logs target tokens, not samples, per second: transformers counts batches as samples."""
         logs.pop("train_samples_per_second", None)
         if not math.isfinite(logs.get("loss", 0.0)):
             self.raise_nonfinite_loss(logs["loss"])
