@@ -224,7 +224,7 @@ def test_subclass_is_saved_with_its_code(repository, tmp_path, kind, warning, lo
         assert (tmp_path / "saved" / "mine.py").read_text() == (tmp_path / "mine.py").read_text()
         (tmp_path / "saved" / "mine.py").write_text(MINE)  # with the relative import of remote code
     assert warning in saved.stderr
-    assert "use Mine.from_pretrained" in saved.stderr
+    assert "Use Mine.from_pretrained" in saved.stderr
     assert run(LOAD_WITHOUT_PACKAGE).stdout.strip().splitlines()[-1] == loaded
 
 
