@@ -652,8 +652,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         `num_items_in_batch`, the number of labels of the complete optimizer step. It defaults to those of this call.
 
         `smoothing` is the label smoothing factor (section 5.4). If it is given, the loss is computed in chunks and
-        `logits` is None. It takes less memory and skips padding (unless `lm_head` has adapters or hooks). Otherwise,
-        the loss is the unsmoothed cross-entropy. (A Trainer takes names with "label" for labels.)
+        `logits` is None. This takes less memory and, on a CPU, skips padding, unless `lm_head` has adapters or hooks.
+        Otherwise, the loss is the unsmoothed cross-entropy. (The name of the argument must not contain "label", because
+        a Trainer treats every argument with "label" in its name as a column of labels.)
 
         The other arguments are those of `VanillaTransformerModel.forward`.
 
