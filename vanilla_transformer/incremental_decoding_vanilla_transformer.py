@@ -13,6 +13,7 @@ Shapes: B sentences, K beams, T tokens so far, S source length, D hidden size, H
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -257,20 +258,27 @@ class StaticShapeDecoder(IncrementalDecoder):
         self.ancestry_mask.copy_(self.ancestry_mask[hypotheses])
 
 
-LAST_GRAPHS: dict[Any, tuple[Any, Any]] = {}  # current stream -> capture stream, last captured graph
+class GraphsOfThread(threading.local):
+    """The last captured graph of each stream. Threads share none: a replay overwrites the results of the same pool."""
+
+    def __init__(self) -> None:
+        self.by_stream: dict[Any, tuple[Any, Any]] = {}  # current stream -> capture stream, last captured graph
+
+
+LAST_GRAPHS = GraphsOfThread()
 
 
 def capture_cuda_graph(function: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], torch.Tensor]:
     """Capture a function as a CUDA graph and return a function that replays it.
 
     The tensors of the function must keep their addresses, and it must have been called before, so that its kernels are
-    loaded. The graph reuses the memory pool of the last graph of its stream.
+    loaded. The graph reuses the memory pool of the last graph that its thread captured for the same stream.
 
     `torch.compile` would take most of a minute per shape. `torch.cuda.graph` would first release all cached memory.
     """
     with torch.cuda.device(device):
         current = torch.cuda.current_stream()
-        stream, last = LAST_GRAPHS.get(current) or (torch.cuda.Stream(), None)
+        stream, last = LAST_GRAPHS.by_stream.get(current) or (torch.cuda.Stream(), None)
         graph = torch.cuda.CUDAGraph()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
@@ -280,7 +288,7 @@ def capture_cuda_graph(function: Callable[[], torch.Tensor], device: torch.devic
             finally:
                 graph.capture_end()
         current.wait_stream(stream)
-        LAST_GRAPHS[current] = stream, graph
+        LAST_GRAPHS.by_stream[current] = stream, graph
 
     def replay() -> torch.Tensor:
         graph.replay()

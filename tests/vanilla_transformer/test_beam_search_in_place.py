@@ -4,6 +4,9 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -193,3 +196,28 @@ def test_buffers_are_freed_after_the_call(make_model, source, graphs, monkeypatc
         assert [decoder() for decoder in decoders] == [None]
     finally:
         gc.enable()
+
+
+def test_threads_do_not_share_graph_memory(monkeypatch):
+    """Otherwise a replay in one thread would overwrite the logits of a thread that decodes at the same time."""
+
+    class Graph:
+        def capture_begin(self, pool, capture_error_mode):
+            self.memory = pool or object()
+
+        def capture_end(self):
+            pools.append(self.memory)
+
+        def pool(self):
+            return self.memory
+
+    pools, current = [], Mock()
+    simulated = {"CUDAGraph": Graph, "Stream": lambda: current, "current_stream": lambda: current}
+    for name, value in (simulated | dict.fromkeys(("device", "stream"), nullcontext)).items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    with ThreadPoolExecutor(1) as other, ThreadPoolExecutor(1) as one:
+        for executor in (one, other, one):
+            executor.submit(
+                incremental_decoding_vanilla_transformer.capture_cuda_graph, lambda: None, torch.device("cuda")
+            ).result()
+    assert pools[0] is pools[2] is not pools[1]
