@@ -3,7 +3,7 @@
     python -m hub.push runs/mine user/name --license cc-by-4.0 --dry_run
     python -m hub.push runs/mine user/name --license cc-by-4.0 --private
 
-Before the upload, the files are loaded and translate a sentence in a new process that cannot import this package. The
+Before the upload, a new process without this package loads the model from the files and translates a sentence. The
 upload is a single commit: if it fails, the repository is unchanged, and you can push again. Files that others have
 written or changed in the repository are overwritten only with --replace.
 """

@@ -181,7 +181,7 @@ def resolve_recipe(recipe: Recipe) -> None:
     uses_metric = training.average_by == "best" or training.early_stopping_patience is not None
     if uses_metric and (not evaluates or (training.average_by == "best" and training.save_strategy == "no")):
         raise ValueError(
-            "average_by=best (which also requires save_strategy) and early_stopping_patience require eval_strategy."
+            "early_stopping_patience requires eval_strategy. average_by=best requires eval_strategy and save_strategy."
         )
     validate_checkpoint_strategy(training)
     if training.average_checkpoints > 1 and training.save_strategy == "no":

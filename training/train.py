@@ -29,7 +29,7 @@ from training.run.distributed import (
     mute_other_ranks,
     set_parent_death_signal,
 )
-from training.run.evaluation import last_losses, push, run_metadata, save_alignment_heads, score_test_set, show_results
+from training.run.evaluation import last_metrics, push, run_metadata, save_alignment_heads, score_test_set, show_results
 from training.run.factories import (
     count_positions,
     make_model,
@@ -106,12 +106,12 @@ def run(recipe: Recipe) -> None:
         callbacks=[EarlyStoppingCallback(args.early_stopping_patience)] if args.early_stopping_patience else None,
     )
     outcome = trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-    if trainer.stop.received is not None:
+    if trainer.stop.signal_number is not None:
         saved = [path.name for path in all_checkpoints(folder) if (path / MANIFEST).exists()]
         update = f"update {trainer.state.global_step} of {trainer.state.max_steps}"
         start = saved[-1] if saved else "the start: nothing was saved"
         print(f"stopped at {update}. The same command resumes from {start}.")
-        sys.exit(128 + trainer.stop.received)
+        sys.exit(128 + trainer.stop.signal_number)
     seconds = trainer.seconds
     with wrap_write_errors(folder):
         trainer.save_final()
@@ -120,7 +120,7 @@ def run(recipe: Recipe) -> None:
             if trainer.is_world_process_zero() and pairs is not None:
                 save_alignment_heads(folder, pairs, args.device)
     results = outcome.metrics | run_metadata(recipe, corpus, trainer)
-    results |= {"train_runtime": seconds, **last_losses(trainer)}
+    results |= {"train_runtime": seconds, **last_metrics(trainer)}
     if "test" in corpus:
         results |= score_test_set(recipe, folder, corpus["test"], trainer)
     if trainer.is_world_process_zero():

@@ -247,7 +247,7 @@ def scoring_error(backward: TranslationPipeline, pairs: list[tuple[str, str]]) -
     """Return why a model cannot score all of the pairs, or None if it can."""
     encoded = backward.tokenizer([source for source, _ in pairs], text_target=[target for _, target in pairs])
     lengths = [len(ids) for name in ("input_ids", "labels") for ids in encoded[name]]
-    last = backward._max_source_length()
+    last = backward._max_sequence_length()
     return next(filter(None, (backward._length_error(length, last) for length in lengths)), None)
 
 

@@ -69,8 +69,9 @@ def choose_alignment_heads(
 ) -> Heads | None:
     """Choose the heads whose attention agrees best with `prediction_difference_alignment` on held-out pairs.
 
-    Heads are ranked by how often their largest weight is on the source word of that alignment. The first n heads are
-    chosen. n maximizes the agreement of their averaged attention. About twenty pairs are enough.
+    Heads are sorted by the number of target words whose largest attention weight is on the source word of that
+    alignment. The first n heads are chosen, where n maximizes this number for their averaged attention. About twenty
+    pairs are enough.
 
     Returns:
         [layer, head] of each head, for `model.generation_config.alignment_heads`. None if no source has two words.
@@ -82,12 +83,12 @@ def choose_alignment_heads(
             examples.append((weights, prediction_difference_alignment(model, tokenizer, sources[i], targets[i])))
     if not examples:
         return None
-    hits = sum(((weights.argmax(-1) == gold).sum(-1) for weights, gold in examples), torch.tensor(0))  # (L, H)
+    hits = sum(((weights.argmax(-1) == expected).sum(-1) for weights, expected in examples), torch.tensor(0))  # (L, H)
     ranking = hits.flatten().argsort(descending=True, stable=True)
     hits_of_top_n = torch.zeros(len(ranking), dtype=torch.long)
-    for weights, gold in examples:
-        sums = weights.flatten(0, 1)[ranking].cumsum(0)  # of the first n heads
-        hits_of_top_n += (sums.argmax(-1) == gold).sum(-1)
+    for weights, expected in examples:
+        sums = weights.flatten(0, 1)[ranking].cumsum(0)  # sums of the first n heads, for each n
+        hits_of_top_n += (sums.argmax(-1) == expected).sum(-1)
     best = ranking[: int(hits_of_top_n.argmax()) + 1]
     return [[index // hits.shape[1], index % hits.shape[1]] for index in sorted(best.tolist())]
 
@@ -95,8 +96,8 @@ def choose_alignment_heads(
 def prediction_difference_alignment(model: PreTrainedModel, tokenizer: Any, source: str, target: str) -> torch.Tensor:
     """Return, for each target word, the index of the source word whose masking lowers its probability most.
 
-    Exact but slow: it takes one forward pass per source word ("prediction difference" in Li et al. 2019, "On the Word
-    Alignment from Neural Machine Translation").
+    This needs one forward pass per source word ("prediction difference" in Li et al. 2019, "On the Word Alignment from
+    Neural Machine Translation").
     """
     pair = Pairs(model, tokenizer, [source], [target])
     labels = torch.tensor(pair.labels["input_ids"][0], device=model.device)

@@ -138,7 +138,7 @@ class VanillaTransformerConfig(PretrainedConfig):
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
         super().__post_init__(**kwargs)
-        self.validate_architecture()  # `@strict` would raise another type than ValueError
+        self.validate_architecture()  # not a validator of `@strict`, which would not raise ValueError
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -210,7 +210,7 @@ class VanillaTransformerConfig(PretrainedConfig):
                     )
 
     def validate_token_ids(self) -> None:
-        """Disable the warning of transformers: `validate_architecture` rejects ids outside the vocabulary."""
+        """Disable the check of transformers, which only warns. `validate_architecture` raises errors instead."""
 
     @classmethod
     def _unknown_names(cls, names) -> list[str]:
@@ -232,13 +232,13 @@ class VanillaTransformerConfig(PretrainedConfig):
 
 @contextmanager
 def include_code(model: Any, base_class: Any, directory: Any, is_main_process: bool = True, **_: Any) -> Iterator[None]:
-    """Context manager in which `save_pretrained` saves a model with the code of its class.
+    """Context manager that makes `save_pretrained` save the code of the model class, too.
 
     `base_class` is a class of the modeling file. The code of a subclass from another module needs this file, too.
     """
     head = model.get_output_embeddings()
     if head is not None and head.weight is model.get_decoder().embed_tokens.weight:
-        model.config.tie_word_embeddings = True  # PEFT resets it when it merges an adapter
+        model.config.tie_word_embeddings = True  # merging an adapter with PEFT sets it to False
     model.config.auto_map = {
         "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
         "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
@@ -256,8 +256,8 @@ def include_code(model: Any, base_class: Any, directory: Any, is_main_process: b
         logger.warning_once(
             f"The code of {name} is {'not ' * in_main}saved with the model"
             f"{': define the class in a module instead of __main__' * in_main}. If vanilla_transformer is installed, "
-            f"Auto classes load the model as the class of this package. Use {name}.from_pretrained, or register the "
-            f"class with a config of another model_type."
+            f"Auto classes load its class instead of {name}. Use {name}.from_pretrained, or register {name} "
+            f"with a config of another model_type."
         )
     model.__class__ = own_class  # not the wrapper class of FSDP, whose code would be saved instead
     try:

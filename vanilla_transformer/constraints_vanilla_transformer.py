@@ -26,7 +26,7 @@ LogitsFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ids (N,
 def build_logits_processor(
     processors: LogitsProcessorList, vocab_size: int, device: torch.device
 ) -> tuple[LogitsFunction | None, bool]:
-    """Combine the logits processors into one in-place function. Also return whether all are row-independent."""
+    """Combine the logits processors into one in-place function. Also return whether it treats rows independently."""
     if not processors:
         return None, True
     with device:  # the tensors of the in-place versions are created on this device
@@ -99,7 +99,7 @@ def make_forced_eos_processor(native: Any, vocab_size: int) -> LogitsFunction:
 
 
 def make_no_repeat_ngram_processor(native: Any, vocab_size: int) -> LogitsFunction:
-    """Return a processor that bans each token that followed an earlier occurrence of the last n - 1 tokens."""
+    """Return a processor that prevents any n-gram from occurring twice (`no_repeat_ngram_size`)."""
     size = native.ngram_size
 
     def process(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -115,7 +115,7 @@ def make_no_repeat_ngram_processor(native: Any, vocab_size: int) -> LogitsFuncti
 
 
 def make_sequence_bias_processor(native: Any, vocab_size: int) -> LogitsFunction:
-    """Return a processor that adds a sequence's bias to its last token, if the others precede (bad words: -inf)."""
+    """Return a processor that adds a sequence's bias to its last token if the hypothesis ends with its other tokens."""
     if any(token >= vocab_size for sequence in native.sequence_bias for token in sequence):
         return native  # raises the error of transformers
     groups: dict[int, list[tuple[int, ...]]] = {}  # by length
@@ -156,8 +156,8 @@ ROW_INDEPENDENT_PROCESSORS = {
 }
 
 NO_TOKEN_ID = -1  # matches no token
-MAX_CONSTRAINT_TOKENS = 10_000  # exceeds the tokens of all terms of a sentence
-MASKED_SCORE = -1.0e9  # score of unused beams
+MAX_CONSTRAINT_TOKENS = 10_000  # exceeds the number of tokens of all terms of a sentence
+MASKED_SCORE = -1.0e9  # masks continuations; finite, so that masked ones can still be compared
 WORD = (  # a letter or digit of a script with spaces between words; in other scripts, each character is a word
     r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff"
     r"\uff66-\uff9f\U00020000-\U0003ffff]"
@@ -168,14 +168,14 @@ class LexicalConstraints:
     """Terms that must occur: dynamic beam allocation (Post and Vilar 2018), for all sentences of a batch at once.
 
     Each step considers the best tokens of every hypothesis and the tokens that start or continue one of its terms.
-    Hypotheses with the same number of missing constraint tokens form a bank. The beams are allocated to the banks
-    round-robin, so that likelier hypotheses without a term do not displace those that start it. One without all
-    terms cannot end, and terms are started while the remaining length suffices.
+    Hypotheses that lack the same number of constraint tokens form a bank. The beams are allocated to the banks
+    round-robin, because hypotheses that contain terms are often less likely and would be pruned. Only hypotheses with
+    all terms may end. Those that can no longer complete their terms within the length limit rank last.
 
     Args:
         terms: Token ids of each sentence, term and variant. One of the variants of each term must occur.
         continuation_mask: True for tokens that continue the previous word (V). They may not follow a term. Optional.
-        word_end_mask: True for tokens that end with a word character, where a word can be continued (V). Optional.
+        word_end_mask: True for tokens that end with a letter or digit, so that the word may continue (V).
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class LexicalConstraints:
             for r, (c, ids) in enumerate(row):
                 self.tokens[b, r, : len(ids)] = torch.tensor(ids)
                 self.lengths[b, r], self.variant_mask[b, c, r] = len(ids), True
-        # how often a term's variants must occur (B, C): once for the term and once for each term that shares them
+        # minimum occurrences of a term's variants (B, C): 1, plus 1 for each other term with a subset of its variants
         self.min_counts = torch.zeros(self.variant_mask.shape[:2], dtype=torch.long)
         for b, sentence_terms in enumerate(terms):
             sets = [{tuple(ids) for ids in variants} for variants in sentence_terms]
@@ -215,8 +215,8 @@ class LexicalConstraints:
     def match_state(self, hypotheses: torch.Tensor, active: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Match the terms in hypotheses (B, K, T).
 
-        Return the number of occurrences of each term that end at a word boundary (B, K, C). For each n from 0, also
-        return whether the last n tokens are the first n of each variant (B, K, R, L + 1).
+        Return the number of occurrences of each term that end at a word boundary (B, K, C). Also return whether a
+        hypothesis ends with the first n tokens of a variant, for n from 0 to L (B, K, R, L + 1).
         """
         tokens, lengths = self.tokens[active][:, None], self.lengths[active][:, None]  # (B, 1, R, L), (B, 1, R)
         # whether the first n tokens of the variant end at this position (B, K, R, T)
@@ -240,8 +240,8 @@ class LexicalConstraints:
     def count_missing_tokens(self, counts: torch.Tensor, progress: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
         """Return the number of missing constraint tokens (...).
 
-        `counts` (..., C) has the occurrences of each term, `progress` (..., R) the tokens of each variant at the end of
-        the hypothesis. Such an unfinished variant counts for one term only.
+        `counts` (..., C) is the number of occurrences of each term. `progress` (..., R) is the number of tokens of each
+        variant with which the hypothesis ends. It counts only for terms that are missing exactly once.
         """
         shape = (len(active), *[1] * (counts.ndim - 2), -1)
         excluded = ~self.variant_mask[active].view(*shape[:-1], *self.variant_mask.shape[1:])
@@ -272,25 +272,25 @@ class LexicalConstraints:
         progress = (suffixes * torch.arange(size + 1, device=ids.device)).amax(-1).minimum(lengths)  # (B, K, R)
         variant_mask, min_counts = self.variant_mask[active][:, None], self.min_counts[active][:, None]
         complete = suffixes.gather(-1, lengths[..., None].expand(-1, beams, -1, 1))[..., 0]
-        pending = (variant_mask & complete[:, :, None]).any(-1)  # (B, K, C), met unless the next token continues a word
+        pending = (variant_mask & complete[:, :, None]).any(-1)  # (B, K, C), counts unless the next token continues it
         is_needed_again = (variant_mask & (counts + pending < min_counts)[..., None]).any(-2)  # (B, K, R)
         progress = progress.masked_fill(complete & is_needed_again, 0)
         variants = self.tokens[active][:, None].expand(-1, beams, -1, -1)  # (B, K, R, L)
         next_ids = variants.gather(-1, progress.clamp(max=size - 1)[..., None])[..., 0]  # (B, K, R)
-        is_useful = (next_ids != NO_TOKEN_ID) & (progress < lengths)
-        is_useful &= (variant_mask & (counts < min_counts)[..., None]).any(-2) & (suffixes[..., 0] | (progress > 0))
+        is_additional = (next_ids != NO_TOKEN_ID) & (progress < lengths)  # (B, K, R), to be added to the candidates
+        is_additional &= (variant_mask & (counts < min_counts)[..., None]).any(-2) & (suffixes[..., 0] | (progress > 0))
         if self.continuation_mask is not None:  # after a complete term, also consider the best token that ends its word
             is_eos = torch.isin(torch.arange(len(self.continuation_mask), device=ids.device), eos_ids)
             lacks_any = (counts + pending < min_counts).any(-1, keepdim=True)
             excluded = torch.where(is_eos, lacks_any, self.continuation_mask)  # (B, K, V)
             boundary_ids = log_probs.masked_fill(excluded, -math.inf).argmax(-1, keepdim=True)
             next_ids = torch.cat([next_ids, boundary_ids], -1)
-            is_useful = torch.cat([is_useful, (pending & (counts < min_counts)).any(-1, keepdim=True)], -1)
-        is_useful &= ~(next_ids[..., None] == ids[:, :, None]).any(-1)  # (B, K, R + 1), not among the best tokens
+            is_additional = torch.cat([is_additional, (pending & (counts < min_counts)).any(-1, keepdim=True)], -1)
+        is_additional &= ~(next_ids[..., None] == ids[:, :, None]).any(-1)  # (B, K, R + 1), not among the best tokens
         is_equal = next_ids[..., None] == next_ids[..., None, :]  # keep the first of variants with the same next token
-        is_useful &= ~(is_equal.tril(-1) & is_useful[..., None, :]).any(-1)
+        is_additional &= ~(is_equal.tril(-1) & is_additional[..., None, :]).any(-1)
         constraint_values = log_probs.gather(-1, next_ids.clamp(min=0)) + scores[..., None]
-        values = torch.cat([values, constraint_values.masked_fill(~is_useful, -math.inf)], -1)
+        values = torch.cat([values, constraint_values.masked_fill(~is_additional, -math.inf)], -1)
         ids = torch.cat([ids, next_ids.clamp(min=0)], -1)  # (B, K, M), M continuations per hypothesis
 
         # missing tokens of each continuation
@@ -301,7 +301,7 @@ class LexicalConstraints:
         counts = counts[:, :, None] + (pending[:, :, None] & ~continues[..., None])  # (B, K, M, C)
         missing = self.count_missing_tokens(counts, progress, active)  # (B, K, M)
         values = values.masked_fill(is_eos & (missing > 0) & (remaining_length > 0)[:, None, None], -math.inf)
-        is_late = missing + 1 > remaining_length[:, None, None]  # too few tokens remain: ranked last
+        is_late = missing + 1 > remaining_length[:, None, None]  # cannot complete its terms: ranked last
         values, ids, missing = values.flatten(1), ids.flatten(1), missing.flatten(1)
         keys = values + MASKED_SCORE * (is_late.flatten(1) & (missing > 0)) * (1 + missing)
 
@@ -326,8 +326,8 @@ class LexicalConstraints:
 class GlossaryMatcher:
     """Matcher that finds the glossary terms of a sentence and reports which of them a translation contains.
 
-    Terms are matched at word boundaries, ignoring case. Of overlapping terms, the first and longest is used. Each term
-    is forced once. If two terms have the same translation, it must occur twice.
+    Terms are matched at word boundaries, ignoring case. Of overlapping terms, the first and longest is used. Each
+    term must be translated once. A translation that belongs to two terms of a sentence must occur twice.
 
     Args:
         glossary: Source terms with their translation, or with several translations from which the model chooses.
@@ -377,7 +377,7 @@ class GlossaryMatcher:
         return terms
 
     def find_ignoring_case(self, term: str) -> list[str]:
-        """Return the translations of a term that matches the pattern but not by `lower()`, such as "İstanbul"."""
+        """Return the translations of a term that only `re.IGNORECASE` matches, unlike `lower()`, such as "İstanbul"."""
         return next(self.targets[each] for each in self.targets if re.fullmatch(re.escape(each), term, re.IGNORECASE))
 
     def build_constraints(self, sentences: Sequence[str]) -> LexicalConstraints | None:

@@ -1,7 +1,7 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
-"""Decoding of the paper (section 6.1) for `custom_generate`: beam search with length penalty, and greedy decoding.
+"""Beam search with length penalty (section 6.1) and greedy decoding, for `generate(custom_generate=beam_search)`.
 
-    model.generate(**batch, custom_generate=beam_search)                             # as generate(), but faster
+    model.generate(**batch, custom_generate=beam_search)                             # result of generate(), faster
     model.generate(**batch, custom_generate=beam_search, num_beams=4, alpha=0.6, extra_tokens=50)    # as in the paper
     model.generate(**batch, custom_generate=beam_search, ensemble=[model_2, model_3])     # mean of the probabilities
 
@@ -53,9 +53,9 @@ def beam_search(
     below, the result equals that of `generate()`, except that finished hypotheses are always padded with
     `pad_token_id`.
 
-    Finished sentences are removed from the batch. They stay in the batch if removing them could change the result. This
-    is the case for sampling, per-step outputs, streamers, and user-defined logits processors or stopping criteria. On
-    a GPU they always stay, in tensors with fixed addresses, so that steps can be replayed as CUDA graphs.
+    On a CPU, finished sentences are removed from the batch, unless this could change the result. It could for sampling,
+    per-step outputs, streamers, and user-defined logits processors or stopping criteria. On a GPU, finished sentences
+    stay in the batch. Tensors then keep their addresses, so that steps can be replayed as CUDA graphs.
 
     Args:
         model: A `VanillaTransformerForConditionalGeneration`.
@@ -66,7 +66,7 @@ def beam_search(
         inputs_tensor: Source token ids or embeddings.
         alpha: Exponent of the paper's length penalty. A hypothesis of n tokens has the score
             log P / ((5 + n) / 6)^alpha (Wu et al. 2016, equation 14), and the search ends when no other hypothesis can
-            reach a better one. Defaults to log P / n^length_penalty and `early_stopping` of `generate()`.
+            reach a better one. By default, `length_penalty` and `early_stopping` apply, as in `generate()`.
         extra_tokens: Number of tokens that a translation may have more than its source (section 6.1: 50). Replaces the
             limit of `generation_config`.
         ensemble: Additional models with the same vocabularies.
@@ -76,8 +76,8 @@ def beam_search(
         **model_kwargs: Encoder outputs and masks.
 
     Returns:
-        As `generate()`: ids (B * n, T) for n returned sequences, or with `return_dict_in_generate` an output without
-        `past_key_values`. With beams, it always has `sequences_scores` (B * n).
+        Token ids (B * n, T) for n returned sequences. With `return_dict_in_generate`, the output class of `generate()`
+        without `past_key_values`. The output of beam search always has `sequences_scores` (B * n).
 
     Raises:
         ValueError: If an option is not supported, vocabularies of the ensemble differ, or a penalty overflows.
@@ -85,13 +85,13 @@ def beam_search(
     validate_supported_options(model, generation_config, model_kwargs)
     validate_option_combinations(generation_config, logits_processor, extra_tokens, ensemble, glossary)
     num_beams, num_return = generation_config.num_beams, generation_config.num_return_sequences
-    copies = max(num_beams, num_return)  # generate() repeated each source this many times
-    rows = input_ids if num_beams == 1 else input_ids[::copies]
+    copies = max(num_beams, num_return)  # number of rows per source: generate() has repeated each source
+    prompts, device = input_ids if num_beams == 1 else input_ids[::copies], input_ids.device
     masks = [model_kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask")]
     mask, prompt_mask = (each if each is None else each[::copies] for each in masks)
     return_dict = generation_config.return_dict_in_generate
     requested = {name for name in STEP_OUTPUT_NAMES if return_dict and getattr(generation_config, f"output_{name}")}
-    process, is_row_independent = build_logits_processor(logits_processor, model.config.decoder_vocab_size, rows.device)
+    process, is_row_independent = build_logits_processor(logits_processor, model.config.decoder_vocab_size, device)
     criteria = tuple(each for each in stopping_criteria if type(each) not in (MaxLengthCriteria, EosTokenCriteria))
     has_eos = any(hasattr(each, "eos_token_id") for each in stopping_criteria)
     keep_batch = (
@@ -99,7 +99,7 @@ def beam_search(
         or (bool(criteria) and not has_eos)
         or any(type(each) not in (MaxTimeCriteria, StopStringCriteria) for each in criteria)
     )
-    static_shapes = is_async_device(rows.device) and not keep_batch
+    static_shapes = is_async_device(device) and not keep_batch
     states = [model_kwargs["encoder_outputs"][0][::copies]]
     for other in ensemble:
         validate_same_vocabularies(model, other)
@@ -113,35 +113,35 @@ def beam_search(
             outputs = [not decoders and name in requested for name in LAYER_OUTPUT_NAMES]
             decoders.append(IncrementalDecoder(each, state, mask, copies, prompt_mask, *outputs))
     lengths = [each.max_length for each in stopping_criteria if type(each) is MaxLengthCriteria]
-    limits = torch.full((len(rows),), min(lengths, default=generation_config.max_length), device=rows.device)
+    limits = torch.full((len(prompts),), min(lengths, default=generation_config.max_length), device=device)
     if extra_tokens is not None:
         sizes = mask.sum(-1) if mask is not None else torch.full((len(inputs_tensor),), inputs_tensor.shape[1])
-        sizes = (sizes + extra_tokens).clamp(min=1).to(rows.device)
-        limits = rows.shape[1] + sizes.repeat_interleave(len(rows) // len(sizes))
+        sizes = (sizes + extra_tokens).clamp(min=1).to(device)
+        limits = prompts.shape[1] + sizes.repeat_interleave(len(prompts) // len(sizes))
         lengths = [length for length in lengths if length != generation_config.max_length]
         configs = [each.config for each in (model, *ensemble)]
         lengths += [each.max_position_embeddings for each in configs if each.position_embedding_type == "learned"]
         limits = limits.clamp(max=min(lengths, default=int(limits.max())))
     if glossary is not None and len(glossary.tokens) != (size := len(input_ids) // copies):
         raise ValueError(f"The glossary must be for {size} sentences, but it is for {len(glossary.tokens)}.")
-    eos_ids = [each.eos_token_id.flatten().to(rows) for each in stopping_criteria if type(each) is EosTokenCriteria]
+    eos_ids = [each.eos_token_id.flatten().to(prompts) for each in stopping_criteria if type(each) is EosTokenCriteria]
     pad_id = generation_config._pad_token_tensor
     task = DecodingTask(
         decoder=Ensemble(decoders),
-        prompt=rows,
+        prompt=prompts,
         limits=limits,
-        eos_ids=torch.cat([rows.new_empty(0), *eos_ids]),
+        eos_ids=torch.cat([prompts.new_empty(0), *eos_ids]),
         pad_id=int(pad_id) if pad_id is not None else 0,
         process=process,
         criteria=criteria,
         do_sample=generation_config.do_sample,
         keep_batch=keep_batch,
         static_shapes=static_shapes,
-        pads_finished=has_eos or static_shapes,
+        pad_finished=has_eos or static_shapes,
         requested_outputs=frozenset("states" if name in LAYER_OUTPUT_NAMES else name for name in requested),
         return_beam_indices=bool(return_dict),
         streamer=streamer,
-        glossary=None if glossary is None else glossary.to(rows.device, model.config.decoder_vocab_size),
+        glossary=None if glossary is None else glossary.to(device, model.config.decoder_vocab_size),
         max_length_bound=generation_config.max_length if extra_tokens is None and alpha is None else None,
     )
     encoded = model_kwargs["encoder_outputs"]
@@ -164,7 +164,7 @@ def beam_search(
 
 
 def is_async_device(device: torch.device) -> bool:
-    """Return whether reading a value blocks until the device has finished."""
+    """Return whether computations are asynchronous, so that reading a value waits for them."""
     return device.type != "cpu"
 
 
@@ -187,7 +187,7 @@ def beam_settings(config: GenerationConfig, alpha: float | None, limits: torch.T
         raise ValueError(f"{name}={value} overflows. Set it to a value such as 1.0.") from error
     early_stopping = config.early_stopping if alpha is None else "exact"
     if early_stopping in ("never", "exact") and (config.length_penalty if alpha is None else alpha) < 0:
-        early_stopping = False  # the score cannot rise with the length, so the current length gives the bound
+        early_stopping = False  # longer hypotheses score lower, so the current length gives the bound
     eos_ids = config._eos_token_tensor
     num_candidates = config.num_beams * max(2, 1 + (0 if eos_ids is None else len(eos_ids)))
     return num_candidates, config.num_return_sequences, penalty, early_stopping
@@ -198,7 +198,7 @@ STEP_OUTPUT_NAMES = ("scores", "logits", *LAYER_OUTPUT_NAMES)
 
 
 def collect_step_outputs(task: DecodingTask, encoded: Any, requested: set[str]) -> dict[str, tuple]:
-    """Return the per-step outputs in the format of `generate()`, where the decoder prompt is one step."""
+    """Return the per-step outputs in the format of `generate()`, which treats the decoder prompt as one step."""
     start = task.prompt.shape[1]
     result: dict[str, tuple] = {}
     for name, values in task.outputs.items():
@@ -258,7 +258,7 @@ def unsupported_options(config: GenerationConfig) -> list[str]:
 
 
 def resolve_generation_config(model: Any, arguments: dict[str, Any]) -> GenerationConfig:
-    """Return the generation config of `generate(**arguments)`: by precedence arguments, its config, the model's."""
+    """Return the generation config of `generate(**arguments)`. `arguments` override the config of the model."""
     config = copy.deepcopy(arguments.get("generation_config") or model.generation_config)
     config.update(**model.generation_config.to_dict(), defaults_only=True)
     config.update(**arguments)
@@ -299,7 +299,7 @@ def validate_option_combinations(
 
 def validate_ensemble_inputs(inputs: torch.Tensor) -> None:
     """Raise ValueError if the source is not token ids, which the models of an ensemble have to encode."""
-    if inputs.is_floating_point() or bool((inputs == -100).all()):  # generate() sets -100 if only encoder_outputs exist
+    if inputs.is_floating_point() or bool((inputs == -100).all()):  # -100: placeholder for encoder_outputs
         raise ValueError("An ensemble requires input_ids. Do not pass inputs_embeds or encoder_outputs.")
 
 
@@ -336,7 +336,7 @@ def prepare_custom_generate_kwargs(model: Any, function: Any, arguments: dict[st
 
 
 class VanillaTransformerGenerationMixin(GenerationMixin):
-    """Mixin that keeps streamers and stop strings. transformers requires that its name ends in GenerationMixin."""
+    """Mixin for streamers and stop strings with `custom_generate`. Its name must end in GenerationMixin."""
 
     @wraps(GenerationMixin.generate)
     def generate(self, *args: Any, **kwargs: Any) -> Any:

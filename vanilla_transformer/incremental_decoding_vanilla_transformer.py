@@ -1,5 +1,5 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
-"""Step-wise decoder with a KV cache for `beam_search`: one model or an ensemble.
+"""Incremental decoder with a KV cache for `beam_search`: one model or an ensemble.
 
 Keys and values of cross-attention are computed once per source and shared by its beams. Those of self-attention are
 stored in one buffer per layer. Finished sentences are removed from the batch. `StaticShapeDecoder` is for GPUs.
@@ -25,7 +25,7 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-CACHE_GROWTH = 32  # steps by which a KV buffer grows; `StaticShapeDecoder` starts with it and doubles the buffers
+CACHE_GROWTH = 32  # tokens that are added to a full KV buffer; initial capacity in `StaticShapeDecoder`
 
 
 class IncrementalDecoder:
@@ -153,8 +153,8 @@ class IncrementalDecoder:
             heads = nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=attention.scaling)
         return attention.out_proj(heads.transpose(1, 2).flatten(2))
 
-    def reorder(self, hypotheses: torch.Tensor, sentences: torch.Tensor | None) -> None:
-        """Select hypotheses (indices into B * K) and, if some sentences finished, sentences (indices into B)."""
+    def reorder_cache(self, hypotheses: torch.Tensor, sentences: torch.Tensor | None) -> None:
+        """Select hypotheses by index (0 to B * K - 1) and, unless all sentences remain, sentences (0 to B - 1)."""
         for layer in self.self_attention_cache:
             for n, buffer in enumerate(layer):
                 layer[n] = buffer.new_empty(len(buffer), len(hypotheses), buffer.shape[-1])
@@ -175,8 +175,8 @@ class StaticShapeDecoder(IncrementalDecoder):
     """GPU variant of `IncrementalDecoder` that avoids kernel-launch overhead.
 
     All tensors keep their shapes and addresses, so a step can be captured once as a CUDA graph and replayed with a
-    single launch. Each beam attends to the cached keys and values of all beams of its sentence. A mask selects those
-    of its ancestors. When beams are reordered, only this mask changes. `use_cuda_graph` enables the capture.
+    single launch. Keys and values stay with the beam that computed them. When beams are reordered, only
+    `ancestry_mask` changes. It selects, for each earlier token of a hypothesis, the beam that computed it.
     """
 
     def __init__(
@@ -197,8 +197,8 @@ class StaticShapeDecoder(IncrementalDecoder):
         self.cache_position = torch.zeros(1, dtype=torch.long, device=states.device)  # buffer index of the new tokens
         self.counts = torch.zeros((rows, 1), dtype=torch.long, device=states.device)  # tokens without padding
         identity = torch.eye(beams, device=states.device)
-        self.self_mask = to_additive_mask(identity, states)[:, 0].repeat(len(states), 1, 1)  # (B * K, 1, K)
-        self.ancestry_mask = self.self_mask[:, :0]  # (B * K, capacity, K), zero at the ancestors of a hypothesis
+        self.own_beam_mask = to_additive_mask(identity, states)[:, 0].repeat(len(states), 1, 1)  # (B * K, 1, K)
+        self.ancestry_mask = self.own_beam_mask[:, :0]  # (B * K, capacity, K), zero at the beams to attend to
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """Append one token to every hypothesis. The next step overwrites the returned logits."""
@@ -220,7 +220,7 @@ class StaticShapeDecoder(IncrementalDecoder):
         self.capacity += added
         cache, padding = self.self_attention_cache, (0, 0, 0, 0, 0, added)
         self.self_attention_cache = [[nn.functional.pad(buffer, padding) for buffer in layer] for layer in cache]
-        masked = torch.finfo(self.self_mask.dtype).min
+        masked = torch.finfo(self.own_beam_mask.dtype).min
         self.ancestry_mask = nn.functional.pad(self.ancestry_mask, (0, 0, 0, added), value=masked)
         if self.prompt_mask is not None:
             missing = max(0, self.capacity - self.prompt_mask.shape[1])
@@ -228,14 +228,14 @@ class StaticShapeDecoder(IncrementalDecoder):
         self.replay = None
 
     def run_step(self) -> torch.Tensor:
-        """Run one step from the buffers, update them, and return logits (B * K, V)."""
-        positions, self_mask = self.cache_position[None], self.self_mask
+        """Run one step that reads and writes only tensors with fixed addresses, and return logits (B * K, V)."""
+        positions, own_beam_mask = self.cache_position[None], self.own_beam_mask
         if self.prompt_mask is not None:  # padding is neither counted by positions nor attended to
             is_real = self.prompt_mask.index_select(1, self.cache_position)  # (B * K, 1)
             self.counts += is_real
             positions = (self.counts - 1).clamp(min=0)
-            self_mask = self_mask.masked_fill(is_real[..., None] == 0, torch.finfo(self_mask.dtype).min)
-        self.ancestry_mask.index_copy_(1, self.cache_position, self_mask)
+            own_beam_mask = own_beam_mask.masked_fill(is_real[..., None] == 0, torch.finfo(own_beam_mask.dtype).min)
+        self.ancestry_mask.index_copy_(1, self.cache_position, own_beam_mask)
         logits = self.predict(self.decoder.embed_tokens(self.tokens[:, None]), positions)
         self.cache_position += 1
         return logits
@@ -253,8 +253,8 @@ class StaticShapeDecoder(IncrementalDecoder):
         mask = self.ancestry_mask.view(len(key), 1, self.beams, -1)  # (B, 1, K, capacity * K)
         return self.attend_shared_keys(attention, states, key, value, mask, "decoder_attentions")
 
-    def reorder(self, hypotheses: torch.Tensor, sentences: torch.Tensor | None) -> None:
-        """Select hypotheses, each from the same sentence as the one that it replaces."""
+    def reorder_cache(self, hypotheses: torch.Tensor, sentences: torch.Tensor | None) -> None:
+        """Reorder the hypotheses within each sentence. Sentences are never removed."""
         self.ancestry_mask.copy_(self.ancestry_mask[hypotheses])
 
 
@@ -314,10 +314,10 @@ class Ensemble:
         """Return the outputs of the first decoder at the last step."""
         return self.decoders[0].last_step_outputs()
 
-    def reorder(self, hypotheses: torch.Tensor, sentences: torch.Tensor | None) -> None:
+    def reorder_cache(self, hypotheses: torch.Tensor, sentences: torch.Tensor | None) -> None:
         """Select hypotheses and sentences in all decoders."""
         for decoder in self.decoders:
-            decoder.reorder(hypotheses, sentences)
+            decoder.reorder_cache(hypotheses, sentences)
 
 
 __all__ = ["Ensemble", "StaticShapeDecoder", "IncrementalDecoder"]

@@ -87,7 +87,7 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
-        self.is_causal = is_causal  # attention functions read it if they get no mask
+        self.is_causal = is_causal  # attention functions use this flag if no attention mask is passed
         self.key_head_dim = config.key_head_dim or config.d_model // num_heads
         self.value_head_dim = config.value_head_dim or config.d_model // num_heads
         self.scaling = self.key_head_dim**-0.5
@@ -125,7 +125,7 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys (B, H, S, K) and values (B, H, S, E), including cached ones, and update the cache.
 
-        In cross-attention, they are computed in the first decoding step and then read from the cache.
+        In cross-attention, keys and values are computed in the first decoding step. Later steps read the cache.
         """
         is_cross = encoder_hidden_states is not None
         if is_cross and cache is not None and cache.is_updated.get(self.layer_idx):
@@ -181,7 +181,7 @@ def resolve_inputs_embeds(
 ) -> torch.Tensor:
     """Return the token embeddings (B, T, D) of `input_ids` (B, T), or `inputs_embeds` unchanged (section 3.4).
 
-    `TransformerStack.embed` scales them by sqrt(d_model). Messages add `name_prefix` to argument names.
+    `TransformerStack.embed` scales them by sqrt(d_model). `name_prefix` precedes argument names in error messages.
 
     Raises:
         ValueError: If not exactly one of the two is given, or if an id is outside the vocabulary (CPU only).
@@ -190,7 +190,7 @@ def resolve_inputs_embeds(
         raise ValueError(f"Specify exactly one of {name_prefix}input_ids and {name_prefix}inputs_embeds.")
     if input_ids is None:
         return inputs_embeds  # type: ignore[return-value]
-    validate_input_ids(input_ids, vocab_size, name_prefix)  # type: ignore[arg-type]  # the config replaces None
+    validate_input_ids(input_ids, vocab_size, name_prefix)  # type: ignore[arg-type]  # never None in a config
     return embed_tokens(input_ids)
 
 
@@ -373,8 +373,8 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
         if config.embedding_norm:
             self.embedding_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.layers = nn.ModuleList(layers)
-        has_last_layer_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm
-        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if has_last_layer_norm else nn.Identity()
+        has_final_layer_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm
+        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if has_final_layer_norm else nn.Identity()
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -447,7 +447,7 @@ class Decoder(TransformerStack):
 
     def __init__(self, config: VanillaTransformerConfig):
         layers = [DecoderLayer(config, i) for i in range(config.decoder_layers)]
-        super().__init__(config, config.decoder_vocab_size, layers)  # type: ignore[arg-type]  # the config replaces None
+        super().__init__(config, config.decoder_vocab_size, layers)  # type: ignore[arg-type]  # never None in a config
 
     @merge_with_config_defaults
     @capture_outputs
@@ -615,7 +615,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config)
         self.model = VanillaTransformerModel(config)
-        target_size: int = config.decoder_vocab_size  # type: ignore[assignment]  # the config replaces None
+        target_size: int = config.decoder_vocab_size  # type: ignore[assignment]  # never None in a config
         self.lm_head = nn.Linear(config.d_model, target_size, bias=config.lm_head_bias)
         self.loss_type = "ForMaskedLM"  # a loss without shift: logits and labels are aligned
         if not config.share_encoder_decoder_embeddings:
@@ -649,12 +649,12 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
 
         `labels` (B, T) has -100 at positions to ignore. Without `decoder_input_ids`, the decoder input is
         `decoder_start_token_id`, followed by the labels except for the last one. The summed loss is divided by
-        `num_items_in_batch`, the number of labels of the complete optimizer step. It defaults to those of this call.
+        `num_items_in_batch`, the number of labels per optimizer step. It defaults to the number of labels in `labels`.
 
-        `smoothing` is the label smoothing factor (section 5.4). If it is given, the loss is computed in chunks and
-        `logits` is None. This takes less memory and, on a CPU, skips padding, unless `lm_head` has adapters or hooks.
-        Otherwise, the loss is the unsmoothed cross-entropy. (The name of the argument must not contain "label", because
-        a Trainer treats every argument with "label" in its name as a column of labels.)
+        `smoothing` is the label smoothing factor (section 5.4). If it is given, the loss is computed in chunks to save
+        memory, and `logits` is None. An `lm_head` with adapters or hooks computes all logits at once. Without
+        `smoothing`, the loss is the cross-entropy. (The name of this argument does not contain "label", because a
+        Trainer treats every argument with "label" in its name as a column of labels.)
 
         The other arguments are those of `VanillaTransformerModel.forward`.
 
@@ -686,8 +686,8 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if labels is not None and logits is not None:
             vocab_size = self.config.decoder_vocab_size
             loss = self.loss_function(logits, labels, vocab_size, num_items_in_batch=num_items_in_batch)
-        others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
-        return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
+        other_outputs = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **other_outputs)
 
     @staticmethod
     def _reorder_cache(past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor) -> EncoderDecoderCache:

@@ -1,5 +1,5 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
-"""`TranslationPipeline`, from text to text. transformers 5 has removed its translation pipeline."""
+"""Translation pipeline for strings. It replaces the translation pipeline that transformers 5 has removed."""
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -49,14 +49,14 @@ class TranslationPipeline(Pipeline):
         progress: Show a progress bar on stderr.
         glossary: Required translations of source terms, `{"dog": "Hund", "cat": ["Katze", "Kater"]}`. With several
             alternatives, the search chooses one. Adds `"terms"`: each `"source"` term with its `"target"`, which is
-            None if the translation does not contain it. If the default is one beam, 4 beams are used.
+            None if the translation does not contain it. If the generation config has one beam, 4 beams are used.
         ensemble: Additional vanilla_transformer models with the same tokenizer, on the same device. Probabilities of
             all models are averaged.
         other arguments: Passed to `model.generate()`. If no length is set, a translation may be 50 tokens longer than
             its source (section 6.1).
 
-    An empty string has an empty translation with score 0. Sentences with more tokens than learned positions are not
-    truncated: their translation is empty, with score -inf, an `"error"` that states the reason, and a logged warning.
+    An empty string has an empty translation with score 0. A sentence that is too long for learned positions is not
+    truncated. Its translation is empty with score -inf, `"error"` states the reason, and a warning is logged.
     A translation does not depend on the other sentences of its batch.
     """
 
@@ -102,11 +102,11 @@ class TranslationPipeline(Pipeline):
     ) -> Iterator[dict[str, Any] | list[dict[str, Any]]]:
         sentences = iter(sentences)
         config = resolve_generation_config(self.model, generate_kwargs)
-        max_length = self._max_source_length(generate_kwargs.get("ensemble"))
+        max_length = self._max_sequence_length(generate_kwargs.get("ensemble"))
         forward_options: dict[str, Any] = {"return_scores": return_scores, "return_token_scores": return_token_scores}
         has_limit = config.max_new_tokens is not None or config.max_length is not None
-        # The default limit depends on the source length: if a batch has one limit, its sources need the same length
-        can_mix_lengths = has_limit or self._has_row_limits(generate_kwargs, config)
+        # The default limit is source length + 50. If a batch can have only one limit, its sources need equal lengths
+        can_mix_lengths = has_limit or self._supports_extra_tokens(generate_kwargs, config)
 
         def unwrap_single(candidates: list[dict[str, Any]]) -> Any:
             return candidates[0] if (config.num_return_sequences or 1) == 1 else candidates
@@ -180,9 +180,9 @@ class TranslationPipeline(Pipeline):
         length = model_inputs["input_ids"].shape[1]
         prompt = generate_kwargs.get("decoder_input_ids")
         start = 1 if prompt is None else prompt.shape[-1]
-        limit = self._max_source_length(generate_kwargs.get("ensemble"))
+        limit = self._max_sequence_length(generate_kwargs.get("ensemble"))
         if config.max_new_tokens is None and config.max_length is None:
-            if self._has_row_limits(generate_kwargs, config):
+            if self._supports_extra_tokens(generate_kwargs, config):
                 generate_kwargs.setdefault("extra_tokens", EXTRA_TOKENS)
             generate_kwargs["max_new_tokens"] = default_max_new_tokens(length, limit, start)
         elif limit is not None and (config.max_new_tokens or config.max_length - start) > limit - start:
@@ -212,12 +212,12 @@ class TranslationPipeline(Pipeline):
     def _supports_beam_search(self, generate_kwargs: dict[str, Any]) -> bool:
         """Return whether `beam_search` supports this model and these options. If not, `generate()` decodes."""
         adapter = getattr(self.model, "active_peft_config", None)
-        has_prompt = adapter is not None and adapter.is_prompt_learning  # generate() prepends it
+        has_prompt = adapter is not None and adapter.is_prompt_learning  # only generate() supports it
         is_supported = self.model.config.model_type == "vanilla_transformer" and not has_prompt
         return is_supported and supports_generate_kwargs(self.model, generate_kwargs)
 
-    def _has_row_limits(self, generate_kwargs: dict[str, Any], config: GenerationConfig) -> bool:
-        """Return whether each sentence of a batch has a separate limit, by `extra_tokens` of `beam_search`."""
+    def _supports_extra_tokens(self, generate_kwargs: dict[str, Any], config: GenerationConfig) -> bool:
+        """Return whether each sentence of a batch can have its own limit, with `extra_tokens` of `beam_search`."""
         is_default = generate_kwargs.get("custom_generate", beam_search) is beam_search
         return is_default and config.forced_eos_token_id is None and self._supports_beam_search(generate_kwargs)
 
@@ -231,8 +231,8 @@ class TranslationPipeline(Pipeline):
     ) -> torch.Tensor:
         """Return a mask (B, n, T) of the ids in sequences (B, n, 1 + T) that belong to the translation.
 
-        The pad token may also be the EOS token. A sentence that was stopped or is at its limit has no EOS token.
-        `start` is the length of the decoder prompt.
+        EOS tokens do not suffice to find the end of a sentence. Stopped sentences and those at their limit have none,
+        and the pad token may have the same id. `start` is the length of the decoder prompt.
         """
         ids = sequences[..., 1:]
         eos_ids = [config.eos_token_id] if isinstance(config.eos_token_id, int) else config.eos_token_id or []
@@ -246,7 +246,7 @@ class TranslationPipeline(Pipeline):
         criteria = [*(generate_kwargs.get("stopping_criteria") or ())]
         if config.stop_strings is not None:
             criteria.append(StopStringCriteria(self._target_tokenizer(), config.stop_strings))
-        if config.pad_token_id in eos_ids:  # after a stopping criterion, padding has the id of EOS
+        if config.pad_token_id in eos_ids:  # padding after a stopping criterion has the id of EOS
             for length in range(start, ids.shape[-1] if criteria else 0):
                 for criterion in criteria:
                     is_stopped = criterion(sequences[..., : length + 1].flatten(0, 1), None).view(ids.shape[:2])
@@ -258,7 +258,7 @@ class TranslationPipeline(Pipeline):
 
     def _compute_scores(self, outputs: Any, is_token: torch.Tensor, config: GenerationConfig) -> torch.Tensor:
         if getattr(outputs, "sequences_scores", None) is not None:
-            return outputs.sequences_scores  # of beam search
+            return outputs.sequences_scores  # computed by beam search
         steps = len(outputs.scores)
         log_probabilities = torch.stack(outputs.scores, dim=1).log_softmax(-1)  # (B, T, V)
         log_probabilities = log_probabilities.gather(-1, outputs.sequences[:, -steps:, None]).squeeze(-1)
@@ -288,7 +288,7 @@ class TranslationPipeline(Pipeline):
 
     def _add_alignments(self, sources: list[str], outputs: list[list[dict[str, Any]]]) -> None:
         """Add alignments, except to translations that are too long for the model after re-tokenization."""
-        limit = self._max_source_length()
+        limit = self._max_sequence_length()
         pairs = []
         for source, candidates in zip(sources, outputs, strict=True):
             for each in candidates:
@@ -322,21 +322,21 @@ class TranslationPipeline(Pipeline):
         limit = (
             config.max_new_tokens
             or config.max_length
-            or default_max_new_tokens(length, self._max_source_length(ensemble))
+            or default_max_new_tokens(length, self._max_sequence_length(ensemble))
         )
         memory = estimate_memory_per_sentence(self.model, length, config.num_beams or 1, limit) * (1 + len(ensemble))
         size = int(GPU_MEMORY_FRACTION * get_free_memory(self.model.device) / memory)
         return max(1, min(MAX_GPU_BATCH_SIZE, size))
 
-    def _max_source_length(self, ensemble: Sequence[PreTrainedModel] | None = None) -> int | None:
-        """Return the maximum length that all models support, or None if there is no limit."""
+    def _max_sequence_length(self, ensemble: Sequence[PreTrainedModel] | None = None) -> int | None:
+        """Return the maximum length of source and target for all models, or None if there is no limit."""
         configs = [each.config for each in (self.model, *(ensemble or ()))]
         limited = [each for each in configs if getattr(each, "position_embedding_type", None) != "sinusoidal"]
         return min(filter(None, (getattr(each, "max_position_embeddings", None) for each in limited)), default=None)
 
 
 def default_max_new_tokens(source_length: int, limit: int | None, start: int = 1) -> int:
-    """Return the default limit of section 6.1, reduced if prompt and translation exceed `limit` positions."""
+    """Return source length + 50 (section 6.1), or less if the prompt and the translation would exceed `limit`."""
     return source_length + EXTRA_TOKENS if limit is None else min(source_length + EXTRA_TOKENS, limit - start)
 
 
@@ -345,7 +345,7 @@ def estimate_memory_per_sentence(model: PreTrainedModel, length: int, beams: int
     config, itemsize = model.config, model.dtype.itemsize
     encoder = length * itemsize * (8 * config.d_model + 2 * config.encoder_ffn_dim)
     states = 2 * config.decoder_layers * config.d_model * itemsize  # keys and values of one token
-    capacity = 3 * limit  # doubling a buffer needs the old and the new one
+    capacity = 3 * limit  # a full buffer is copied to one of double size, so both exist for a moment
     logits = 6 * 4 * config.decoder_vocab_size  # float32 logits and tensors computed from them
     return encoder + length * states + beams * (capacity * states + logits)
 

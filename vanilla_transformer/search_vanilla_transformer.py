@@ -5,7 +5,7 @@ On a CPU, finished sentences are removed from the batch. On a GPU, that would re
 token. There, all sentences stay in the batch, finished ones are left unchanged, and completion is checked only every
 few tokens. The result is the same.
 
-This module imports only the step-wise decoder, so that it can be published in a separate repository.
+This module imports only `IncrementalDecoder` and `Ensemble`, so that it can be published in a separate repository.
 
 Shapes: B sentences in the batch, K beams, W candidates, T tokens so far, N rows (sentences or hypotheses),
 V target vocabulary.
@@ -24,8 +24,8 @@ from torch import nn
 
 from .incremental_decoding_vanilla_transformer import Ensemble
 
-MASKED_SCORE = -1.0e9  # score of unused beams
-EMPTY_SCORE = 1.5 * MASKED_SCORE  # score of an empty result slot, below that of any continuation
+MASKED_SCORE = -1.0e9  # masks hypotheses; finite, so that masked ones can still be compared
+EMPTY_SCORE = 1.5 * MASKED_SCORE  # score if there are fewer than K finished hypotheses; below all other scores
 RANK_OFFSET = 10_000  # exceeds the number of candidates
 DONE_CHECK_INTERVAL = 8  # tokens between two checks for completion on a GPU
 
@@ -48,12 +48,12 @@ class DecodingTask:
     criteria: tuple = ()  # stopping criteria: ids (N, T), scores of all steps or None -> booleans (N)
     do_sample: bool = False
     keep_batch: bool = False
-    pads_finished: bool = True  # whether finished sequences that stay in the batch are continued with `pad_id`
+    pad_finished: bool = True  # whether finished sequences that stay in the batch get `pad_id`
     requested_outputs: frozenset = frozenset()  # per-step outputs: "scores", "logits", "states" (of the decoder)
     return_beam_indices: bool = False
     streamer: Any = None  # receives the tokens of each step; only used by `decode_single_beam`
     glossary: Any = None  # `LexicalConstraints` or None
-    max_length_bound: int | None = None  # length that `early_stopping="never"` assumes; defaults to `limits`
+    max_length_bound: int | None = None  # for the bound of `early_stopping="never"`; defaults to `limits`
     static_shapes: bool = False
     outputs: dict[str, list] = field(default_factory=dict)  # collected per-step outputs
 
@@ -109,7 +109,7 @@ def decode_single_beam(task: DecodingTask) -> torch.Tensor:
             logits = task.process_scores(tokens[active, :length], logits)
         new = torch.multinomial(logits.softmax(-1), 1)[:, 0] if task.do_sample else best_token(logits)
         if task.has_fixed_batch:
-            new = torch.where(unfinished if task.pads_finished else task.limits[active] > length, new, task.pad_id)
+            new = torch.where(unfinished if task.pad_finished else task.limits[active] > length, new, task.pad_id)
         tokens[active, length] = new
         if task.streamer is not None:
             task.streamer.put(new.cpu())
@@ -128,7 +128,7 @@ def decode_single_beam(task: DecodingTask) -> torch.Tensor:
         active = active[rows]
         if not len(active):
             return tokens[:, : length + 1]
-        task.decoder.reorder(rows, rows)
+        task.decoder.reorder_cache(rows, rows)
     return tokens[:, : int(lengths.max())] if task.has_fixed_batch else tokens
 
 
@@ -138,7 +138,7 @@ class BeamSearchOutput:
 
     tokens: torch.Tensor  # (B * n, T)
     scores: torch.Tensor  # (B * n)
-    beam_indices: torch.Tensor | None  # (B * n, T - prompt), the row that each new token continued, -1 after the end
+    beam_indices: torch.Tensor | None  # (B * n, T - prompt), row of the parent hypothesis of each new token, -1 = end
 
 
 def run_beam_search(
@@ -151,8 +151,9 @@ def run_beam_search(
 ) -> BeamSearchOutput:
     """Run beam search.
 
-    Each step selects the W (`num_candidates`) best continuations of the K hypotheses of a sentence. At least K of them
-    do not end. Those of the first K that end may become results. The K best that do not end continue.
+    Each step selects the W (`num_candidates`) best continuations of the K hypotheses of a sentence. W is chosen so that
+    at least K of them do not end: the K best of these are the next hypotheses. A continuation that ends can become a
+    result only if it is among the K best of all W.
     """
     prompt, limits, pad_id = task.prompt, task.limits, task.pad_id
     device, start, max_length = prompt.device, prompt.shape[1], int(limits.max())
@@ -166,7 +167,7 @@ def run_beam_search(
     finished = torch.full((len(prompt), num_beams, max_length), pad_id, device=device)
     finished_scores = torch.full((len(prompt), num_beams), EMPTY_SCORE, device=device)
     is_filled = torch.zeros((len(prompt), num_beams), dtype=torch.bool, device=device)  # slots of `finished`
-    steps = max_length - start if task.return_beam_indices else 0  # history: the row that each token continued
+    steps = max_length - start if task.return_beam_indices else 0  # history: row of the parent hypothesis of each token
     history = torch.empty((len(prompt), num_beams, 0), dtype=torch.int32, device=device)
     finished_history = torch.full((len(prompt), num_beams, steps), -1, dtype=torch.int32, device=device)
     result_history = finished_history[:, :num_return].clone()
@@ -174,7 +175,7 @@ def run_beam_search(
     for length in range(1, start):
         task.step(hypotheses[:, :, length - 1].flatten())
 
-    for length in range(start, max_length):  # before the step
+    for length in range(start, max_length):  # number of tokens before the step
         new_length = length + 1 - start  # generated tokens after the step
         log_probs = task.step(hypotheses[:, :, -1].flatten()).log_softmax(-1)
         if task.process is not None or task.requested_outputs:
@@ -205,8 +206,8 @@ def run_beam_search(
             order = candidates.topk(num_beams).indices
             if task.glossary is not None:  # results that lack a term rank last
                 order = candidates.argsort(descending=True, stable=True)
-                lacks = is_filled.logical_not().int().gather(1, order)
-                order = order.gather(1, lacks.argsort(stable=True)[:, :num_beams])
+                is_incomplete = is_filled.logical_not().int().gather(1, order)
+                order = order.gather(1, is_incomplete.argsort(stable=True)[:, :num_beams])
             if task.static_shapes:  # finished sentences are left unchanged
                 order = torch.where(unfinished[:, None], order, torch.arange(num_beams, device=device))
             finished_scores, is_filled = candidates.gather(1, order), is_filled.gather(1, order)
@@ -217,7 +218,7 @@ def run_beam_search(
         if task.glossary is None:
             scores, order = torch.add(values, has_ended, alpha=MASKED_SCORE).topk(num_beams)
             best_scores = scores
-        else:  # in the order of allocation; after K results, hypotheses that lack a term are not considered
+        else:  # keep the order of beam allocation; after K results, ignore hypotheses without all terms
             values = torch.add(values, has_ended, alpha=MASKED_SCORE)
             is_masked = values < MASKED_SCORE / 2
             ranks = torch.add(-torch.arange(num_candidates, device=device), is_masked, alpha=-RANK_OFFSET)
@@ -242,7 +243,7 @@ def run_beam_search(
             unfinished &= is_active
             if task.should_check_done(length) and (not unfinished.any() or (task.keep_batch and has_ended.all())):
                 break
-            task.decoder.reorder((active[:, None] * num_beams + parents).flatten(), None)
+            task.decoder.reorder_cache((active[:, None] * num_beams + parents).flatten(), None)
             continue
         if not is_active.all():
             done = active[~is_active]
@@ -258,7 +259,7 @@ def run_beam_search(
             finished, finished_scores, is_filled = finished[is_active], finished_scores[is_active], is_filled[is_active]
             unfinished = unfinished[is_active]
         rows = is_active.nonzero()[:, 0]
-        task.decoder.reorder((rows[:, None] * num_beams + parents).flatten(), None if is_active.all() else rows)
+        task.decoder.reorder_cache((rows[:, None] * num_beams + parents).flatten(), None if is_active.all() else rows)
     if task.has_fixed_batch:
         result, result_scores = finished[:, :num_return], finished_scores[:, :num_return]
         result_history = finished_history[:, :num_return]
@@ -313,7 +314,7 @@ def select_continuations(
 
 
 def best_token(logits: torch.Tensor) -> torch.Tensor:
-    """Return `logits.argmax(-1)` of (rows, V). The search by blocks takes a fifth of the time on a CPU."""
+    """Return `logits.argmax(-1)` of (rows, V). Finding the best block first takes a fifth of the time on a CPU."""
     rows, size = logits.shape
     block = block_size(size)
     if not block:
@@ -326,7 +327,8 @@ def best_token(logits: torch.Tensor) -> torch.Tensor:
 def best_tokens(log_probs: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `log_probs.topk(n)` of (rows, V).
 
-    The n blocks with the largest maxima hold the n best tokens. Finding them first is nearly twice as fast on a CPU.
+    The n best tokens are in the n blocks of the vocabulary with the largest maxima. Finding these blocks first is nearly
+    twice as fast on a CPU.
     """
     rows, size = log_probs.shape
     block = block_size(size)
@@ -361,8 +363,8 @@ def may_improve(
 ) -> torch.Tensor:
     """Return whether the search of each sentence can still improve its results (B).
 
-    "exact" compares the worst result with the best score that a hypothesis can reach: its log-probability
-    over the penalty of its limit. Others need K results: "never" uses this bound, False `new_length`, and True ends.
+    `early_stopping="exact"` compares the worst of `num_return` results with the best score that a hypothesis can reach
+    at its limit. "never" does so for K results, and False with the score at `new_length`. True only requires K results.
     """
     if early_stopping == "exact":
         bound = scores[:, 0] / penalty(limits)

@@ -26,8 +26,8 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
     Args:
         source_tokenizer_file, target_tokenizer_file: Paths of `tokenizers` JSON files.
         source_tokenizer_object, target_tokenizer_object: `tokenizers.Tokenizer` objects, instead of files.
-        **kwargs: Arguments of `PreTrainedTokenizerFast`, such as `pad_token`. Some imported checkpoints also have
-            `known`: the numbers of rows of the source and target embedding. Larger ids become the unknown id.
+        **kwargs: Arguments of `PreTrainedTokenizerFast`, such as `pad_token`. Some imported checkpoints also set
+            `known` to the sizes of the source and the target embedding. Ids without an embedding become `unk_token_id`.
 
     Raises:
         ValueError: If one of the two tokenizers is missing, or if a special token has different ids in them.
@@ -89,21 +89,21 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         special = {name: token for name, token in self.special_tokens_map.items() if isinstance(token, str)}
         return PreTrainedTokenizerFast(tokenizer_object=getattr(self, f"{side}_tokenizer"), **special)
 
-    def ids_without_rows(self, side: str) -> set[int]:
-        """Return the ids of one side, "source" or "target", that have no embedding row (see `known`)."""
+    def ids_without_embedding(self, side: str) -> set[int]:
+        """Return the ids of one side, "source" or "target", that have no embedding (see `known`)."""
         if self.known is None:
             return set()
         tokenizer = getattr(self, f"{side}_tokenizer")
-        beyond = range(self.known[side == "target"], tokenizer.get_vocab_size(with_added_tokens=False))
-        return set(beyond) - tokenizer.get_added_tokens_decoder().keys()
+        extra_ids = range(self.known[side == "target"], tokenizer.get_vocab_size(with_added_tokens=False))
+        return set(extra_ids) - tokenizer.get_added_tokens_decoder().keys()
 
     def __len__(self) -> int:
         """Return the number of embedding rows that the source vocabulary needs."""
-        return max(set(range(super().__len__())) - self.ids_without_rows("source")) + 1
+        return max(set(range(super().__len__())) - self.ids_without_embedding("source")) + 1
 
     def _convert_encoding(self, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], list]:
         encoding, encodings = super()._convert_encoding(*args, **kwargs)
-        if missing := self.ids_without_rows("target" if self._tokenizer is self.target_tokenizer else "source"):
+        if missing := self.ids_without_embedding("target" if self._tokenizer is self.target_tokenizer else "source"):
             unk = self.unk_token_id
             rows = encoding["input_ids"]
             encoding["input_ids"] = [[unk if each in missing else each for each in row] for row in rows]

@@ -10,15 +10,15 @@ def is_eager_on_cpu(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not isinstance(tensor, FakeTensor)
 
 
-def validate_input_ids(input_ids: torch.Tensor, size: int, side: str = "") -> None:
-    """Raise ValueError if an id is outside the vocabulary of `size` tokens. `side` is a prefix for the message."""
+def validate_input_ids(input_ids: torch.Tensor, size: int, name_prefix: str = "") -> None:
+    """Raise ValueError if an id is outside the vocabulary of `size` tokens. The message adds `name_prefix`."""
     if not is_eager_on_cpu(input_ids) or not input_ids.numel():
         return
     low, high = (int(bound) for bound in input_ids.aminmax())
     if low < 0 or high >= size:
         raise ValueError(
-            f"{side}input_ids contains the id {low if low < 0 else high}, outside the vocabulary of {size} tokens "
-            f"(0 to {size - 1}). Encode the text with the tokenizer of this model."
+            f"{name_prefix}input_ids contains the id {low if low < 0 else high}, outside the vocabulary of {size} "
+            f"tokens (0 to {size - 1}). Encode the text with the tokenizer of this model."
         )
 
 

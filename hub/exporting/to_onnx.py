@@ -18,7 +18,7 @@ from transformers import MarianConfig, PreTrainedTokenizerBase
 
 from hub.exporting.onnx_graphs import CROSS_CACHE, export_graphs, merge_decoder_graphs, suppress_logging
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.shared.transformers_conversion import SAME_FIELDS, TWO_VOCABULARIES
+from vanilla_transformer.shared.transformers_conversion import SAME_FIELDS, TWO_VOCABULARY_FIELDS
 
 USAGE = """{out} contains ONNX graphs. To translate with @huggingface/transformers only (greedily, one sentence at a time):
     const source = await AutoTokenizer.from_pretrained("{source}"), target = await AutoTokenizer.from_pretrained("{target}");
@@ -69,7 +69,7 @@ def native_config(model: VanillaTransformerForConditionalGeneration) -> dict[str
 
     `vocab_size` is the target vocabulary size, because client libraries use it as the number of logits in beam search.
     """
-    fields = {name: getattr(model.config, name) for name in (*SAME_FIELDS, *TWO_VOCABULARIES)}
+    fields = {name: getattr(model.config, name) for name in (*SAME_FIELDS, *TWO_VOCABULARY_FIELDS)}
     fields["vocab_size"] = model.config.decoder_vocab_size
     return MarianConfig(architectures=["MarianMTModel"], forced_eos_token_id=None, **fields).to_dict()
 

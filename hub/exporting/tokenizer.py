@@ -30,7 +30,7 @@ def prepare_for_export(
         tokenizer = convert_to_fast(tokenizer)
     sizes, rows = (model.config.vocab_size, model.lm_head.out_features), {}
     for side, size, vocabulary in zip(SIDES, sizes, vocabularies(tokenizer), strict=True):
-        missing = tokenizer.ids_without_rows(side) if has_separate_vocabularies(tokenizer) else set()
+        missing = tokenizer.ids_without_embedding(side) if has_separate_vocabularies(tokenizer) else set()
         ids = {*range(size), *vocabulary.values()}
         if (largest := max(ids - missing)) >= size:
             message = f"The {side} tokenizer has the id {largest}, but the model has only {size} embedding rows."

@@ -145,7 +145,7 @@ def convert_transformers_model(loaded: LoadedModel) -> ImportResult:
                 f"{name} does not exist in a {type(loaded.model).__name__}. Check the weights and config.json."
             )
     folds = {}
-    if loaded.architecture.positions == "computed":
+    if loaded.architecture.positions == "sinusoidal":
         folds["hidden dimensions permuted: sines and cosines of positions alternate instead of two halves"] = "exact"
     if loaded.architecture.positions == "tensor2tensor_sinusoids":
         folds[f"sinusoids of tensor2tensor as a table of {config.max_position_embeddings} positions"] = "exact"

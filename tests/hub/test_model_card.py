@@ -119,10 +119,10 @@ ON_THE_HUB = [
     f"test: owner/pairs (de-en), test_2016; 1,000 pairs; SHA-256 of the text: `{'ef' * 32}`",
 ]
 SCORED = "Test set: {}; beam size: 5; one run."
-MORE_FILES = "text files of the owner (test.tsv)"
+OWNERS_TEST_FILE = "text files of the owner (test.tsv)"
 REPORT = {"layout": "hkproj", "parity": {"largest_difference_of_log_probabilities": 2e-6}}
 ALL_LIMITS = [GENERAL, LONGEST, SEED, BIASES]
-FRESH = {"summary": SCRATCH, "training": COST, "limits": ALL_LIMITS, "datasets": None, "languages": ["en", "de"]}
+TRAINED = {"summary": SCRATCH, "training": COST, "limits": ALL_LIMITS, "datasets": None, "languages": ["en", "de"]}
 NO_RUN = {
     "summary": f"{PAPER}. Its languages are {UNKNOWN}.", "data": [f"Training data: {UNKNOWN}."],
     "training": [f"Training cost: {UNKNOWN}."], "scores": f"Scores: {UNKNOWN}.", "limits": [GENERAL, BIASES],
@@ -133,11 +133,11 @@ DIFFERENCE = "Log-probabilities differ from those of the original code by at mos
 RUNS = {  # (recipe changes, results changes or None, import report or None, expected parts of the card)
     "text files, with a data set in the recipe": (
         {"data_dir": "my_data"}, {"data": FILES}, None,
-        FRESH | {"data": OWNERS_FILES + COUNTS, "scores": SCORED.format(MORE_FILES)},
+        TRAINED | {"data": OWNERS_FILES + COUNTS, "scores": SCORED.format(OWNERS_TEST_FILE)},
     ),
     "table, no test": (
         {}, {"data": TABLE, "test_bleu": None, "test_chrf": None, "test_bleu_tokenized_lc": None}, None,
-        FRESH | {
+        TRAINED | {
             "data": [f"training: text files of the owner (train.tsv); 29,000 pairs; SHA-256 of the text: `{HASH}`",
                      *COUNTS],
             "scores": f"Scores: {UNKNOWN}.", "limits": [GENERAL, LONGEST, BIASES]},
@@ -145,72 +145,72 @@ RUNS = {  # (recipe changes, results changes or None, import report or None, exp
     "both directions": (
         {}, {"data": {"train": TABLE["train"] | {"pairs": 58000, "both_directions": True}},
              "test_bleu": None, "test_chrf": None, "test_bleu_tokenized_lc": None}, None,
-        FRESH | {
+        TRAINED | {
             "data": ["training: text files of the owner (train.tsv); 29,000 pairs, each in both directions; SHA-256 of "
                      f"the text: `{HASH}`", *COUNTS],
             "scores": f"Scores: {UNKNOWN}.", "limits": [GENERAL, LONGEST, BIASES]},
     ),
     "data set of the Hub": (
         {}, {}, None,
-        FRESH | {"data": ON_THE_HUB + COUNTS, "datasets": ["owner/pairs"],
-                 "scores": SCORED.format("owner/pairs (de-en), test_2016")},
+        TRAINED | {"data": ON_THE_HUB + COUNTS, "datasets": ["owner/pairs"],
+                   "scores": SCORED.format("owner/pairs (de-en), test_2016")},
     ),
     "local data set": (
         {"dataset_name": "my/folder"}, {"data": LOCAL}, None,
-        FRESH | {"data": ["training: a local data set of the owner, train; 9 pairs",
-                          "test: a local data set of the owner, test; 9 pairs", *COUNTS],
-                 "scores": SCORED.format("a local data set of the owner, test")},
+        TRAINED | {"data": ["training: a local data set of the owner, train; 9 pairs",
+                            "test: a local data set of the owner, test; 9 pairs", *COUNTS],
+                   "scores": SCORED.format("a local data set of the owner, test")},
     ),
     "streaming": (
         {}, {"data": STREAM, "train_pairs": None, "train_pairs_dropped": 7, "train_pairs_read": 4000}, None,
-        FRESH | {"data": ["training: text files of the owner (train.en, train.de)",
-                          "test: text files of the owner (test.tsv); 10 pairs",
-                          "read during training: 4,000 pairs", "excluded: 7 pairs"],
-                 "scores": SCORED.format(MORE_FILES)},
+        TRAINED | {"data": ["training: text files of the owner (train.en, train.de)",
+                            "test: text files of the owner (test.tsv); 10 pairs",
+                            "read during training: 4,000 pairs", "excluded: 7 pairs"],
+                   "scores": SCORED.format(OWNERS_TEST_FILE)},
     ),
     "demo": (
         {"corpus": "demo", "source_lang": "fr"}, {"data": {"train": {"source": "demo", "pairs": 20000}}}, None,
-        FRESH | {"data": ["training: the built-in English-German corpus; 20,000 pairs", *COUNTS],
-                 "limits": [GENERAL, GRAMMAR, LONGEST, SEED, BIASES],
-                 "scores": SCORED.format(UNKNOWN)},
+        TRAINED | {"data": ["training: the built-in English-German corpus; 20,000 pairs", *COUNTS],
+                   "limits": [GENERAL, GRAMMAR, LONGEST, SEED, BIASES],
+                   "scores": SCORED.format(UNKNOWN)},
     ),
     "random pairs": (
         {"corpus": "random"}, {"data": {"train": {"source": "random", "pairs": 64}}}, None,
-        FRESH | {"summary": f"{PAPER}, trained from scratch on random pairs of numbers, which it can only memorize.",
-                 "data": ["training: random pairs of numbers; 64 pairs", *COUNTS], "languages": None,
-                 "scores": SCORED.format(UNKNOWN)},
+        TRAINED | {"summary": f"{PAPER}, trained from scratch on random pairs of numbers, which it can only memorize.",
+                   "data": ["training: random pairs of numbers; 64 pairs", *COUNTS], "languages": None,
+                   "scores": SCORED.format(UNKNOWN)},
     ),
     "fine-tuned, from the Hub": (
         {"base_model": "owner/base"}, {"data": FILES}, None,
-        FRESH | {"summary": f"{PAPER}, fine-tuned from [owner/base](https://huggingface.co/owner/base): from en "
-                            "to de.",
-                 "limits": [GENERAL, "Fine-tuned on sentences of at most 256 tokens.", SEED, BIASES],
-                 "data": OWNERS_FILES + COUNTS, "scores": SCORED.format(MORE_FILES)},
+        TRAINED | {"summary": f"{PAPER}, fine-tuned from [owner/base](https://huggingface.co/owner/base): from en "
+                              "to de.",
+                   "limits": [GENERAL, "Fine-tuned on sentences of at most 256 tokens.", SEED, BIASES],
+                   "data": OWNERS_FILES + COUNTS, "scores": SCORED.format(OWNERS_TEST_FILE)},
     ),
     "fine-tuned on the demo, from a folder": (
         {"base_model": "/home/owner/base"}, {"data": {"train": {"source": "demo"}}}, None,
-        FRESH | {"summary": f"{PAPER}, fine-tuned from a checkpoint that is not on the Hub: from en to de.",
-                 "limits": [GENERAL, "Fine-tuned on sentences of at most 256 tokens.", SEED, BIASES],
-                 "data": ["training: the built-in English-German corpus", *COUNTS],
-                 "scores": SCORED.format(UNKNOWN)},
+        TRAINED | {"summary": f"{PAPER}, fine-tuned from a checkpoint that is not on the Hub: from en to de.",
+                   "limits": [GENERAL, "Fine-tuned on sentences of at most 256 tokens.", SEED, BIASES],
+                   "data": ["training: the built-in English-German corpus", *COUNTS],
+                   "scores": SCORED.format(UNKNOWN)},
     ),
     "LoRA": (
         {"base_model": "owner/base", "lora_rank": 8}, {"data": FILES}, None,
-        FRESH | {"summary": f"{PAPER}, fine-tuned with LoRA (rank 8) from "
-                            "[owner/base](https://huggingface.co/owner/base): from en to de.",
-                 "limits": [GENERAL, "Fine-tuned on sentences of at most 256 tokens.", SEED, BIASES],
-                 "data": OWNERS_FILES + COUNTS, "scores": SCORED.format(MORE_FILES)},
+        TRAINED | {"summary": f"{PAPER}, fine-tuned with LoRA (rank 8) from "
+                              "[owner/base](https://huggingface.co/owner/base): from en to de.",
+                   "limits": [GENERAL, "Fine-tuned on sentences of at most 256 tokens.", SEED, BIASES],
+                   "data": OWNERS_FILES + COUNTS, "scores": SCORED.format(OWNERS_TEST_FILE)},
     ),
-    "older release, without data log": (
+    "older release, which did not record the data": (
         {}, {"data": None}, None,
-        FRESH | {"data": [f"Training data: {UNKNOWN}.", COUNTS[0], f"SHA-256 of the training text: `{HASH}`",
-                          COUNTS[1]],
-                 "scores": SCORED.format(UNKNOWN)},
+        TRAINED | {"data": [f"Training data: {UNKNOWN}.", COUNTS[0], f"SHA-256 of the training text: `{HASH}`",
+                            COUNTS[1]],
+                   "scores": SCORED.format(UNKNOWN)},
     ),
     "names that are not language codes": (
         {"source_lang": "src", "target_lang": "phon"}, {"data": FILES}, None,
-        FRESH | {"summary": f"{PAPER}, trained from scratch: from src to phon.", "languages": None,
-                 "data": OWNERS_FILES + COUNTS, "scores": SCORED.format(MORE_FILES)},
+        TRAINED | {"summary": f"{PAPER}, trained from scratch: from src to phon.", "languages": None,
+                   "data": OWNERS_FILES + COUNTS, "scores": SCORED.format(OWNERS_TEST_FILE)},
     ),
     "unfinished: only a recipe": (
         {}, None, None,
@@ -298,7 +298,7 @@ def test_rejects_metadata_that_contradict_run(make_run, data, options, message):
         make_card(folder, "user/name", **options)
 
 
-def test_marks_statements_of_owner(make_run):
+def test_marks_training_data_stated_by_owner(make_run):
     folder, _ = make_run({}, {"data": FILES}, None)
     card = make_card(folder, "user/name", datasets=["other/pairs"])
     assert "training data according to the owner: other/pairs" in card.content

@@ -261,7 +261,7 @@ def test_run_with_renamed_keys_can_be_resumed(path, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["step", "processes"])
-def test_rejects_renamed_options_with_their_new_name(path, capsys, option):
+def test_error_shows_new_name_of_renamed_option(path, capsys, option):
     with pytest.raises(SystemExit) as exit_:
         read_recipe([str(path), f"--{option}", "2"])
     assert exit_.value.code == 2

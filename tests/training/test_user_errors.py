@@ -61,7 +61,10 @@ SETTINGS = {
     ),
     "unbounded stream": (["--streaming", "true", "--max_steps", "-1"], "streaming requires max_steps"),
     "average of nothing": (["--average_checkpoints", "3", "--save_strategy", "no"], "requires save_strategy"),
-    "best without evaluation": (["--average_by", "best", "--eval_strategy", "no"], "require eval_strategy"),
+    "best without evaluation": (
+        ["--average_by", "best", "--eval_strategy", "no"],
+        "average_by=best requires eval_strategy",
+    ),
     "no learning rate": (["--learning_rate", "None", "--lr_scheduler_type", "linear"], "learning_rate is required"),
     "no such tokenizer": (["--tokenizer_path", "nowhere"], "tokenizer_path=nowhere: cannot be loaded"),
     "words of Moses": (["--tokenizer_type", "word", "--moses", "true"], "moses requires tokenizer_type=bpe or unigram"),

@@ -142,7 +142,7 @@ def test_only_required_gradients_are_computed(case):
                 torch.testing.assert_close(one, other)
 
 
-def test_fake_tensors_need_no_values(case):
+def test_supports_fake_tensors(case):
     """Fake tensors have no values: code that reads values, or that selects by values, raises an error."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         states, projection, labels = case(True)

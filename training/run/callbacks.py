@@ -1,5 +1,6 @@
 """Trainer callbacks: moving average of the weights, stop on a signal, progress bar, warnings."""
 
+import math
 import signal
 import threading
 from types import FrameType
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel, ProgressCallback, TrainerCallback, Tra
 from training.data.batching import TokenBatchSampler
 from vanilla_transformer.shared.command_line import discard_stdout
 
-MIN_SOURCE_GAIN = 0.1  # increase of the loss by shuffling the sources, in nats per token
+MIN_SHUFFLED_LOSS_INCREASE = 0.1  # nats per token; see `eval_source_gain`
 
 
 class SamplerEpochCallback(TrainerCallback):
@@ -51,8 +52,8 @@ class StopOnSignal(TrainerCallback):
     With multiple processes, training ends immediately without a checkpoint, to avoid communication at every update.
     """
 
-    received: int | None = None  # number of the signal
-    temporary = False  # whether the next checkpoint only serves to resume the run
+    signal_number: int | None = None  # signal that was received
+    is_checkpoint_temporary = False  # whether the next checkpoint only serves to resume the run
     _is_stopping = False  # the next checkpoint is the last
     _is_finished = False  # whether training ends at this update even without the signal
     _is_save_due = False  # at the end of this epoch
@@ -66,7 +67,7 @@ class StopOnSignal(TrainerCallback):
             }
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
+        self.signal_number = number
         self._restore()
         try:
             name = signal.Signals(number).name
@@ -80,13 +81,13 @@ class StopOnSignal(TrainerCallback):
 
     def _stop(self, state: TrainerState, control: TrainerControl) -> None:
         """After a signal, request a checkpoint. If this update is already saved, end training instead."""
-        if self.received is None or self._is_stopping:
+        if self.signal_number is None or self._is_stopping:
             return
         self._is_stopping = True
         if self._saved_update == state.global_step:
             control.should_training_stop = True
         else:
-            self.temporary, control.should_save = not control.should_save, True
+            self.is_checkpoint_temporary, control.should_save = not control.should_save, True
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._is_epoch_end = False
@@ -105,7 +106,7 @@ class StopOnSignal(TrainerCallback):
             return
         control.should_save |= self._is_save_due
         self._is_save_due, self._is_epoch_end = False, True
-        self.temporary &= not control.should_save
+        self.is_checkpoint_temporary &= not control.should_save
         self._stop(state, control)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -136,7 +137,7 @@ class IgnoredSourceWarning(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         late = [entry for entry in state.log_history if 0 < state.max_steps <= 3 * entry["step"]]
-        low = [entry for entry in late if entry.get("eval_source_gain", MIN_SOURCE_GAIN) < MIN_SOURCE_GAIN]
+        low = [entry for entry in late if entry.get("eval_source_gain", math.inf) < MIN_SHUFFLED_LOSS_INCREASE]
         if len(low) == 1 and low[0] is late[-1]:
             print(
                 f"warning: after {state.global_step} of {state.max_steps} updates the model ignores the source. "

@@ -101,8 +101,8 @@ def run_metadata(recipe: Recipe, corpus: dict[str, ParallelText], trainer: Token
     return metadata
 
 
-def last_losses(trainer: TokenBatchTrainer) -> dict[str, float]:
-    """Return the last loss and scores on the validation data."""
+def last_metrics(trainer: TokenBatchTrainer) -> dict[str, float]:
+    """Return the metrics of the last evaluation, including the loss."""
     evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     return {name: value for name, value in (evaluations or [{}])[-1].items() if name.startswith("eval_")}
 

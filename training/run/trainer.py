@@ -43,7 +43,7 @@ from training.run.checkpoints import (
 from training.run.compilation import COMPILER_ERRORS, compile_loss, log_progress, resolve_step_mode
 from training.run.losses import supports_fused_loss, training_loss
 from training.translators import GREEDY_OVERRIDES
-from vanilla_transformer.shared.atomic_io import FREE_SPACE, make_write_error
+from vanilla_transformer.shared.atomic_io import FREE_SPACE_HINT, make_write_error
 
 ADAPTER = "adapter"  # subdirectory of the output directory: the LoRA weights
 PROGRESS = "progress.json"  # in a checkpoint: loss, tokens, seconds and updates
@@ -92,7 +92,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.compiled_loss = None if step_mode == "eager" else compile_loss(use_cuda_graphs=step_mode == "cuda_graph")
         self._has_compiled = False
         self._target_tokens, self._uncounted_tokens = 0, list[Any]()
-        self._resumed_from_finished = False  # whether early stopping ended the run at the resumed checkpoint
+        self._had_stopped_early = False  # whether early stopping had ended the resumed run
         # loss until the last log entry, loss since this entry, and the update of this entry
         self._saved_loss: tuple[float, float, int] | None = None
         self.previous_seconds = 0.0  # training time before the run was resumed
@@ -121,7 +121,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def _load_callback_state(self) -> None:
         super()._load_callback_state()
         callbacks = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
-        self._resumed_from_finished = any(
+        self._had_stopped_early = any(
             each.early_stopping_patience_counter >= each.early_stopping_patience for each in callbacks
         )
 
@@ -150,7 +150,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Override that ends training if the resumed run had already ended."""
         self._restore_losses()
-        if self._resumed_from_finished or self.state.global_step >= self.state.max_steps:
+        if self._had_stopped_early or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
         else:
             super()._run_epoch(*args, **kwargs)
@@ -316,7 +316,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                 path.write_text(json.dumps(self.train_dataset.state_dict_at(steps)), encoding="utf-8")
             loss = float(self.accelerator.gather(self._tr_loss).mean())
             if self.args.should_save:
-                if self.stop.temporary:
+                if self.stop.is_checkpoint_temporary:
                     (folder / TEMPORARY).touch()
                 else:
                     (folder / TEMPORARY).unlink(missing_ok=True)
@@ -333,7 +333,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         except (OSError, RuntimeError, SafetensorError) as error:  # torch.save and safetensors raise their own types
             shutil.rmtree(folder, ignore_errors=True)
             advice = "Earlier checkpoints are unchanged: free disk space, and run the same command to resume."
-            raise make_write_error(folder, error, f"{FREE_SPACE}. {advice}") from error
+            raise make_write_error(folder, error, f"{FREE_SPACE_HINT}. {advice}") from error
         if self.args.should_save:
             keep_only(run, [folder, *self.checkpoints_to_keep()])
 

@@ -18,7 +18,7 @@ except ImportError:  # Windows
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 CAN_LOCK = fcntl is not None
-FREE_SPACE = "{free:,.0f} MiB are free on this disk"
+FREE_SPACE_HINT = "{free:,.0f} MiB are free on this disk"
 
 
 @contextmanager
@@ -40,7 +40,9 @@ def atomic_write(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def wrap_write_errors(out: Path, hint: str = FREE_SPACE + ". Delete files, or choose another path.") -> Iterator[None]:
+def wrap_write_errors(
+    out: Path, hint: str = FREE_SPACE_HINT + ". Delete files, or choose another path."
+) -> Iterator[None]:
     """Context manager that converts disk errors into an `OSError` whose message contains `out`."""
     try:
         yield

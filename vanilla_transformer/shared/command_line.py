@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from transformers.utils.logging import disable_progress_bar
 
-MAX_EXPONENT = 100  # of the length penalty; length**exponent overflows above it
+MAX_EXPONENT = 100  # for `length_penalty`; with a greater exponent, length**exponent overflows
 RENAMED_OPTIONS = {  # old name of an option or recipe key -> new name
     "attention": "attn_implementation",
     "attention_lines": "attention_plot_lines",
@@ -36,7 +36,7 @@ RENAMED_OPTIONS = {  # old name of an option or recipe key -> new name
     "tokenizer_size": "tokenizer_vocab_size",
     "vocabulary_multiple": "pad_vocab_to_multiple_of",
 }
-INT_LIMIT = 2**31  # options are below it, so that they fit into 32-bit integers
+INT_LIMIT = 2**31  # integer options must be smaller, because they are stored in 32 bits
 
 
 class CommandLineParser(argparse.ArgumentParser):
@@ -142,7 +142,7 @@ def exit_on_user_error(
     caught: tuple[type[Exception], ...] = (ValueError, OSError, *user_errors)
     if not sys.stderr.isatty():
         disable_progress_bar()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # training/ and hub/ set it while they import libraries
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set during the imports of training/ and hub/
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

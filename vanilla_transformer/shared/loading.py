@@ -1,4 +1,4 @@
-"""Loading of vanilla_transformer and native Transformers checkpoints. Any error raises a one-line error.
+"""Loading of vanilla_transformer and native Transformers checkpoints, with one-line error messages.
 
     model = load_model("runs/mine")
     tokenizer = load_tokenizer("runs/mine")
@@ -24,33 +24,33 @@ MAX_OUTPUT_TOKENS = 100_000  # a larger limit is probably a typo, and beam searc
 MAX_LAYERS = 1000  # all layers are built before the weights are read, so a typo would exhaust the memory
 
 
-def load_model(checkpoint: str | Path, name: str = "", **options: Any) -> Any:
+def load_model(checkpoint: str | Path, error_prefix: str = "", **options: Any) -> Any:
     """Load a sequence-to-sequence model of any class on the CPU, in evaluation mode.
 
     Args:
         checkpoint: Directory, or repository on the Hub.
-        name: Beginning of messages, such as "base_model=runs/mine:". Defaults to `checkpoint`.
+        error_prefix: First words of error messages, such as "base_model=runs/mine:". Defaults to `checkpoint`.
         options: Config fields to override.
 
     Raises:
         ValueError: If it is not a checkpoint, or one of its files cannot be used.
     """
-    folder, name = Path(checkpoint), name or str(checkpoint)
+    folder, error_prefix = Path(checkpoint), error_prefix or str(checkpoint)
     if folder.exists() and not (folder / "config.json").exists():
         hint = "Pass a directory written by `save_pretrained`."
-        raise ValueError(f"{name} is not a checkpoint directory: config.json is missing. {hint}")
-    with wrap_load_errors(name, "config.json"):
+        raise ValueError(f"{error_prefix} is not a checkpoint directory: config.json is missing. {hint}")
+    with wrap_load_errors(error_prefix, "config.json"):
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, **options)
         for key in ("encoder_layers", "decoder_layers", "num_hidden_layers"):
             if (layers := getattr(config, key, 0) or 0) > MAX_LAYERS:
                 raise ValueError(f"{key}={layers} must be at most {MAX_LAYERS}")
     if (folder / "generation_config.json").exists():  # transformers ignores an unreadable file
-        with wrap_load_errors(name, "generation_config.json"):
+        with wrap_load_errors(error_prefix, "generation_config.json"):
             settings = GenerationConfig.from_pretrained(checkpoint)
             for key in ("max_length", "max_new_tokens"):
                 if (tokens := getattr(settings, key) or 0) > MAX_OUTPUT_TOKENS:
                     raise ValueError(f"{key}={tokens} must be at most {MAX_OUTPUT_TOKENS}")
-    with wrap_load_errors(name, "the weights"):
+    with wrap_load_errors(error_prefix, "the weights"):
         model, loading_info = AutoModelForSeq2SeqLM.from_pretrained(
             checkpoint, config=config, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True
         )
@@ -74,16 +74,16 @@ def validate_weights(model: Any, loading_info: dict[str, Any]) -> None:
             raise ValueError(f"{name} contains values that are not finite")
 
 
-def load_tokenizer(checkpoint: str | Path, name: str = "") -> Any:
+def load_tokenizer(checkpoint: str | Path, error_prefix: str = "") -> Any:
     """Load the tokenizer of a checkpoint. Raises ValueError if it is missing or cannot be used."""
-    with wrap_load_errors(name or str(checkpoint), "the tokenizer"):
+    with wrap_load_errors(error_prefix or str(checkpoint), "the tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
         tokenizer("a")  # some errors are raised only at the first use
         return tokenizer
 
 
 @contextmanager
-def wrap_load_errors(name: str, part: str) -> Iterator[None]:
+def wrap_load_errors(error_prefix: str, part: str) -> Iterator[None]:
     """Context manager that converts any library error into a one-line `ValueError` about a part of the checkpoint."""
     verbosity, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)  # the warnings repeat the error
@@ -92,7 +92,7 @@ def wrap_load_errors(name: str, part: str) -> Iterator[None]:
         with rust_panics_as_errors():
             yield
     except Exception as error:  # tokenizers raises plain `Exception`
-        message = f"{name} cannot be loaded: {part} cannot be used ({first_error_line(error)})."
+        message = f"{error_prefix} cannot be loaded: {part} cannot be used ({first_error_line(error)})."
         raise ValueError(f"{message} Correct this setting, or copy the checkpoint again.") from error
     finally:
         logging.set_verbosity(verbosity)
@@ -104,7 +104,7 @@ def wrap_load_errors(name: str, part: str) -> Iterator[None]:
 def rust_panics_as_errors() -> Iterator[None]:
     """Context manager that converts a Rust panic, which is not an `Exception`, into a `ValueError`.
 
-    Output to file descriptor 2 is buffered, because Rust writes there directly. It is dropped after a panic.
+    Output to file descriptor 2 is buffered, because Rust writes its message there. After a panic, it is discarded.
     """
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file, os.fdopen(os.dup(2), "wb") as stderr:
@@ -113,7 +113,7 @@ def rust_panics_as_errors() -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # of pyo3, not importable
+            if type(error).__name__ != "PanicException":  # class of pyo3 that cannot be imported
                 raise
             panic = ValueError(str(error))
             raise panic from error

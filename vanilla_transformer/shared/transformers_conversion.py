@@ -3,9 +3,9 @@
     native = to_transformers(model)      # first class that fits: MarianMTModel, PegasusForConditionalGeneration, ...
     model = from_transformers(native)    # a model of any of these classes as a model of this package
 
-All classes compute the same function, with other parameter names. Computed sinusoids are also in another order: all
-sines before all cosines, while they alternate here. The conversion permutes the hidden dimensions of all weights
-accordingly, so a round trip is bit-for-bit exact.
+The classes have the same layers with different parameter names. Sinusoidal positions also have a different order: sines
+and cosines alternate in this package, but native classes put all sines before all cosines. The conversion therefore
+permutes the hidden dimensions of all weights. A round trip is bit-for-bit exact.
 """
 
 import copy
@@ -29,16 +29,16 @@ from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositio
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_encoding
 
-EPS = 1e-5  # of LayerNorm, hard-coded in the native classes
+EPS = 1e-5  # epsilon of LayerNorm, hard-coded in the native classes
 SAME_FIELDS = (  # config fields with the same name in both packages
     *("vocab_size", "d_model", "encoder_layers", "decoder_layers", "dropout", "attention_dropout"),
     *("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim"),
     *("activation_function", "scale_embedding", "activation_dropout", "max_position_embeddings", "init_std"),
     *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "tie_word_embeddings"),
 )
-TWO_VOCABULARIES = ("decoder_vocab_size", "share_encoder_decoder_embeddings")
+TWO_VOCABULARY_FIELDS = ("decoder_vocab_size", "share_encoder_decoder_embeddings")
 SIDES = ("encoder", "decoder")
-OTHER_POSITIONS = "its position encoding is not that of the class, or its decoder starts with the pad token"
+POSITION_MISMATCH = "its position encoding is not that of the class, or its decoder starts with the pad token"
 PARAMETER_NAMES = (  # this package, native class
     ("feed_forward_layer_norm", "final_layer_norm"),
     ("embedding_layer_norm", "layernorm_embedding"),
@@ -56,9 +56,9 @@ class NativeArchitecture:
     Args:
         norm_position: "pre" or "post". Only pre-norm classes have a final LayerNorm.
         embedding_norm: Whether a LayerNorm follows the embeddings.
-        positions: "computed": sinusoids of section 3.5 (not saved), sines before cosines. "learned": a table.
-            "tensor2tensor_sinusoids": the sinusoids of tensor2tensor, stored here as a table of learned positions.
-        position_offset: Unused rows before the first position in a table of learned positions (`offset` in Bart).
+        positions: "sinusoidal": as in section 3.5, but all sines precede all cosines. "learned": a learned table.
+            "tensor2tensor_sinusoids": tensor2tensor's variant. This package stores it as a learned table.
+        position_offset: Number of unused rows before the first position in a learned table (`offset` in Bart).
         two_vocabularies: Whether source and target can have separate embeddings.
         lm_head_bias: Whether the logits have a bias, `final_logits_bias`.
     """
@@ -66,7 +66,7 @@ class NativeArchitecture:
     model_class: type[PreTrainedModel]
     norm_position: str
     embedding_norm: bool = False
-    positions: str = "computed"
+    positions: str = "sinusoidal"
     position_offset: int = 0
     two_vocabularies: bool = False
     lm_head_bias: bool = True
@@ -87,8 +87,8 @@ class NativeArchitecture:
             f"it is {config.norm_position}-norm": config.norm_position != self.norm_position,
             "it has a final LayerNorm": has_final_layer_norm and self.norm_position == "post",
             "it has no final LayerNorm": not has_final_layer_norm and self.norm_position == "pre",
-            "its positions are learned": is_learned and self.positions == "computed",
-            OTHER_POSITIONS: needs_table and not self.has_tensor2tensor_sinusoids(model),
+            "its positions are learned": is_learned and self.positions == "sinusoidal",
+            POSITION_MISMATCH: needs_table and not self.has_tensor2tensor_sinusoids(model),
             "its d_model is odd": config.d_model % 2 == 1 and self.positions != "learned",
             "it has an embedding LayerNorm": config.embedding_norm and not self.embedding_norm,
             "it has no embedding LayerNorm": self.embedding_norm and not config.embedding_norm,
@@ -101,19 +101,19 @@ class NativeArchitecture:
 
     def hidden_permutation(self, d_model: int) -> torch.Tensor:
         """Return, for each hidden dimension of the native class, its index in this package (d_model)."""
-        if self.positions != "computed":
+        if self.positions != "sinusoidal":
             return torch.arange(d_model)
         return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])  # sines, cosines
 
     def compute_sinusoid_table(self, config: Any) -> torch.Tensor:
         """Return the sinusoids of tensor2tensor: (max_position_embeddings, d_model)."""
-        first = config.pad_token_id + 1  # first position in fairseq
+        first = config.pad_token_id + 1  # table row of the first token of a sentence in M2M100
         rows = first + config.max_position_embeddings
         return M2M100SinusoidalPositionalEmbedding.get_embedding(rows, config.d_model, config.pad_token_id)[first:]
 
     def has_tensor2tensor_sinusoids(self, model: VanillaTransformerForConditionalGeneration) -> bool:
         """Return whether the position tables equal the sinusoids of tensor2tensor."""
-        config = model.config  # M2M100 gives pad tokens no position, not even at the start of the decoder
+        config = model.config  # M2M100 gives pad tokens no position, so they cannot start the decoder
         if config.position_embedding_type != "learned" or config.pad_token_id in (None, config.decoder_start_token_id):
             return False
         table = self.compute_sinusoid_table(config)
@@ -171,7 +171,7 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
 def copy_generation_config(model: Any) -> GenerationConfig:
     """Return a copy of a model's generation config, not marked as derived from its model config."""
     settings = copy.deepcopy(model.generation_config)  # a new object would be validated more strictly when saved
-    settings._from_model_config = False  # else transformers 4 derives it again
+    settings._from_model_config = False  # otherwise, transformers 4 replaces it when saving
     return settings
 
 
@@ -187,13 +187,13 @@ def find_native_architecture(model: VanillaTransformerForConditionalGeneration) 
 
 
 def to_native_config(architecture: NativeArchitecture, config: VanillaTransformerConfig) -> Any:
-    """Convert a config of this package to a native config."""
-    names = SAME_FIELDS + (TWO_VOCABULARIES if architecture.two_vocabularies else ())
+    """Convert a config of this package to a native config, without features that this package does not have."""
+    names = SAME_FIELDS + (TWO_VOCABULARY_FIELDS if architecture.two_vocabularies else ())
     fields = {name: getattr(config, name) for name in names}
-    disabled: dict[str, Any] = {"forced_eos_token_id": None, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+    overrides: dict[str, Any] = {"forced_eos_token_id": None, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
     if architecture.model_type == "blenderbot":
-        disabled["encoder_no_repeat_ngram_size"] = 0  # its default is 3
-    return architecture.model_class.config_class(**(fields | disabled))
+        overrides["encoder_no_repeat_ngram_size"] = 0  # its default is 3
+    return architecture.model_class.config_class(**(fields | overrides))
 
 
 def native_position_table(
@@ -207,7 +207,7 @@ def native_position_table(
 
 
 def from_transformers(native: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
-    """Convert a native Transformers model to an equivalent model of this package, in evaluation mode, same dtype.
+    """Convert a native Transformers model to an equivalent model of this package, with the same dtype.
 
     Raises:
         ValueError: If the class or the config is not supported, or the config contradicts the weights.
@@ -244,14 +244,14 @@ def native_architecture_of(config: Any) -> NativeArchitecture:
     raise ValueError(f"model_type={config.model_type} is not supported. Expected one of {', '.join(known)}.")
 
 
-RELATIVE = "relative positions and RMSNorm"
+T5_DIFFERENCES = "relative positions and RMSNorm"
 UNSUPPORTED_MODEL_TYPES = {  # sequence-to-sequence model type -> how its architecture differs
-    "t5": RELATIVE,
-    "mt5": f"{RELATIVE}, and gated activations",
-    "umt5": f"{RELATIVE}, and gated activations",
+    "t5": T5_DIFFERENCES,
+    "mt5": f"{T5_DIFFERENCES}, and gated activations",
+    "umt5": f"{T5_DIFFERENCES}, and gated activations",
     "t5gemma": "rotary positions and gated activations",
-    "longt5": f"{RELATIVE}, and sparse attention",
-    "switch_transformers": f"{RELATIVE}, and a mixture of experts",
+    "longt5": f"{T5_DIFFERENCES}, and sparse attention",
+    "switch_transformers": f"{T5_DIFFERENCES}, and a mixture of experts",
     "nllb-moe": "a mixture of experts",
     "led": "sparse attention",
     "bigbird_pegasus": "sparse attention",
@@ -277,7 +277,7 @@ def from_native_config(
         "tie_word_embeddings": is_tied,
         "norm_position": architecture.norm_position,
         "embedding_norm": architecture.embedding_norm,
-        "position_embedding_type": "sinusoidal" if architecture.positions == "computed" else "learned",
+        "position_embedding_type": "sinusoidal" if architecture.positions == "sinusoidal" else "learned",
         "lm_head_bias": bias is not None and bool(bias.any()),
         "layer_norm_eps": EPS,
         "initialization": "normal",

@@ -13,23 +13,23 @@ from vanilla_transformer.alignment_vanilla_transformer import Link, word_spans
 from vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
 
 Span = tuple[int, int]  # start and end, in characters
-Part = tuple[int, int, int]  # start, end, and number of parts of its sentence
+SentencePart = tuple[int, int, int]  # start, end, and into how many parts the sentence is split
 
 LINE = re.compile("[^\\n\\r\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029]+")  # text between two Unicode line separators
 CLAUSE = re.compile("[,;:،؛、，；：–—]\\s*")
 SPACE = re.compile("\\s+")
 NON_ASCII_SPACE = re.compile("[^\\S\\x00-\\x7f]")  # several bytes in UTF-8
 SURROGATE = re.compile("[\\ud800-\\udfff]")
-MAX_CHARS_PER_TOKEN = 32  # a text with more characters per token of the limit is split without tokenizing it
+MAX_CHARS_PER_TOKEN = 32  # a text of more than limit * 32 characters is split before it is tokenized
 
 
 @dataclass
 class Sentence:
-    """A sentence of a document, or a part of an overlong one, with its spans in both texts."""
+    """A sentence, or a part of an overlong sentence, with its spans in the document and in the translation."""
 
     source: Span
     target: Span
-    result: dict[str, Any]  # of the pipeline; if it contains "error", the source text is kept
+    result: dict[str, Any]  # output of the pipeline; if it contains "error", the source is copied
 
 
 @dataclass
@@ -64,8 +64,8 @@ def translate_documents(
 ) -> list[Document]:
     """Translate texts of any length and preserve their paragraphs.
 
-    A line break also ends a sentence. An overlong sentence is translated in parts, which end at a punctuation mark, at
-    white space, or if there is none, anywhere. A sentence that cannot be translated is copied.
+    A line break also ends a sentence. An overlong sentence is split, preferably at punctuation, otherwise at white
+    space or anywhere, and its parts are translated. A sentence that cannot be translated is copied.
 
     Args:
         translator: Translation pipeline.
@@ -92,7 +92,7 @@ def translate_documents(
     return [assemble_document(text, spans, results) for text, spans in zip(texts, parts, strict=True)]
 
 
-def assemble_document(text: str, parts: list[Part], results: Iterator[dict[str, Any]]) -> Document:
+def assemble_document(text: str, parts: list[SentencePart], results: Iterator[dict[str, Any]]) -> Document:
     """Join the translations of the parts with the original white space."""
     chunks: list[str] = []
     document = Document("")
@@ -118,7 +118,7 @@ def assemble_document(text: str, parts: list[Part], results: Iterator[dict[str, 
     return document
 
 
-def split_document(translator: TranslationPipeline, text: str, language: str, limit: int) -> Iterator[Part]:
+def split_document(translator: TranslationPipeline, text: str, language: str, limit: int) -> Iterator[SentencePart]:
     """Yield the start and end of each part to translate, and the number of parts of its sentence."""
     for start, end in sentence_spans(text, language):
         parts = list(split_long_sentence(translator, text, start, end, limit))
@@ -133,7 +133,7 @@ def sentence_spans(text: str, language: str = "en") -> Iterator[Span]:
         raise ImportError("Document translation requires sentencex. Run `pip install sentencex`.") from error
     for line in LINE.finditer(text):
         offset = line.start()
-        plain = NON_ASCII_SPACE.sub(" ", line[0])  # sentencex 1.0 panics at a letter, non-ASCII space and full stop
+        plain = NON_ASCII_SPACE.sub(" ", line[0])  # sentencex 1.0 panics at such a space between letter and full stop
         for sentence in [plain] if SURROGATE.search(plain) else segment(language, plain):
             if stripped := sentence.strip():
                 start = offset + sentence.index(stripped)

@@ -22,7 +22,7 @@ main menu meta nav noframes noscript ol optgroup option p pre script search sect
 template textarea tfoot th thead title tr ul"""
 BLOCKS = set(BLOCK_NAMES.split())  # elements that end a sentence; all others may occur inside a sentence
 UNTRANSLATED_ELEMENTS = set(re.findall("\\w+", "code kbd math pre samp script style svg template textarea tt var"))
-BREAK = "\x1e"  # represents <br> in a text, and ends a line there
+BREAK = "\x1e"  # replaces <br> in the text to translate; as a line separator, it ends a sentence
 
 
 class HtmlToken(NamedTuple):
@@ -44,17 +44,16 @@ class Node:
     children: list["Node"] = field(default_factory=list)
 
 
-Part = tuple[Node, int, int, int, int]  # an element with its span of words and its span of characters
+PlacedNode = tuple[Node, int, int, int, int]  # element, and the word span and character span of its translation
 
 
 def translate_html(translator: TranslationPipeline, source: str, **options: Any) -> str:
     """Translate an HTML page or fragment.
 
     The result contains every tag and comment of the source exactly once, and the elements have the same nesting. A tag
-    inside a sentence moves to the translations of its words (see `align`). If these are not adjacent, the tag is placed
-    around their longest run. If there are none, the tag is placed between the translations of its neighbors.
-    Attributes, `<code>`, `<pre>`, `<script>` and similar elements, and elements with `translate="no"` are not
-    translated.
+    inside a sentence encloses the translations of its words (see `align`), or if these are not adjacent, most of them.
+    A tag without translated words is placed between the translations of the neighboring words. Attributes, `<code>`,
+    `<pre>`, `<script>` and similar elements, and elements with `translate="no"` are not translated.
 
     Args:
         translator: Translation pipeline.
@@ -187,7 +186,7 @@ class TagPlacer:
     def render(self) -> str:
         """Return the HTML of the segment."""
         result: list[str] = []
-        stack: list[str | Part] = [(self.root, 0, len(self.target_words), 0, len(self.translation))]
+        stack: list[str | PlacedNode] = [(self.root, 0, len(self.target_words), 0, len(self.translation))]
         while stack:  # without recursion, because the nesting may exceed the recursion limit
             part = stack.pop()
             if isinstance(part, str):
@@ -196,11 +195,11 @@ class TagPlacer:
                 stack += reversed(self.render_node(*part))
         return "".join(result)
 
-    def render_node(self, node: Node, low: int, high: int, start: int, end: int) -> list["str | Part"]:
-        """Return the content of an element with the words from `low` to `high`, characters from `start` to `end`."""
+    def render_node(self, node: Node, low: int, high: int, start: int, end: int) -> list["str | PlacedNode"]:
+        """Return the content of a placed element: target words `low` to `high`, characters `start` to `end`."""
         spans = self.locate_children(node, low, high)
         order = sorted(range(len(spans)), key=lambda i: (spans[i][2], i))
-        parts: list[str | Part] = []
+        parts: list[str | PlacedNode] = []
         position = start
         for i in order:
             child, (first, last, child_start, child_end) = node.children[i], spans[i]
@@ -212,12 +211,12 @@ class TagPlacer:
         return [*parts, self.escape_text(position, end)]
 
     def space_before(self, node: Node, position: int) -> str:
-        """Return the space before an empty element that was placed after a word."""
+        """Return the space that precedes an empty element in the source, if the translation has none there."""
         has_space = node.start == node.end and self.text[: node.start].endswith(" ")
         return " " if has_space and position > 0 and not self.translation[position - 1].isspace() else ""
 
     def space_after(self, node: Node, position: int) -> str:
-        """Return the space after an empty element that was placed before a word."""
+        """Return the space that follows an empty element in the source, if a word follows in the translation."""
         has_space = node.start == node.end and self.text[node.start :].startswith(" ")
         return " " if has_space and self.translation[position : position + 1].isalnum() else ""
 
@@ -227,11 +226,11 @@ class TagPlacer:
         spans: list[tuple[int, int, int, int]] = [(0, 0, 0, 0)] * len(node.children)
         indices = [self.source_word_indices(child) for child in node.children]
         for i in sorted(range(len(spans)), key=lambda i: -len(indices[i])):
-            gains = []
+            scores = []  # of target words: 1 if aligned to a word of the child, -1 if aligned to another word
             for is_free, word in zip(free, self.links[low:high], strict=True):
-                gain = 0 if word is None else 1 if word in indices[i] else -1
-                gains.append(gain if is_free else -len(free))
-            first, last = max_sum_run(gains)
+                score = 0 if word is None else 1 if word in indices[i] else -1
+                scores.append(score if is_free else -len(free))
+            first, last = max_sum_run(scores)
             if first < last:
                 if indices[i] >= self.source_word_indices(node):
                     first, last = 0, high - low
@@ -259,7 +258,7 @@ class TagPlacer:
         return target_end + position - source_end
 
     def position_in_sentence(self, position: int, target: Span) -> int:
-        """Return the position before the translation of the next word, or after that of the previous word."""
+        """Return the start of the translation of the next source word, or else the end of that of the previous one."""
         next_word = next((i for i, (start, _) in enumerate(self.source_words) if start >= position), None)
         links = [(j, word) for j, word in enumerate(self.links) if target[0] <= self.target_words[j][0] < target[1]]
         if matches := [j for j, word in links if word == next_word is not None]:
@@ -274,13 +273,13 @@ class TagPlacer:
         return text.replace("\xa0", "&nbsp;")
 
 
-def max_sum_run(gains: list[int]) -> Span:
+def max_sum_run(scores: list[int]) -> Span:
     """Return the start and end of the shortest run with the largest positive sum, or (0, 0) if there is none."""
     best_sum, best, start, total = 0, (0, 0), 0, 0
-    for i, gain in enumerate(gains):
+    for i, score in enumerate(scores):
         if total <= 0:
             start, total = i, 0
-        total += gain
+        total += score
         if total > best_sum or (total == best_sum > 0 and i + 1 - start < best[1] - best[0]):
             best_sum, best = total, (start, i + 1)
     return best

@@ -259,4 +259,4 @@ def test_signal_does_not_fail_if_stdout_is_closed(monkeypatch):
         monkeypatch.setattr("sys.stdout", output)
         stop._receive(signal.SIGINT, None)
         print("the output of this line is discarded", flush=True)
-    assert stop.received == signal.SIGINT
+    assert stop.signal_number == signal.SIGINT

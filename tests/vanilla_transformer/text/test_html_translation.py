@@ -63,11 +63,11 @@ def test_separated_words_keep_one_element(reversing, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("gains", "expected"),
+    ("scores", "expected"),
     [([], (0, 0)), ([-1, 0], (0, 0)), ([0, 1, 0, 1, 0], (1, 4)), ([1, -1, -1, 1, 1], (3, 5)), ([1, -1, 1], (0, 1))],
 )
-def test_max_sum_run(gains, expected):
-    assert max_sum_run(gains) == expected
+def test_max_sum_run(scores, expected):
+    assert max_sum_run(scores) == expected
 
 
 def tags(source: str) -> list[str]:
