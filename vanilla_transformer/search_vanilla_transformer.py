@@ -327,8 +327,8 @@ def best_token(logits: torch.Tensor) -> torch.Tensor:
 def best_tokens(log_probs: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `log_probs.topk(n)` of (rows, V).
 
-    The n best tokens are in the n blocks of the vocabulary with the largest maxima. Finding these blocks first is nearly
-    twice as fast on a CPU.
+    The n best tokens are in the n blocks of the vocabulary with the largest maxima. Finding these blocks first is
+    nearly twice as fast on a CPU.
     """
     rows, size = log_probs.shape
     block = block_size(size)
