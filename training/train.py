@@ -14,8 +14,9 @@ import os
 import sys
 from pathlib import Path
 
-from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, set_seed
+from transformers import EarlyStoppingCallback, set_seed
 
+from training.data.collators import PaddingCollator
 from training.data.corpora import read_corpus
 from training.data.tokenization import validate_eval_lengths
 from training.data.tokenizer import vocabulary_sizes
@@ -90,7 +91,7 @@ def run(recipe: Recipe) -> None:
         validate_eval_lengths(corpus, tokenizer, recipe.data, positions)
         train_set = make_train_set(recipe, corpus, tokenizer, positions)
     print(f"{model.num_parameters():,} parameters, vocabulary {vocabulary_sizes(tokenizer)[1]:,}")
-    collator = DataCollatorForSeq2Seq(tokenizer, model=model)
+    collator = PaddingCollator(tokenizer.pad_token_id)
     resolve_precision_and_attention(recipe, model, train_set, collator, folder)
     if args.process_index == 0 and not checkpoint:
         write_recipe(recipe, folder)

@@ -229,6 +229,16 @@ def test_full_disk_keeps_the_last_checkpoint(programs, recipe, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_loader_workers_start_without_fork(train, tmp_path, method):
+    """Windows and macOS use spawn, Linux forkserver since Python 3.14. BPE-dropout tokenizes in the workers."""
+    code = f"import multiprocessing; multiprocessing.set_start_method('{method}')"
+    train("--dataloader_num_workers", "2", "--bpe_dropout", "0.1", "--eval_strategy", "no", setup_code=code)
+    results = json.loads((tmp_path / "out" / "all_results.json").read_text())
+    assert results["updates"] == 6
+
+
+@pytest.mark.slow
 def test_nonfinite_loss_ends_the_run(programs, recipe, tmp_path):
     arguments = ("--learning_rate", "1e30", "--max_grad_norm", "0", "--max_steps", "50", "--save_steps", "1")
     process = programs.run("training.train", recipe, *arguments, "--eval_strategy", "no", status=2)

@@ -15,11 +15,12 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models
 from torch import nn
 from tqdm.auto import tqdm
-from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
+from transformers import PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
 
 from training.arguments import TrainingArguments
 from training.benchmarks.forward_backward import make_batch
 from training.benchmarks.model_sizes import SENTENCE_LENGTH
+from training.data.collators import PaddingCollator
 from training.run.trainer import TokenBatchTrainer
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.transformers_conversion import to_marian
@@ -139,7 +140,7 @@ def trainer_updates(model: Any, batch: Batch, tokens: int, precision: Any, step_
         logging_steps=100,
         use_cpu=batch["labels"].device.type == "cpu",
     )
-    data, collator = Dataset.from_dict(columns), DataCollatorForSeq2Seq(tokenizer, model=model)
+    data, collator = Dataset.from_dict(columns), PaddingCollator(tokenizer.pad_token_id)
     trainer = TokenBatchTrainer(
         model=model, args=arguments, train_dataset=data, processing_class=tokenizer, data_collator=collator
     )

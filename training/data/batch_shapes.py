@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset
 
 MAX_SHAPES = 12
@@ -129,31 +128,3 @@ class ShapedPairs(Dataset):
             return shape_index, []
         columns = self.data[rows]
         return shape_index, list(zip(columns["input_ids"], columns["labels"], strict=True))
-
-
-class FixedShapeCollator:
-    """Collator that pads pairs of token ids to the shape of their batch.
-
-    Missing rows are filled with one source token and no target, so that they do not contribute to the loss.
-    """
-
-    def __init__(self, shapes: list[Shape], model: Any, pad_id: int):
-        self.shapes, self.model, self.pad_id = shapes, model, pad_id
-
-    def __call__(self, batch: tuple[int, list[tuple]]) -> dict[str, torch.Tensor]:
-        shape_index, pairs = batch
-        shape = self.shapes[shape_index]
-        ids = np.full((shape.rows, shape.source), self.pad_id)
-        mask = np.zeros((shape.rows, shape.source), dtype=np.int64)
-        labels = np.full((shape.rows, shape.target), -100)
-        mask[len(pairs) :, 0] = 1
-        for row, (source, target) in enumerate(pairs):
-            ids[row, : len(source)], mask[row, : len(source)] = source, 1
-            labels[row, : len(target)] = target
-        targets = torch.from_numpy(labels)
-        return {
-            "input_ids": torch.from_numpy(ids),
-            "attention_mask": torch.from_numpy(mask),
-            "labels": targets,
-            "decoder_input_ids": self.model.prepare_decoder_input_ids_from_labels(targets),
-        }

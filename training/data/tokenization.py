@@ -5,6 +5,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +73,23 @@ def tokenize_corpus(
     selected = text.select(kept.tolist())
     columns: dict[str, Any] = {"source": selected.sources, "target": selected.targets, "lengths": lengths.tolist()}
     limit = sys.maxsize if arguments is None else arguments.max_length
-
-    def tokenize(rows: dict[str, list[str]]) -> dict[str, list]:
-        sampled = tokenize_rows(noisy, rows["source"], rows["target"])
-        if any(len(ids) > limit for side in sampled.values() for ids in side):
-            fixed = tokenize_rows(tokenizer, rows["source"], rows["target"])
-            for name, side in sampled.items():
-                side[:] = [ids if len(ids) <= limit else fixed[name][i] for i, ids in enumerate(side)]
-        return sampled
-
+    tokenize = partial(tokenize_with_dropout, noisy, tokenizer, limit)
     return Dataset.from_dict(columns).with_transform(tokenize, columns=["source", "target"])
+
+
+def tokenize_with_dropout(
+    noisy: PreTrainedTokenizerFast, tokenizer: PreTrainedTokenizerFast, limit: int, rows: dict[str, list[str]]
+) -> dict[str, list]:
+    """Tokenize rows with the tokenizer `noisy`. Sentences of more than `limit` tokens are tokenized with `tokenizer`.
+
+    It is a module-level function, so that worker processes can receive the dataset as a pickle.
+    """
+    sampled = tokenize_rows(noisy, rows["source"], rows["target"])
+    if any(len(ids) > limit for side in sampled.values() for ids in side):
+        fixed = tokenize_rows(tokenizer, rows["source"], rows["target"])
+        for name, side in sampled.items():
+            side[:] = [ids if len(ids) <= limit else fixed[name][i] for i, ids in enumerate(side)]
+    return sampled
 
 
 def tokenize_rows(tokenizer: PreTrainedTokenizerFast, sources: list[str], targets: list[str]) -> dict[str, list]:

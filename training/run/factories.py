@@ -21,7 +21,7 @@ from training.data.tokenization import sequence_lengths, tokenize_corpus
 from training.data.tokenizer import load_training_tokenizer, train_tokenizer, vocabulary_sizes
 from training.recipe import Recipe
 from training.run.hardware import choose_precision_and_attention
-from training.run.losses import supports_fused_loss, training_loss
+from training.run.losses import add_decoder_input_ids, supports_fused_loss, training_loss
 from training.translators import GREEDY_OVERRIDES, read_run_recipe
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.atomic_io import remove, wrap_write_errors
@@ -163,6 +163,7 @@ def resolve_precision_and_attention(recipe: Recipe, model: Any, train_set: Any, 
         model.to(args.device)
         examples, steps = first_batches(train_set, args)
         batches = [{name: each.to(args.device) for name, each in collator(rows).items()} for rows in examples]
+        batches = [add_decoder_input_ids(model, batch) for batch in batches]
 
         def compute_loss(batch: dict[str, Any]) -> Any:
             settings = args.rdrop_alpha, supports_fused_loss(model), args.simcut_alpha

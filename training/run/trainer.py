@@ -25,8 +25,9 @@ from transformers.trainer import FSDP_MODEL_NAME
 from transformers.trainer_utils import speed_metrics
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from training.data.batch_shapes import FixedShapeCollator, Shape, ShapedPairs, choose_shapes
+from training.data.batch_shapes import Shape, ShapedPairs, choose_shapes
 from training.data.batching import TokenBatchSampler
+from training.data.collators import FixedShapeCollator
 from training.data.parallel_text import ParallelText
 from training.data.streaming import TokenBatchStream
 from training.data.tokenization import sequence_lengths
@@ -41,7 +42,7 @@ from training.run.checkpoints import (
     write_manifest,
 )
 from training.run.compilation import COMPILER_ERRORS, compile_loss, log_progress, resolve_step_mode
-from training.run.losses import supports_fused_loss, training_loss
+from training.run.losses import add_decoder_input_ids, supports_fused_loss, training_loss
 from training.translators import GREEDY_OVERRIDES
 from vanilla_transformer.shared.atomic_io import FREE_SPACE_HINT, make_write_error
 
@@ -177,7 +178,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         dataset: Any = self.train_dataset
         shapes = self._choose_shapes() if self.compiled_loss else None
         if shapes:
-            loading["collate_fn"] = FixedShapeCollator(shapes, self.unwrapped_model, self.processing_class.pad_token_id)
+            loading["collate_fn"] = FixedShapeCollator(shapes, self.processing_class.pad_token_id)
         if isinstance(dataset, TokenBatchStream):  # already split across processes
             generator = torch.Generator()  # separate: sampling a seed from the global one would break resuming
             return DataLoader(dataset, batch_size=None, generator=generator, **loading)
@@ -212,6 +213,10 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if num_items is not None:
             self._uncounted_tokens.append(num_items)  # adding here would synchronize with a GPU
         return batches, num_items
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Override that computes the decoder input on the device."""
+        return add_decoder_input_ids(self.unwrapped_model, super()._prepare_inputs(inputs))
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Override that compiles at the first step, and falls back to eager steps if that fails."""

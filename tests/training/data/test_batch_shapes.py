@@ -2,14 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
-from datasets import Dataset
 
 from training.data.batch_shapes import (
     MAX_PADDING_FRACTION,
     MAX_SHAPES,
-    FixedShapeCollator,
-    ShapedPairs,
     assign_shapes,
     choose_shapes,
     count_updates,
@@ -108,24 +104,3 @@ def test_counts_updates():
     assert shapes[0].rows == 2
     assert count_updates(np.array([5]), shapes, 1).tolist() == [3]
     assert count_updates(np.array([5]), shapes, 2).tolist() == [2]
-
-
-def test_collator_pads_to_shape_and_ignores_missing_rows(make_model):
-    model = make_model(vocab_size=30)
-    rows = [([4, 5, 2], [6, 2]), ([7, 2], [8, 9, 2])]
-    data = Dataset.from_dict({"input_ids": [source for source, _ in rows], "labels": [target for _, target in rows]})
-    shapes = choose_shapes(np.array([[3, 2], [2, 3]] * 2), 12)
-    collate = FixedShapeCollator(shapes, model, model.config.pad_token_id)
-    pairs = ShapedPairs(data)
-    batch = collate(pairs.__getitems__([0, 1, 0]))
-    assert batch["input_ids"].shape == (4, 3)
-    assert batch["input_ids"][:2].tolist() == [[7, 2, model.config.pad_token_id], [4, 5, 2]]
-    assert batch["attention_mask"].sum(1).tolist() == [2, 3, 1, 1]
-    assert batch["labels"].tolist() == [[8, 9, 2], [6, 2, -100], [-100] * 3, [-100] * 3]
-    start = model.config.decoder_start_token_id
-    assert batch["decoder_input_ids"][0].tolist() == [start, 8, 9]
-    empty = collate(pairs.__getitems__([0]))
-    assert (empty["labels"] == -100).all()
-    model.eval()
-    loss = model(**batch).loss
-    torch.testing.assert_close(model(**{name: each[:2] for name, each in batch.items()}).loss, loss)

@@ -2,9 +2,10 @@
 
 import pytest
 from datasets import Dataset
-from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from training.arguments import TrainingArguments
+from training.data.collators import PaddingCollator
 from training.data.parallel_text import ParallelText
 from training.run.trainer import TokenBatchTrainer
 
@@ -32,7 +33,7 @@ def make_trainer(make_model, tokenizer, sentences, tmp_path):
             train_dataset=data,
             eval_dataset=ParallelText(sentences["en"], sentences["de"]),
             processing_class=tokenizer,
-            data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+            data_collator=PaddingCollator(tokenizer.pad_token_id),
         )
 
     return make

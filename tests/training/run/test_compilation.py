@@ -34,7 +34,7 @@ def count_graphs() -> int:
 def assert_equal_losses(trainer, one, other):
     """Compare value and gradients on two batches."""
     model, args = trainer.model.train(), trainer.args
-    for batch in list(trainer.get_train_dataloader())[:2]:
+    for batch in map(trainer._prepare_inputs, list(trainer.get_train_dataloader())[:2]):
         results = []
         for loss in (one, other):
             model.zero_grad()
@@ -61,7 +61,7 @@ def test_compiled_loss_with_rdrop_equals_eager_loss(make_trainer):
 @pytest.mark.slow
 def test_dropout_differs_between_steps(make_trainer):
     trainer = make_trainer(dropout=0.3, layers=1, step_mode="compiled")
-    model, batch = trainer.model.train(), next(iter(trainer.get_train_dataloader()))
+    model, batch = trainer.model.train(), trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
     losses = {float(trainer.compiled_loss(model, batch, 0.0, 0.0).detach()) for _ in range(3)}
     assert len(losses) == 3
 

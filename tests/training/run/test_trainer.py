@@ -20,7 +20,7 @@ from training.run.trainer import TokenBatchTrainer
 
 
 def batch_of(trainer) -> dict:
-    return trainer.data_collator([trainer.train_dataset[i] for i in range(4)])
+    return trainer._prepare_inputs(trainer.data_collator([trainer.train_dataset[i] for i in range(4)]))
 
 
 def logits_of(trainer, batch) -> torch.Tensor:
