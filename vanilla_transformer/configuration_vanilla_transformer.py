@@ -138,7 +138,7 @@ class VanillaTransformerConfig(PretrainedConfig):
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
         super().__post_init__(**kwargs)
-        self.validate_architecture()  # not a validator of `@strict`, which would not raise ValueError
+        self.validate_architecture()  # not called by `@strict`, because it must raise ValueError
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

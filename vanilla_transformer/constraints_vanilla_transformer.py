@@ -170,7 +170,7 @@ class LexicalConstraints:
     Each step considers the best tokens of every hypothesis and the tokens that start or continue one of its terms.
     Hypotheses that lack the same number of constraint tokens form a bank. The beams are allocated to the banks
     round-robin, because hypotheses that contain terms are often less likely and would be pruned. Only hypotheses with
-    all terms may end. Those that can no longer complete their terms within the length limit rank last.
+    all terms may end. Hypotheses that can no longer complete their terms within the length limit rank last.
 
     Args:
         terms: Token ids of each sentence, term and variant. One of the variants of each term must occur.

@@ -221,7 +221,7 @@ def pad_attention_weights(weights: torch.Tensor, length: int, name: str) -> torc
     return torch.nn.functional.pad(weights, (0, length - weights.shape[-1]))
 
 
-SUPPORTED_MODEL_KWARGS = {  # inputs of a step of generate()
+SUPPORTED_MODEL_KWARGS = {  # arguments that generate() passes to the model
     *("attention_mask", "decoder_attention_mask", "encoder_outputs", "past_key_values", "use_cache"),
     *("output_attentions", "output_hidden_states", "return_dict", "input_ids", "inputs_embeds"),
 }

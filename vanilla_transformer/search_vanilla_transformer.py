@@ -166,7 +166,7 @@ def run_beam_search(
     scores[:, 0] = 0.0  # the search starts with one hypothesis
     finished = torch.full((len(prompt), num_beams, max_length), pad_id, device=device)
     finished_scores = torch.full((len(prompt), num_beams), EMPTY_SCORE, device=device)
-    is_filled = torch.zeros((len(prompt), num_beams), dtype=torch.bool, device=device)  # slots of `finished`
+    is_filled = torch.zeros((len(prompt), num_beams), dtype=torch.bool, device=device)  # `finished` has a result
     steps = max_length - start if task.return_beam_indices else 0  # history: row of the parent hypothesis of each token
     history = torch.empty((len(prompt), num_beams, 0), dtype=torch.int32, device=device)
     finished_history = torch.full((len(prompt), num_beams, steps), -1, dtype=torch.int32, device=device)
@@ -204,7 +204,7 @@ def run_beam_search(
             candidates = torch.cat([finished_scores, candidates], 1)
             is_filled = torch.cat([is_filled, is_result if task.glossary is None else is_result & has_all_terms], 1)
             order = candidates.topk(num_beams).indices
-            if task.glossary is not None:  # results that lack a term rank last
+            if task.glossary is not None:  # results without all terms rank last
                 order = candidates.argsort(descending=True, stable=True)
                 is_incomplete = is_filled.logical_not().int().gather(1, order)
                 order = order.gather(1, is_incomplete.argsort(stable=True)[:, :num_beams])
@@ -225,14 +225,14 @@ def run_beam_search(
             order = ranks.topk(num_beams).indices
             scores, best_first = values.gather(1, order).sort(descending=True)
             order = order.gather(1, best_first)
-            has_enough = is_filled[:, num_return - 1 if early_stopping == "exact" else -1, None]
-            is_ignored = has_enough & ~has_all_terms.gather(1, order)
+            has_all_results = is_filled[:, num_return - 1 if early_stopping == "exact" else -1, None]
+            is_ignored = has_all_results & ~has_all_terms.gather(1, order)
             best_scores = scores.masked_fill(is_ignored, -math.inf).amax(1, keepdim=True)
         hypotheses, parents = gather_beams(sequences, order), parents.gather(1, order)
 
-        ends = limits[active] if task.max_length_bound is None else torch.full_like(active, task.max_length_bound)
+        longest = limits[active] if task.max_length_bound is None else torch.full_like(active, task.max_length_bound)
         is_active = may_improve(
-            best_scores, finished_scores, is_filled, penalty, new_length, ends - start, num_return, early_stopping
+            best_scores, finished_scores, is_filled, penalty, new_length, longest - start, num_return, early_stopping
         )
         is_active &= limits[active] > length + 1
         if task.return_beam_indices:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, ProgressCallback, TrainerCallback, Tra
 from training.data.batching import TokenBatchSampler
 from vanilla_transformer.shared.command_line import discard_stdout
 
-MIN_SHUFFLED_LOSS_INCREASE = 0.1  # nats per token; see `eval_source_gain`
+MIN_SHUFFLED_LOSS_INCREASE = 0.1  # nats per token, compared with `eval_source_gain`
 
 
 class SamplerEpochCallback(TrainerCallback):

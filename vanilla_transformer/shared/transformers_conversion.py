@@ -82,13 +82,13 @@ class NativeArchitecture:
         has_final_layer_norm = isinstance(model.get_encoder().norm, nn.LayerNorm)
         is_learned = config.position_embedding_type == "learned"
         has_two_vocabularies = not config.share_encoder_decoder_embeddings
-        needs_table = self.positions == "tensor2tensor_sinusoids"
+        is_tensor2tensor = self.positions == "tensor2tensor_sinusoids"
         conditions = {
             f"it is {config.norm_position}-norm": config.norm_position != self.norm_position,
             "it has a final LayerNorm": has_final_layer_norm and self.norm_position == "post",
             "it has no final LayerNorm": not has_final_layer_norm and self.norm_position == "pre",
             "its positions are learned": is_learned and self.positions == "sinusoidal",
-            POSITION_MISMATCH: needs_table and not self.has_tensor2tensor_sinusoids(model),
+            POSITION_MISMATCH: is_tensor2tensor and not self.has_tensor2tensor_sinusoids(model),
             "its d_model is odd": config.d_model % 2 == 1 and self.positions != "learned",
             "it has an embedding LayerNorm": config.embedding_norm and not self.embedding_norm,
             "it has no embedding LayerNorm": self.embedding_norm and not config.embedding_norm,
