@@ -167,9 +167,9 @@ def run_beam_search(
     finished = torch.full((len(prompt), num_beams, max_length), pad_id, device=device)
     finished_scores = torch.full((len(prompt), num_beams), EMPTY_SCORE, device=device)
     is_filled = torch.zeros((len(prompt), num_beams), dtype=torch.bool, device=device)  # `finished` has a result
-    steps = max_length - start if task.return_beam_indices else 0  # history: row of the parent hypothesis of each token
-    history = torch.empty((len(prompt), num_beams, 0), dtype=torch.int32, device=device)
-    finished_history = torch.full((len(prompt), num_beams, steps), -1, dtype=torch.int32, device=device)
+    history_length = max_length - start if task.return_beam_indices else 0
+    history = torch.empty((len(prompt), num_beams, 0), dtype=torch.int32, device=device)  # parent row of each token
+    finished_history = torch.full((len(prompt), num_beams, history_length), -1, dtype=torch.int32, device=device)
     result_history = finished_history[:, :num_return].clone()
     result_length: int | torch.Tensor = start  # length of the longest finished sequence
     for length in range(1, start):

@@ -1,1 +1,1 @@
-"""Web pages that translate and show attention: a Gradio app and a page without a server."""
+"""Web pages that translate and show attention: a Gradio app and a static page."""

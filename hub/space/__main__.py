@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("checkpoint", help="Path to a checkpoint directory, or a repository on the Hub.")
     parser.add_argument("--port", type=int, help="Port of the page. Default: the first free port from 7860.")
     parser.add_argument("--push", metavar="USER/SPACE", help="Name of the Space to publish the page as.")
-    parser.add_argument("--static", metavar="OUT", type=Path, help="New directory for a page without a server.")
+    parser.add_argument("--static", metavar="OUT", type=Path, help="New directory for a page that runs in the browser.")
     parser.add_argument("--private", action="store_true", help="Whether to create a private Space.")
     parser.add_argument("--replace", action="store_true", help="Whether to overwrite files of other users.")
     arguments = parser.parse_args()

@@ -265,7 +265,7 @@ def browser():
 
 @pytest.fixture(scope="session")
 def transformers_js(tmp_path_factory, repository) -> Path:
-    """Directory node_modules with the version of transformers.js that the page without a server loads."""
+    """Directory node_modules with the version of transformers.js that the static page loads."""
     page = (repository / "hub" / "space" / "static" / "page.js").read_text(encoding="utf-8")
     (package,) = re.findall(r"https://cdn.jsdelivr.net/npm/(@huggingface/transformers@[\d.]+)", page)
     folder = tmp_path_factory.mktemp("node")

@@ -79,7 +79,7 @@ class StopOnSignal(TrainerCallback):
         for number, handler in self.__dict__.pop("_handlers", {}).items():
             signal.signal(number, handler)
 
-    def _stop(self, state: TrainerState, control: TrainerControl) -> None:
+    def _save_or_stop(self, state: TrainerState, control: TrainerControl) -> None:
         """After a signal, request a checkpoint. If this update is already saved, end training instead."""
         if self.signal_number is None or self._is_stopping:
             return
@@ -98,7 +98,7 @@ class StopOnSignal(TrainerCallback):
         if control.should_training_stop or float(state.epoch or 0).is_integer():  # the end of the epoch follows
             self._is_save_due, control.should_save = control.should_save, False
         else:
-            self._stop(state, control)
+            self._save_or_stop(state, control)
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._is_stopping and not self._is_finished:  # stopped within the epoch
@@ -107,11 +107,11 @@ class StopOnSignal(TrainerCallback):
         control.should_save |= self._is_save_due
         self._is_save_due, self._is_epoch_end = False, True
         self.is_checkpoint_temporary &= not control.should_save
-        self._stop(state, control)
+        self._save_or_stop(state, control)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._is_epoch_end:
-            self._stop(state, control)
+            self._save_or_stop(state, control)
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._saved_update = state.global_step
