@@ -176,7 +176,7 @@ def test_exports_rows_for_all_ids_of_earlier_versions(earlier_checkpoint, save_t
 
 
 @pytest.mark.parametrize("to", ["transformers", "marian", "ctranslate2", "onnx", "argos"])
-def test_all_targets_reject_ids_without_rows(save_checkpoint, run_main, tmp_path, capsys, to):
+def test_all_targets_reject_ids_without_embedding(save_checkpoint, run_main, tmp_path, capsys, to):
     """The tokenizer has fewer tokens than the model has rows, but gaps in its ids."""
     _, _, folder = save_checkpoint()
     content = json.loads((folder / "tokenizer.json").read_text())
