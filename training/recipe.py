@@ -23,6 +23,7 @@ from training.arguments import (
     TokenizerArguments,
     TrainingArguments,
 )
+from training.data.hub_datasets import use_dataset
 from training.run.validation import (
     LIBRARY_ERRORS,
     METRICS,
@@ -110,7 +111,8 @@ def read_recipe(arguments: list[str] | None = None) -> Recipe:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = make_parser()
     null_keys: list[str] = []
-    keys = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")}
+    names = (word.lstrip("-").partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--"))
+    keys = options = {name.removeprefix("no_") for name in names}
     if arguments and arguments[0].startswith("-") and not {"-h", "--help"} & set(arguments):
         parser.error(f"the path to a recipe must be the first argument, before {arguments[0].partition('=')[0]}.")
     if arguments and not arguments[0].startswith("-"):
@@ -119,7 +121,7 @@ def read_recipe(arguments: list[str] | None = None) -> Recipe:
         except ValueError as error:
             parser.error(str(error))
         null_keys = [name for name, value in values.items() if value is None and name not in keys]
-        keys |= {name for name, value in values.items() if value is not None}
+        keys = options | {name for name, value in values.items() if value is not None}
         device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]  # or processes on CPUs do not connect
         arguments = [arguments[0], *device, *_to_arguments(values), *arguments[1:]]  # the last value counts
     try:
@@ -141,6 +143,7 @@ def read_recipe(arguments: list[str] | None = None) -> Recipe:
                 setattr(part, f.name, None)
     try:
         resolve_recipe(recipe)
+        validate_overrides(recipe, options)
     except ValueError as error:
         parser.error(str(error))
     return recipe
@@ -174,6 +177,7 @@ def resolve_recipe(recipe: Recipe) -> None:
         raise ValueError(f"max_length_ratio={data.max_length_ratio} is invalid: it must be at least 1.")
     if data.streaming:
         validate_streaming(data, tokenizer, training)
+    validate_used_data_keys(data)
     evaluates = training.eval_strategy != "no"
     sources = data.validation_file or data.dataset_name or data.validation_size
     if evaluates and (data.corpus == "random" or not (data.corpus == "demo" or sources)):
@@ -250,6 +254,23 @@ def validate_streaming(data: DataArguments, tokenizer: TokenizerArguments, train
             f"streaming does not support {', '.join(active)}. Use the defaults. Alternatives: validation_file for "
             f"validation_size, on_eval_overlap=drop for on_eval_overlap=error."
         )
+
+
+def validate_overrides(recipe: Recipe, options: set[str]) -> None:
+    """Raise ValueError for command-line options that have no effect because of the other keys of the recipe."""
+    data, max_steps = recipe.data, recipe.training.max_steps
+    if max_steps > 0 and "num_train_epochs" in options and "max_steps" not in options:
+        raise ValueError(f"max_steps={max_steps} of the recipe overrides num_train_epochs. Add --max_steps -1.")
+    if use_dataset(data) and (files := sorted({"train_file", "validation_file", "test_file"} & options)):
+        raise ValueError(f"{files[0]} is not used, but the dataset {data.dataset_name}. Set data_dir to use files.")
+
+
+def validate_used_data_keys(data: DataArguments) -> None:
+    """Raise ValueError for settings of the data that a generated corpus does not use."""
+    used = vars(data).keys() if data.corpus == "files" else {"corpus", "max_length", "max_length_ratio", "buffer_size"}
+    for name in sorted(vars(data).keys() - used):
+        if (value := getattr(data, name)) != getattr(DataArguments, name):
+            raise ValueError(f"corpus={data.corpus} does not use {name}={value}. Set corpus=files, or remove {name}.")
 
 
 def resolve_base_model(recipe: Recipe) -> None:

@@ -133,6 +133,7 @@ def test_lora_resumes_bit_for_bit(make_base, tune, programs, tmp_path):
     [
         (["nowhere"], "base_model=nowhere: cannot be loaded"),
         (["base", "--d_model", "64"], "d_model is determined by base_model=base"),
+        (["base", "--no_tie_word_embeddings"], "tie_word_embeddings is determined by base_model=base"),
         (["base", "--tokenizer_vocab_size", "64"], "tokenizer_vocab_size is determined by base_model"),
         (["base", "--lora_rank", "-1"], "lora_rank=-1"),
         (["base", "--lora_rank", "2", "--ema_decay", "0.9"], "cannot be combined with ema_decay"),

@@ -130,6 +130,9 @@ def test_rejects_unknown_options(path, capsys):
         ("seed: -1", "seed=-1 is invalid: it must be at least 0"),
         ("early_stopping_patience: 0", "early_stopping_patience=0"),
         ("streaming: true", "streaming does not support corpus=demo"),
+        ("data_dir: mine", "corpus=demo does not use data_dir=mine. Set corpus=files"),
+        ("source_lang: de\ntarget_lang: en", "corpus=demo does not use source_lang=de"),
+        ("both_directions: true", "corpus=demo does not use both_directions=True"),
         ("streaming: true\ndataloader_num_workers: 2", "dataloader_num_workers=2"),
         ("streaming: true\nvalidation_size: 5\non_eval_overlap: error", "on_eval_overlap=error, validation_size=5"),
         ("streaming: true\nboth_directions: true\nbpe_dropout: 0.1", "both_directions=True, bpe_dropout=0.1"),
@@ -145,6 +148,26 @@ def test_invalid_values_are_reported_in_one_line(path, capsys, change, message):
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--num_train_epochs", "2"], "max_steps=7 of the recipe overrides num_train_epochs. Add --max_steps -1."),
+        (["--corpus", "files", "--dataset_name", "user/name", "--test_file", "mine"], "test_file is not used"),
+    ],
+)
+def test_rejects_options_without_effect(path, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(path.parent)  # without a directory `data`
+    with pytest.raises(SystemExit):
+        read_recipe([str(path), *arguments])
+    assert message in capsys.readouterr().err
+
+
+def test_options_of_a_dataset_in_files_have_an_effect(path):
+    arguments = ["--corpus", "files", "--dataset_name", "user/name", "--data_dir", "mine", "--test_file", "mine"]
+    recipe = read_recipe([str(path), *arguments, "--num_train_epochs", "2", "--max_steps", "-1"])
+    assert (recipe.data.test_file, recipe.training.num_train_epochs) == ("mine", 2)
+
+
 def test_random_pairs_have_no_validation_data(path, capsys):
     path.write_text(path.read_text().replace("corpus: demo", "corpus: random") + "eval_strategy: steps\n")
     with pytest.raises(SystemExit):
@@ -155,9 +178,8 @@ def test_random_pairs_have_no_validation_data(path, capsys):
 def test_scalars_stay_text(path):
     """YAML would convert Norwegian to False, and directory names to a number and a date."""
     keys = "source_lang: no\ndata_dir: 1.10\ntokenizer_path: 2020-01-01\neval_strategy: no\nsave_strategy: 'no'\n"
-    path.write_text(
-        path.read_text() + keys + "test_file: ~\nvalidation_file: 'null'\nlr_scheduler_kwargs: {timescale: 9}"
-    )
+    text = path.read_text().replace("corpus: demo", "corpus: files")
+    path.write_text(text + keys + "test_file: ~\nvalidation_file: 'null'\nlr_scheduler_kwargs: {timescale: 9}")
     recipe = read_recipe([str(path)])
     data = recipe.data
     assert (data.source_lang, data.data_dir, recipe.tokenizer.tokenizer_path) == ("no", "1.10", "2020-01-01")
@@ -210,7 +232,8 @@ OLD_KEYS = {
 
 
 def with_keys(path, values: dict[str, str]):
-    path.write_text(path.read_text() + "".join(f"{key}: {value}\n" for key, value in values.items()))
+    text = path.read_text().replace("corpus: demo", "corpus: files")
+    path.write_text(text + "".join(f"{key}: {value}\n" for key, value in values.items()))
     return path
 
 

@@ -17,7 +17,7 @@ from training.arguments import TrainingArguments
 from training.data.batching import TokenBatchSampler
 from training.data.parallel_text import ParallelText
 from training.data.streaming import TokenBatchStream, stream_pairs
-from training.data.tokenization import sequence_lengths, tokenize_corpus
+from training.data.tokenization import sequence_lengths, tokenize_corpus, tokenize_rows
 from training.data.tokenizer import load_training_tokenizer, train_tokenizer, vocabulary_sizes
 from training.recipe import Recipe
 from training.run.hardware import choose_precision_and_attention
@@ -68,8 +68,10 @@ def make_train_set(recipe: Recipe, corpus: dict[str, ParallelText], tokenizer: A
     Pairs with more than `limit` tokens, the number of positions of the model, are dropped.
     """
     args, data = recipe.training, replace(recipe.data, max_length=min(recipe.data.max_length, limit))
-    if data.both_directions and getattr(tokenizer, "target_tokenizer", None) is not None:
-        raise ValueError("Remove both_directions: it requires a shared vocabulary, but this tokenizer has two.")
+    if data.both_directions:
+        sides = tokenize_rows(tokenizer, *[corpus["train"].sources[:100]] * 2)
+        if sides["input_ids"] != sides["labels"]:  # two vocabularies, two SentencePiece models, or language tokens
+            raise ValueError("Remove both_directions: this tokenizer has different tokens for source and target.")
     if not data.streaming:
         return tokenize_corpus(corpus["train"], tokenizer, data, recipe.tokenizer.bpe_dropout)
     seed = args.seed if args.data_seed is None else args.data_seed
@@ -142,6 +144,8 @@ def load_base_model(recipe: Recipe) -> Any:
     args = recipe.training
     dropouts = {name: value for name, value in vars(recipe.model).items() if name in recipe.explicit_keys}
     model = load_model(str(args.base_model), f"base_model={args.base_model}:", dtype=torch.float32, **dropouts)
+    if unused := [name for name, value in dropouts.items() if getattr(model.config, name, None) != value]:
+        raise ValueError(f"base_model={args.base_model} has no setting {unused[0]}. Remove {unused[0]}.")
     overrides: dict[str, Any] = {"max_length": None}  # removes the value of the checkpoint
     if recipe.decoding.num_beams == 1:
         overrides |= GREEDY_OVERRIDES

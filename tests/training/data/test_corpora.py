@@ -2,6 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset, DatasetDict
+from transformers import NllbTokenizerFast
 
 from training.arguments import DataArguments
 from training.data import hub_datasets
@@ -91,14 +92,19 @@ def test_metadata_of_generated_corpora():
     assert read_metadata(DataArguments(corpus="random"))["train"] == {"source": "random", "pairs": 64}
 
 
-def test_both_directions_apply_only_to_training(write, arguments, capsys):
+def test_both_directions_apply_only_to_training(write, arguments, make_tokenizer):
     for name, lines in {"train.en": "a\nb\n", "train.de": "1\n2\n", "val.en": "a\n", "val.de": "9\n"}.items():
         write(name, lines)
     corpus = read_corpus(arguments(both_directions=True, on_eval_overlap="drop"))
     assert list(zip(corpus["train"].sources, corpus["train"].targets, strict=True)) == [("b", "2"), ("2", "b")]
     assert corpus["validation"].sources == ["a"]
     assert describe_corpus(corpus, arguments())["train"]["both_directions"]
-    recipe = SimpleNamespace(data=arguments(both_directions=True), training=None)
-    with pytest.raises(ValueError, match="Remove both_directions: it requires a shared vocabulary"):
-        make_train_set(recipe, corpus, SimpleNamespace(target_tokenizer="another"))
+    tokenizer_keys = SimpleNamespace(bpe_dropout=0)
+    recipe = SimpleNamespace(data=arguments(both_directions=True), training=None, tokenizer=tokenizer_keys)
+    vocab = {token: i for i, token in enumerate(("<s>", "<pad>", "</s>", "<unk>", "▁", "b"))}
+    nllb = NllbTokenizerFast(vocab=vocab, merges=[], src_lang="eng_Latn", tgt_lang="deu_Latn")
+    for tokenizer in (make_tokenizer(False)[0], nllb):
+        with pytest.raises(ValueError, match="Remove both_directions: this tokenizer has different tokens for source"):
+            make_train_set(recipe, corpus, tokenizer)
+    assert len(make_train_set(recipe, corpus, make_tokenizer(True)[0])) == 2
     assert corpus["train"].dropped["source held out"] == 1

@@ -97,6 +97,13 @@ def test_drops_pairs_beyond_the_positions(make_settings, tmp_path, tokenizer, mo
     assert recipe.data.max_length == 256
 
 
+def test_rejects_dropout_rates_that_the_base_model_does_not_have(make_settings, tmp_path):
+    sizes = {"vocab_size": 12, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    T5ForConditionalGeneration(T5Config(**sizes)).save_pretrained(tmp_path / "base")  # its key is `dropout_rate`
+    with pytest.raises(ValueError, match=r"has no setting dropout. Remove dropout."):
+        load_base_model(make_settings(base_model=tmp_path / "base", dropout=0.3))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("is_vanilla", [True, False])
 def test_half_precision_base_model_is_trained_in_float32(make_settings, make_model, tmp_path, dtype, is_vanilla):
