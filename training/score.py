@@ -83,9 +83,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 def read_test_set(source: Path, references: list[Path]) -> ParallelText:
     """Read sources and references. Raises ValueError if the files have different numbers of lines."""
+    if (source.suffix == ".tsv") == bool(references):
+        raise ValueError("Set --reference and a text file as --source, or use a .tsv file with references as --source.")
     if not references:
-        if source.suffix != ".tsv":
-            raise ValueError("Set --reference, or use a .tsv file with references in further columns as --source.")
         return collect_valid_pairs(read_table(source, ("", "")), str(source), None)
     for path in references:
         validate_line_counts(source, path)

@@ -107,7 +107,10 @@ def read_table(path: Path, languages: tuple[str, str]) -> Iterator[tuple]:
             cells = line.split("\t")
             if len(cells) < 2:
                 raise ValueError(f"{path}, line {number}: no tab. Expected a source, a tab and a target.")
-            yield tuple(cell.strip() for cell in cells)
+            row = tuple(cell.strip() for cell in cells)
+            if number == 1 and set(row) == set(languages):
+                raise ValueError(f"{path}, line 1: a .tsv file has no header. Its first column must be the source.")
+            yield row
         else:
             try:
                 row = json.loads(line)

@@ -42,6 +42,14 @@ def test_reports_missing_files(arguments):
         read_corpus(arguments())
 
 
+def test_tsv_files_have_no_header(write, arguments):
+    """Otherwise the columns of a header could be in the opposite order, without any effect."""
+    write("t.tsv", "de\ten\neins\tone\n")
+    for read in (read_file, lambda arguments, name: list(stream_pairs(arguments))):
+        with pytest.raises(ValueError, match=r"t.tsv, line 1: a .tsv file has no header"):
+            read(arguments(train_file="t.tsv"), "t.tsv")
+
+
 PAIRS = [("one", "eins"), ("two", "zwei")]
 
 
