@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, TextIO
 
 from training.data.parallel_text import ParallelText
 from training.run.hardware import configure_malloc, device_type
-from training.translators import CHECKPOINTS, get_decoding_options, get_nbest_options, load_translator, read_run_recipe
+from training.translators import CHECKPOINTS, get_decoding_options, load_translator, read_run_recipe
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
 from vanilla_transformer.shared.atomic_io import atomic_write
@@ -76,10 +76,13 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--nbest {arguments.nbest} must be at most --num_beams {arguments.num_beams}.")
     if arguments.document and (arguments.rerank or arguments.nbest > 1 or arguments.scores):
         raise ValueError("--document does not support --nbest, --scores and --rerank. Remove them.")
+    if arguments.rerank and arguments.num_beams == 1:
+        raise ValueError("--rerank requires --num_beams of at least 2.")
     translator = load_translator(arguments.checkpoint, arguments.device)
     options = get_decoding_options(arguments)
     if arguments.nbest > 1:
-        options = get_nbest_options(translator, arguments.nbest) | options
+        num_beams = arguments.num_beams or max(arguments.nbest, translator.model.generation_config.num_beams or 1)
+        options |= {"num_beams": num_beams, "num_return_sequences": arguments.nbest}
     if arguments.glossary:
         options["glossary"] = read_glossary(arguments.glossary)
     with ExitStack() as files:

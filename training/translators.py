@@ -100,13 +100,8 @@ def read_run_recipe(folder: Path) -> dict[str, Any]:
 
 
 def get_decoding_options(arguments: Namespace) -> dict[str, Any]:
-    """Return the arguments of `generate()` that are set on the command line."""
+    """Return the arguments of `generate()` for one translation per sentence, as set on the command line."""
     names = ("num_beams", "length_penalty", "max_new_tokens")
     options = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
+    options["num_return_sequences"] = 1  # the default of the model may be greater
     return GREEDY_OVERRIDES | options if options.get("num_beams") == 1 else options
-
-
-def get_nbest_options(translator: TranslationPipeline, num_return: int) -> dict[str, int]:
-    """Return options for `num_return` translations per sentence, with at least as many beams."""
-    num_beams = max(num_return, translator.model.generation_config.num_beams or 1)
-    return {"num_beams": num_beams, "num_return_sequences": num_return}

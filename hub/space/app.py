@@ -98,7 +98,8 @@ class Translator:
     def stream(self, batch: dict[str, torch.Tensor]) -> Iterator[str]:
         """Yield the greedy translation after each token."""
         tokens, ids = TokenStream(), torch.empty(0, dtype=torch.long)
-        options = {"num_beams": 1, "do_sample": False, "max_new_tokens": self.max_new_tokens(batch)}
+        options = {"num_beams": 1, "num_return_sequences": 1, "do_sample": False}
+        options["max_new_tokens"] = self.max_new_tokens(batch)
 
         def generate() -> None:
             try:

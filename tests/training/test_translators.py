@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 from tokenizers import normalizers
+from transformers import GenerationConfig
 
+from training import score, translate
 from training.translators import load_translator
 
 
@@ -35,6 +37,28 @@ def test_ensembles_checkpoints(save, sentences, shared):
     assert both(texts, num_return_sequences=2, return_scores=True) == expected
     assert expected != single(texts, num_return_sequences=2, return_scores=True)
     assert load_translator([two, one], "cpu")(texts, num_beams=1) == both(texts, num_beams=1)
+
+
+@pytest.mark.parametrize("options", [[], ["--scores"], ["--nbest", "2"], ["--num_beams", "1"]])
+def test_commands_return_one_translation_if_the_config_has_several(save, tmp_path, monkeypatch, capsys, options):
+    """Otherwise line i of the output would not be the translation of line i."""
+    folder, source = save("one"), tmp_path / "source.en"
+    source.write_text("the dog runs\n\na cat sleeps\n")
+    expected = None
+    for number in (None, 3):
+        config = GenerationConfig.from_pretrained(folder)
+        config.update(num_return_sequences=number)
+        config.save_pretrained(folder)
+        monkeypatch.setattr("sys.argv", ["translate", folder, "--input", str(source), *options])
+        translate.main()
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 3 * (2 if "--nbest" in options else 1)
+        assert lines == (expected := expected or lines)
+    source.write_text("the dog runs\na cat sleeps\n")
+    arguments = ["--source", str(source), "--reference", str(source), "--num_bootstrap_samples", "2"]
+    monkeypatch.setattr("sys.argv", ["score", folder, *arguments])
+    score.main()
+    assert "bleu" in json.loads(capsys.readouterr().out)
 
 
 def test_rejects_different_tokenizers(save, tmp_path):

@@ -150,6 +150,7 @@ def test_one_beam_gives_greedy_translation(make_translator):
         torch.manual_seed(seed)
         translator = make_translator()
         torch.nn.init.normal_(translator.model.lm_head.weight)
+        translator.model.generation_config.update(num_beams=3, num_return_sequences=2)
         batch = translator.encode("the dog runs in the house")
         *_, greedy = translator.stream(batch)
         ((ids, score),) = translator.candidates(batch, 1)
