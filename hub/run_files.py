@@ -16,6 +16,7 @@ from hub.sensitive_data import SECRET_KEYS, find_credential, find_local_path, it
 from vanilla_transformer.shared.text_lines import read_lines
 
 PATH_KEYS = ("output_dir", "data_dir", "logging_dir", "tokenizer_path")  # recipe keys that name directories
+FILE_KEYS = ("train_file", "validation_file", "test_file", "test_references")  # recipe keys that name files
 DATASET_KEYS = ("dataset_name", "dataset_config")  # recipe keys that training ignores if text files are given
 MAX_NUMBER = 1e100
 
@@ -117,7 +118,7 @@ def local_paths(checkpoint: Path) -> tuple[str, ...]:
 
 
 def sanitize_recipe(recipe: CheckedMapping, results: CheckedMapping, paths: tuple[str, ...]) -> tuple[str, list[str]]:
-    """Return the recipe as YAML without local paths, credentials and unused dataset keys, and the removed keys."""
+    """Return the recipe as YAML without directories, credentials and unused dataset keys, and the removed keys."""
     train = results.mapping("data").mapping("train")
     removed = [key for key in PATH_KEYS if key in recipe]
     if train.text("source") != "hub":
@@ -130,6 +131,7 @@ def sanitize_recipe(recipe: CheckedMapping, results: CheckedMapping, paths: tupl
                 removed.append(key)
                 break
     values = {key: value for key, value in recipe.values.items() if key not in removed}
+    values |= {key: Path(values[key]).name for key in FILE_KEYS if isinstance(values.get(key), str)}
     try:
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True) if values else ""
     except RecursionError:

@@ -337,6 +337,14 @@ def test_removes_paths_from_recipe(folder, key, path):
     assert path.split()[0] not in text.split("## Data")[1]
 
 
+def test_removes_directories_from_file_names(folder):
+    """The metadata of the data also contain only names of files."""
+    (folder / "recipe.yaml").write_text("train_file: customer/train\nvalidation_file: null\ntest_file: test.tsv\n")
+    text = make_card(folder, "user/name").content
+    shown = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
+    assert shown == {"train_file": "train", "validation_file": None, "test_file": "test.tsv"}
+
+
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\r", "\x1c"])
 def test_sample_with_unicode_line_break_is_one_row(folder, separator):
     row = f"A{separator}dog.\tEin Hund.\tEin <b>Hund</b> *x*."
