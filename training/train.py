@@ -26,9 +26,9 @@ from training.run.checkpoints import MANIFEST, all_checkpoints, keep_only
 from training.run.distributed import (
     exit_after_barrier,
     launch,
+    launcher,
     main_process_reports_first,
     mute_other_ranks,
-    set_parent_death_signal,
 )
 from training.run.evaluation import last_metrics, push, run_metadata, save_alignment_heads, score_test_set, show_results
 from training.run.factories import (
@@ -54,7 +54,7 @@ from vanilla_transformer.shared.command_line import exit_on_user_error
 
 def main() -> None:
     configure_malloc()
-    set_parent_death_signal()
+    launcher.watch()
     with exit_on_user_error("training.train", FloatingPointError, ImportError):
         recipe = read_recipe()
         if recipe.training.num_processes > 1 and "LOCAL_RANK" not in os.environ:
@@ -107,11 +107,13 @@ def run(recipe: Recipe) -> None:
         callbacks=[EarlyStoppingCallback(args.early_stopping_patience)] if args.early_stopping_patience else None,
     )
     outcome = trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-    if trainer.stop.signal_number is not None:
+    if trainer.stop.signal_number:
         saved = [path.name for path in all_checkpoints(folder) if (path / MANIFEST).exists()]
         update = f"update {trainer.state.global_step} of {trainer.state.max_steps}"
         start = saved[-1] if saved else "the start: nothing was saved"
         print(f"stopped at {update}. The same command resumes from {start}.")
+        if args.world_size > 1:
+            exit_after_barrier(trainer, 128 + trainer.stop.signal_number)
         sys.exit(128 + trainer.stop.signal_number)
     seconds = trainer.seconds
     with wrap_write_errors(folder):

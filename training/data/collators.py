@@ -1,8 +1,10 @@
-"""Collators: padding of pairs of token ids to the tensors of a batch.
+"""Code of the loader workers: padding of pairs of token ids to the tensors of a batch, and handling of signals.
 
 Worker processes receive a collator as a pickle, so it contains neither model nor tokenizer. The trainer computes the
 decoder input from the labels.
 """
+
+import signal
 
 import numpy as np
 import torch
@@ -52,3 +54,12 @@ class FixedShapeCollator:
     def __call__(self, batch: tuple[int, list[Pair]]) -> dict[str, torch.Tensor]:
         shape_index, pairs = batch
         return pad_pairs(pairs, self.shapes[shape_index], self.pad_id)
+
+
+def defer_stop_signals(worker: int) -> None:
+    """Initialize a loader worker so that it ignores Ctrl-C and the first SIGTERM, which all processes may receive.
+
+    The main process needs its batches to finish the current update. It stops the worker at the end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(number, signal.SIG_DFL))

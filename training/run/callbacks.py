@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
 
 from training.data.batching import TokenBatchSampler
+from training.run.distributed import STOP_SIGNALS, exit_with_signal_status, launcher
 from vanilla_transformer.shared.command_line import discard_stdout
 
 MIN_SHUFFLED_LOSS_INCREASE = 0.1  # nats per token, compared with `eval_source_gain`
@@ -44,15 +45,14 @@ class EmaCallback(TrainerCallback):
 class StopOnSignal(TrainerCallback):
     """Saves a checkpoint and ends training on Ctrl-C or SIGTERM, after the current update.
 
-    A second signal ends the process at once.
+    A second signal ends the process at once. With multiple processes, a signal to one of them stops all: they exchange
+    the signals after every update. This exchange is between their CPUs, so that no process waits for its GPU.
 
     An evaluation or a checkpoint that is due at this update is done first, so that a resumed run continues like an
     uninterrupted one. At the end of an epoch, the evaluation is done before the checkpoint is saved.
-
-    With multiple processes, training ends immediately without a checkpoint, to avoid communication at every update.
     """
 
-    signal_number: int | None = None  # signal that was received
+    signal_number = 0  # signal that was received
     is_checkpoint_temporary = False  # whether the next checkpoint only serves to resume the run
     _is_stopping = False  # the next checkpoint is the last
     _is_finished = False  # whether training ends at this update even without the signal
@@ -61,27 +61,44 @@ class StopOnSignal(TrainerCallback):
     _saved_update = -1
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if args.world_size == 1 and threading.current_thread() is threading.main_thread():
-            self._handlers = {
-                number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)
-            }
+        self._group = torch.distributed.new_group(backend="gloo") if args.world_size > 1 else None
+        launcher.on_signal = self._request_stop
+        self._handlers: dict[int, Any] = {}  # to restore
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal that this process received directly."""
+        for each in STOP_SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        self._request_stop(number)
+
+    def _request_stop(self, number: int) -> None:
+        """Handle a signal. The launcher may forward a signal that this process has also received directly."""
+        if self.signal_number:
+            return
         self.signal_number = number
-        self._restore()
         try:
             name = signal.Signals(number).name
             print(f"\n{name}: saving after this update. Send it again to stop at once.", flush=True)
+        except RuntimeError:  # the signal interrupted another output
+            pass
         except OSError:  # Ctrl-C also ended the program that reads the output
             discard_stdout()
 
-    def _restore(self) -> None:
-        for number, handler in self.__dict__.pop("_handlers", {}).items():
-            signal.signal(number, handler)
+    def _exchange_signals(self) -> int:
+        """Return the number of a signal that any process received, or 0. All processes call this at the same points."""
+        number = self.signal_number
+        if self._group is not None:
+            numbers = torch.tensor(number)
+            torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MAX, self._group)
+            number = int(numbers)
+        self.signal_number = number or self.signal_number
+        return number
 
     def _save_or_stop(self, state: TrainerState, control: TrainerControl) -> None:
         """After a signal, request a checkpoint. If this update is already saved, end training instead."""
-        if self.signal_number is None or self._is_stopping:
+        if self._is_stopping or not self._exchange_signals():
             return
         self._is_stopping = True
         if self._saved_update == state.global_step:
@@ -120,7 +137,10 @@ class StopOnSignal(TrainerCallback):
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._restore()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        launcher.on_signal = exit_with_signal_status
+        self._exchange_signals()
 
 
 class TokenProgress(ProgressCallback):

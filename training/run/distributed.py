@@ -1,49 +1,90 @@
 """Distributed runs on one machine: start, output and end of the processes."""
 
-import ctypes
-import logging
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 from datasets.utils.logging import disable_progress_bar
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed import TCPStore
 
 from training.arguments import TrainingArguments
 
 LAUNCHED = "VANILLA_TRANSFORMER_LAUNCHED"  # set in the processes that `launch` starts
-PR_SET_PDEATHSIG = 1  # prctl.h of Linux
+COMMAND = ("-m", "training.train")
+STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
+POLL_SECONDS = 0.1  # between checks of the processes
 ERROR_DELAY_SECONDS = 2  # time for the main process to report the error
 
 
 def launch(processes: int, arguments: list[str]) -> int:
-    """Run `training.train` in multiple local processes, and return the exit status of the first failure, or 0."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the process reports its error itself
-    config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=processes, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
-        max_restarts=0, monitor_interval=0.1,
-    )  # fmt: skip
-    os.environ[LAUNCHED] = "1"
+    """Run `training.train` in multiple local processes, and return the exit status: 0, or that of a failed process.
+
+    If one process fails, the others are killed. The first SIGINT or SIGTERM is forwarded to all processes through their
+    stdin, because a terminal or a scheduler may also send it to them directly. The second one kills them.
+    """
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, use_libuv=False)  # Windows lacks libuv
+    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))} | os.environ
+    environment |= {LAUNCHED: "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
+    environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+    environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the processes connect to `store`
+    command = [sys.executable, *COMMAND, *arguments]
+    ranks: list[subprocess.Popen] = []
+    received: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        if received or len(ranks) < processes:
+            sys.exit(128 + number)
+        received.append(number)
+        for process in ranks:
+            with suppress(OSError):  # it has ended
+                os.write(process.stdin.fileno(), bytes([number]))  # type: ignore[union-attr]
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, forward)
     try:
-        elastic_launch(config, sys.executable)("-m", "training.train", *arguments)
-    except ChildFailedError as error:
-        return error.get_first_failure()[1].exitcode
-    except SignalException as error:  # already forwarded to the processes
-        return 128 + error.sigval
-    return 0
+        for rank in map(str, range(processes)):
+            variables = environment | {"RANK": rank, "LOCAL_RANK": rank}
+            ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=variables))
+        while not any(statuses := [process.poll() for process in ranks]) and None in statuses:
+            time.sleep(POLL_SECONDS)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    status = min((status for status in statuses if status), default=0)  # a signal is the cause of other failures
+    return 128 - status if status < 0 else status
 
 
-def set_parent_death_signal() -> None:
-    """Let Linux kill this process when its launcher dies: a killed launcher cannot forward the signal."""
-    if LAUNCHED in os.environ and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def exit_with_signal_status(number: int) -> None:
+    """End this process at once, with the exit status of a signal."""
+    os._exit(128 + number)
+
+
+class Launcher:
+    """Connection of a process to `launch`: forwarded signals from stdin, whose end means that the launcher ended."""
+
+    def __init__(self) -> None:
+        self.on_signal: Callable[[int], None] = exit_with_signal_status
+
+    def watch(self) -> None:
+        """Start a thread that calls `on_signal`, and ends this process when the launcher ends."""
+        if LAUNCHED in os.environ:
+            threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        while message := os.read(0, 1):
+            self.on_signal(message[0])
+        os._exit(1)
+
+
+launcher = Launcher()
 
 
 def mute_other_ranks(args: TrainingArguments) -> None:
@@ -53,7 +94,7 @@ def mute_other_ranks(args: TrainingArguments) -> None:
         raise RuntimeError(f"this is process {rank} of {world_size}, but it is not connected to the others.")
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if args.process_index > 0:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         disable_progress_bar()
 
 
@@ -68,8 +109,8 @@ def main_process_reports_first(args: Any) -> Iterator[None]:
         raise
 
 
-def exit_after_barrier(trainer: Any) -> None:
+def exit_after_barrier(trainer: Any, status: int = 0) -> None:
     """End all processes together, without the destructors of gloo, which may wait for a process that has exited."""
-    trainer.accelerator.wait_for_everyone()
     sys.stdout.flush()
-    os._exit(0)
+    trainer.accelerator.wait_for_everyone()
+    os._exit(status)

@@ -27,7 +27,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from training.data.batch_shapes import Shape, ShapedPairs, choose_shapes
 from training.data.batching import TokenBatchSampler
-from training.data.collators import FixedShapeCollator
+from training.data.collators import FixedShapeCollator, defer_stop_signals
 from training.data.parallel_text import ParallelText
 from training.data.streaming import TokenBatchStream
 from training.data.tokenization import sequence_lengths
@@ -174,6 +174,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             "num_workers": self.args.dataloader_num_workers,
             "pin_memory": self.args.dataloader_pin_memory,
             "collate_fn": self.data_collator,
+            "worker_init_fn": defer_stop_signals,
         }
         dataset: Any = self.train_dataset
         shapes = self._choose_shapes() if self.compiled_loss else None

@@ -257,6 +257,6 @@ def test_signal_does_not_fail_if_stdout_is_closed(monkeypatch):
     stop = StopOnSignal()
     with os.fdopen(write_end, "w") as output:
         monkeypatch.setattr("sys.stdout", output)
-        stop._receive(signal.SIGINT, None)
+        stop._request_stop(signal.SIGINT)
         print("the output of this line is discarded", flush=True)
     assert stop.signal_number == signal.SIGINT
