@@ -22,7 +22,7 @@ def start(monkeypatch):
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     started = []
 
-    class Recorded(distributed.subprocess.Popen):
+    class Listed(distributed.subprocess.Popen):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             started.append(self)
@@ -37,7 +37,7 @@ def start(monkeypatch):
 
         monkeypatch.setattr(distributed, "COMMAND", ("-c", script))
         monkeypatch.setattr(distributed.time, "sleep", sleep)
-        monkeypatch.setattr(distributed.subprocess, "Popen", Recorded)
+        monkeypatch.setattr(distributed.subprocess, "Popen", Listed)
         try:
             return launch(2, [])
         finally:
