@@ -27,7 +27,8 @@ SECTIONS = {
 TRAINING = {  # sections of the training keys; the last one contains the remaining keys
     "Training: output, duration, initial model": "output_dir max_steps num_train_epochs seed data_seed base_model "
     "lora_rank",
-    "Training: batches and hardware": "max_tokens gradient_accumulation_steps num_processes precision "
+    "Training: batches and hardware": "tokens_per_update num_processes max_tokens "
+    "gradient_accumulation_steps precision "
     "attn_implementation step_mode fsdp fsdp_config torch_compile activation_checkpointing bf16 use_cpu "
     "dataloader_pin_memory dataloader_num_workers ddp_timeout",
     "Training: optimizer and schedule": "learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps optim "

@@ -154,7 +154,7 @@ encoder_attention_heads: 2
 decoder_attention_heads: 2
 encoder_ffn_dim: 64
 decoder_ffn_dim: 64
-max_tokens: 256
+tokens_per_update: 256
 max_steps: 6
 learning_rate: 1.0e-3
 warmup_steps: 2

@@ -1,6 +1,7 @@
 """Recipe keys: types, defaults and help texts."""
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ from transformers import Seq2SeqTrainingArguments
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.shared.command_line import RENAMED_OPTIONS
 
+MAX_CPU_TOKENS = 4096  # of a micro-batch on a CPU, which larger ones do not make faster
 RENAMED_VALUES = {"plain": "eager", "recorded": "cuda_graph", "refuse": "error"}  # old values of renamed keys
 
 
@@ -143,11 +145,13 @@ SUPPORTED = {  # inherited fields of Seq2SeqTrainingArguments that are keys
     *("push_to_hub", "hub_model_id", "hub_private_repo", "hub_revision", "hub_token"),
     *("dataloader_num_workers", "ddp_timeout", "fsdp_config"),
 }
+FORMER_DEFAULTS = {"max_tokens": 2048, "num_processes": 1, "gradient_accumulation_steps": 1}
+MACHINE_KEYS = FORMER_DEFAULTS.keys()  # how an update is computed; in earlier versions their product was its size
 FIXED = {  # fields of TrainingArguments that cannot be changed
     *("hub_strategy", "logging_nan_inf_filter", "restore_callback_states_from_checkpoint", "ddp_find_unused_parameters")
 }
 UNSUPPORTED_ADVICE = {  # advice for unsupported fields
-    **dict.fromkeys(("per_device_train_batch_size", "auto_find_batch_size"), "set max_tokens"),
+    **dict.fromkeys(("per_device_train_batch_size", "auto_find_batch_size"), "set tokens_per_update"),
     **dict.fromkeys(
         ("group_by_length", "train_sampling_strategy", "length_column_name", "sortish_sampler"),
         "batches are always grouped by length",
@@ -196,12 +200,20 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     adam_beta2: float = option(0.98, "The beta2 of Adam (section 5.3).")
     adam_epsilon: float = option(1e-9, "The epsilon of Adam (section 5.3).")
     label_smoothing_factor: float = option(0.1, "The label smoothing factor (section 5.4).")
-    max_tokens: int = option(
+    tokens_per_update: int = option(
         2048,
-        "The maximum number of source or target tokens per batch, including padding. An update uses "
-        "`gradient_accumulation_steps * num_processes` batches.",
+        "The maximum number of source or target tokens per update, including padding: pairs times longest sequence. "
+        "An update has the same pairs on every machine. `num_processes * gradient_accumulation_steps` micro-batches "
+        "share its pairs.",
     )
-    gradient_accumulation_steps: int = option(1, "The number of batches per process and update.")
+    max_tokens: int | str = option(
+        "auto",
+        "The maximum number of source or target tokens per micro-batch; the last pair may exceed it. `auto`: on a CPU "
+        "4,096, else no limit.",
+    )
+    gradient_accumulation_steps: int = option(  # an integer after `__post_init__`
+        "auto", "The number of micro-batches per process and update. `auto`: the fewest that respect `max_tokens`."
+    )
     precision: Literal["auto", "fp32", "bf16"] = option(
         "auto", "The precision. `auto`: bf16 on GPUs that support it; on CPUs the faster one (short runs: fp32)."
     )
@@ -218,10 +230,10 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         "`cuda_graph` below 30 million parameters, else `compiled`; on a CPU `eager`.",
     )
     torch_compile: bool = option(False, "Whether to use the Trainer's `torch_compile`. See also `step_mode`.")
-    num_processes: int = option(
-        1,
-        "The number of processes to start, unless a launcher such as torchrun has started them. On a CPU, multiple "
-        "processes with one thread each train a small model faster than one process with multiple threads.",
+    num_processes: int | str = option(
+        "auto",
+        "The number of processes to start, unless a launcher such as torchrun has started them. `auto`: one per GPU; "
+        "on a CPU one per core, if each has at least 500 tokens of an update; on Windows and on MPS one.",
     )
     rdrop_alpha: float = option(0.0, "The weight of the divergence between two passes (R-Drop, Wu et al. 2021).")
     simcut_alpha: float = option(
@@ -256,9 +268,26 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     logging_nan_inf_filter: bool = option(False, "Whether to hide non-finite losses. They end the run.")
     restore_callback_states_from_checkpoint: bool = option(True, "Whether to restore the early-stopping counter.")
 
+    def __post_init__(self) -> None:
+        """Set up the device, and resolve `gradient_accumulation_steps`."""
+        requested, self.gradient_accumulation_steps = self.gradient_accumulation_steps, 1
+        super().__post_init__()
+        self._n_gpu = min(1, self.n_gpu)  # a process with several would use `nn.DataParallel`
+        if requested == "auto":
+            limit = self.max_tokens
+            if limit == "auto":
+                limit = MAX_CPU_TOKENS if self.device.type == "cpu" else self.tokens_per_update
+            requested = max(1, math.ceil(self.tokens_per_update / self.world_size / max(1, int(limit))))
+        self.gradient_accumulation_steps = int(requested)
+
 
 SUPPORTED |= set(TrainingArguments.__annotations__) - FIXED
 UNSUPPORTED = {f.name for f in dataclasses.fields(TrainingArguments)} - SUPPORTED
+
+
+def former_tokens_per_update(values: dict[str, Any]) -> int:
+    """Return the tokens of an update of a recipe of an earlier version, which had no key for them."""
+    return math.prod(int(values.get(name, default)) for name, default in FORMER_DEFAULTS.items())
 
 
 def rename_keys(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Recipes: flat YAML files with all settings of a run, which can be overridden on the command line."""
 
+import argparse
 import dataclasses
 import json
 import math
 import sys
 from argparse import SUPPRESS
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -14,6 +16,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from training.arguments import (
+    MACHINE_KEYS,
     RENAMED_VALUES,
     UNSUPPORTED,
     UNSUPPORTED_ADVICE,
@@ -22,6 +25,7 @@ from training.arguments import (
     ModelArguments,
     TokenizerArguments,
     TrainingArguments,
+    former_tokens_per_update,
 )
 from training.data.hub_datasets import use_dataset
 from training.run.validation import (
@@ -33,7 +37,13 @@ from training.run.validation import (
     validate_training_setup,
     validate_values,
 )
-from vanilla_transformer.shared.command_line import MAX_EXPONENT, RENAMED_OPTIONS, CommandLineParser, closest_match
+from vanilla_transformer.shared.command_line import (
+    MAX_EXPONENT,
+    RENAMED_OPTIONS,
+    CommandLineParser,
+    closest_match,
+    int_type,
+)
 
 LOWER_IS_BETTER = ("loss", "per", "wer", "ter")
 MAX_NESTING_DEPTH = 8  # of YAML collections; only lr_scheduler_kwargs and fsdp_config need nesting
@@ -61,7 +71,7 @@ class Recipe:
         defaults = {f.name: f.default for f in dataclasses.fields(TrainingArguments)}
         own = set(TrainingArguments.__annotations__)
         for name, value in self.training.to_dict().items():
-            if name in UNSUPPORTED | {"run_name", "hub_token", "use_cpu"}:  # the last three depend on the machine
+            if name in UNSUPPORTED | MACHINE_KEYS | {"run_name", "hub_token", "use_cpu"}:  # depend on the machine
                 continue
             if name in own or value not in (defaults.get(name), [], None):
                 values[name] = str(value) if isinstance(value, Path) else value
@@ -80,7 +90,20 @@ class Recipe:
 
 
 class RecipeCommandLine(CommandLineParser, HfArgumentParser):
-    """Command line with one option per dataclass field."""
+    """Command line with one option per dataclass field. An integer whose default is "auto" can also be "auto"."""
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        if options.get("default") == "auto" and options.get("type") is int:
+            options["type"] = int_or_auto
+        return super().add_argument(*names, **options)
+
+
+def int_or_auto(text: str) -> int | str:
+    """Argparse type: an integer or "auto"."""
+    return text if text == "auto" else int_type(text)
+
+
+int_or_auto.__name__ = "int"  # for argparse's messages
 
 
 def make_parser() -> RecipeCommandLine:
@@ -175,6 +198,7 @@ def resolve_recipe(recipe: Recipe) -> None:
         raise ValueError("both_directions requires shared_vocabulary.")
     if data.max_length_ratio is not None and data.max_length_ratio < 1:
         raise ValueError(f"max_length_ratio={data.max_length_ratio} is invalid: it must be at least 1.")
+    validate_tokens_per_update(training, recipe.explicit_keys)
     if data.streaming:
         validate_streaming(data, tokenizer, training)
     validate_used_data_keys(data)
@@ -234,6 +258,26 @@ def validate_checkpoint_strategy(training: TrainingArguments) -> None:
             f"with average_by=best, one of eval_steps={training.eval_steps} and save_steps={training.save_steps} must "
             f"be a multiple of the other."
         )
+
+
+def validate_tokens_per_update(training: TrainingArguments, explicit_keys: Container[str]) -> None:
+    """Raise ValueError if `tokens_per_update` is missing or contradicts the keys of the machine."""
+    values = {name: getattr(training, name) for name in sorted(MACHINE_KEYS) if name in explicit_keys}
+    values = {name: value for name, value in values.items() if value != "auto"}
+    processes = {"num_processes": training.world_size} if training.world_size > 1 else {}
+    settings = ", ".join(f"{name}={value}" for name, value in values.items())
+    if values and "tokens_per_update" not in explicit_keys:
+        raise ValueError(
+            f"{settings} requires tokens_per_update, the number of tokens of an update. For the same updates as in "
+            f"earlier versions, set tokens_per_update: {former_tokens_per_update(values | processes)}."
+        )
+    if {"max_tokens", "gradient_accumulation_steps"} <= values.keys():
+        most = former_tokens_per_update(values | processes)
+        if most < training.tokens_per_update:
+            raise ValueError(
+                f"{settings} allows only {most} tokens, but tokens_per_update={training.tokens_per_update}. Remove "
+                f"gradient_accumulation_steps."
+            )
 
 
 def validate_streaming(data: DataArguments, tokenizer: TokenizerArguments, training: TrainingArguments) -> None:

@@ -24,11 +24,13 @@ from training.metrics import make_metric
 from training.recipe import Recipe, read_recipe
 from training.run.checkpoints import MANIFEST, all_checkpoints, keep_only
 from training.run.distributed import (
+    describe_plan,
     exit_after_barrier,
     launch,
     launcher,
     main_process_reports_first,
     mute_other_ranks,
+    resolve_num_processes,
 )
 from training.run.evaluation import last_metrics, push, run_metadata, save_alignment_heads, score_test_set, show_results
 from training.run.factories import (
@@ -57,8 +59,8 @@ def main() -> None:
     launcher.watch()
     with exit_on_user_error("training.train", FloatingPointError, ImportError):
         recipe = read_recipe()
-        if recipe.training.num_processes > 1 and "LOCAL_RANK" not in os.environ:
-            sys.exit(launch(recipe.training.num_processes, sys.argv[1:]))
+        if "LOCAL_RANK" not in os.environ and (processes := resolve_num_processes(recipe.training)) > 1:
+            sys.exit(launch(processes, sys.argv[1:]))
         mute_other_ranks(recipe.training)
         with main_process_reports_first(recipe.training):
             run(recipe)
@@ -80,7 +82,7 @@ def run(recipe: Recipe) -> None:
     if args.eval_strategy != "no" and "validation" not in corpus:
         raise ValueError(f"eval_strategy={args.eval_strategy.value} requires validation data. Set validation_size.")
     if checkpoint:
-        validate_run_info(corpus, args.world_size, folder, checkpoint)
+        validate_run_info(corpus, args.world_size, folder)
     elif args.process_index == 0:
         write_run_info(corpus, args.world_size, folder)
     with args.main_process_first(local=False):  # the other ranks read what rank 0 has written
@@ -93,6 +95,7 @@ def run(recipe: Recipe) -> None:
     print(f"{model.num_parameters():,} parameters, vocabulary {vocabulary_sizes(tokenizer)[1]:,}")
     collator = PaddingCollator(tokenizer.pad_token_id)
     resolve_precision_and_attention(recipe, model, train_set, collator, folder)
+    print(describe_plan(args))
     if args.process_index == 0 and not checkpoint:
         write_recipe(recipe, folder)
     metric = make_metric(recipe.decoding.metric, recipe.data.target_lang)

@@ -162,7 +162,7 @@ SMALL = {
 }
 SHORT = {
     "num_processes": 1,
-    "max_tokens": 1024,
+    "tokens_per_update": 1024,
     "max_steps": 300,
     "learning_rate": 0.004,
     "eval_strategy": "no",

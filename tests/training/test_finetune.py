@@ -54,9 +54,10 @@ def tune(programs, tmp_path, make_recipe):
     data = Path(next(line for line in make_recipe(tmp_path).read_text().splitlines() if "data_dir" in line).split()[1])
     recipe = tmp_path / "tune.yaml"
     recipe.write_text(
-        f"data_dir: {data}\noutput_dir: {tmp_path / 'tuned'}\nmax_tokens: 256\nmax_steps: 6\nlearning_rate: 1.0e-3\n"
-        "warmup_steps: 2\neval_strategy: steps\neval_steps: 3\nsave_steps: 3\nnum_beams: 2\nmax_new_tokens: 12\n"
-        "test_file: test\ndisable_tqdm: true\nprecision: fp32\nattn_implementation: sdpa\n"
+        f"data_dir: {data}\noutput_dir: {tmp_path / 'tuned'}\ntokens_per_update: 256\nmax_steps: 6\n"
+        "learning_rate: 1.0e-3\nwarmup_steps: 2\neval_strategy: steps\neval_steps: 3\nsave_steps: 3\n"
+        "num_beams: 2\nmax_new_tokens: 12\ntest_file: test\ndisable_tqdm: true\nprecision: fp32\n"
+        "attn_implementation: sdpa\n"
     )
 
     def run(base: Path | str, *arguments: str, status: int = 0):

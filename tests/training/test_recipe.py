@@ -4,7 +4,7 @@ from dataclasses import fields
 import pytest
 import yaml
 
-from training.arguments import RENAMED_VALUES
+from training.arguments import MACHINE_KEYS, RENAMED_VALUES
 from training.recipe import make_parser, read_recipe
 from training.run.output_dir import validate_same_recipe
 from vanilla_transformer import VanillaTransformerConfig
@@ -32,7 +32,11 @@ def test_reads_all_types_of_keys(path):
     assert recipe.name == "mine"
     assert recipe.data.corpus == "demo"
     assert (recipe.model.d_model, recipe.model.encoder_layers, recipe.model.norm_position) == (64, 6, "post")
-    assert (recipe.training.learning_rate, recipe.training.max_steps, recipe.training.max_tokens) == (1e-3, 7, 2048)
+    assert (recipe.training.learning_rate, recipe.training.max_steps, recipe.training.tokens_per_update) == (
+        1e-3,
+        7,
+        2048,
+    )
     assert recipe.decoding.num_beams == 2
 
 
@@ -241,7 +245,7 @@ def test_reads_renamed_keys(path, tmp_path, capsys):
     recipe_keys = {action.dest for action in make_parser()._actions}
     assert set(OLD_KEYS) == {old for old, new in RENAMED_OPTIONS.items() if new in recipe_keys}
     current = tmp_path / "current.yaml"
-    current.write_text(path.read_text())
+    current.write_text(with_keys(path, {"tokens_per_update": "4096"}).read_text())
     expected = read_recipe(
         [
             str(
@@ -271,16 +275,41 @@ def test_reads_renamed_values(path, old):
 
 def test_run_with_renamed_keys_can_be_resumed(path, tmp_path):
     """The `recipe.yaml` of earlier versions contains the old names."""
-    recipe = read_recipe([str(with_keys(path, OLD_KEYS))])
+    recipe = read_recipe([str(with_keys(path, OLD_KEYS | {"tokens_per_update": "4096"}))])
     current = {RENAMED_OPTIONS[key]: key for key in OLD_KEYS}
     settings = {current.get(key, key): value for key, value in recipe.to_dict().items()}
-    settings |= {"bad_lines": "refuse", "overlap": "refuse", "step": "plain"}
+    settings |= {"bad_lines": "refuse", "overlap": "refuse", "step": "plain", "processes": 2}
+    del settings["tokens_per_update"]
     assert set(OLD_KEYS) <= set(settings)
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
     validate_same_recipe(recipe, tmp_path)
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings | {"step": "recorded"}))
     with pytest.raises(ValueError, match="step_mode was cuda_graph, now it is eager"):
         validate_same_recipe(recipe, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"max_tokens": "512", "processes": "2"}, "max_tokens=512, num_processes=2 requires tokens_per_update"),
+        ({"max_tokens": "512", "processes": "2"}, "set tokens_per_update: 1024."),
+        ({"max_tokens": "100", "gradient_accumulation_steps": "3"}, "set tokens_per_update: 300."),
+        ({"num_processes": "4"}, "set tokens_per_update: 8192."),
+        ({"max_tokens": "9", "gradient_accumulation_steps": "3", "tokens_per_update": "30"}, "allows only 27 tokens"),
+    ],
+)
+def test_recipe_of_an_earlier_version_needs_tokens_per_update(path, capsys, keys, message):
+    with pytest.raises(SystemExit):
+        read_recipe([str(with_keys(path, keys))])
+    assert message in capsys.readouterr().err
+
+
+def test_keys_of_the_machine_are_no_part_of_the_run(path):
+    keys = {"tokens_per_update": "1000", "max_tokens": "300", "num_processes": "auto"}
+    recipe = read_recipe([str(with_keys(path, keys))])
+    assert recipe.training.gradient_accumulation_steps == 4
+    assert recipe.to_dict()["tokens_per_update"] == 1000
+    assert not set(MACHINE_KEYS) & set(recipe.to_dict())
 
 
 @pytest.mark.parametrize("option", ["step", "processes"])

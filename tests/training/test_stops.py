@@ -24,7 +24,7 @@ encoder_attention_heads: 2
 decoder_attention_heads: 2
 encoder_ffn_dim: 8
 decoder_ffn_dim: 8
-max_tokens: 96
+tokens_per_update: 96
 max_steps: 40
 learning_rate: 0.05
 warmup_steps: 3

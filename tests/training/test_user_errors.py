@@ -54,6 +54,7 @@ SETTINGS = {
     "heads that do not divide": (["--d_model", "30", "--encoder_attention_heads", "4"], "d_model"),
     "dropout of 1": (["--dropout", "1.0"], "dropout=1.0 is invalid: it must be at least 0"),
     "no tokens": (["--max_tokens", "0"], "max_tokens=0 is invalid: it must be at least 1"),
+    "no tokens of an update": (["--tokens_per_update", "0"], "tokens_per_update=0 is invalid: it must be at least 1"),
     "no vocabulary": (["--tokenizer_vocab_size", "3"], "tokenizer_vocab_size=3 must be at least 5"),
     "dropout of words": (
         ["--tokenizer_type", "word", "--bpe_dropout", "0.1"],

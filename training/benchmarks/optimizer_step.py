@@ -127,6 +127,7 @@ def trainer_updates(model: Any, batch: Batch, tokens: int, precision: Any, step_
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(),
+        tokens_per_update=tokens,
         max_tokens=tokens,
         precision=precision,
         bf16=precision == "bf16",

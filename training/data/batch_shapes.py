@@ -1,12 +1,13 @@
 """Batches with few fixed shapes, so that a training step is compiled or captured as a CUDA graph once per shape.
 
-Each batch is padded to one of at most twelve shapes, in rows and in tokens of source and target. The shapes are chosen
-from the sequence lengths of the data to minimize padding.
+Each batch is padded to one of at most twelve shapes, in rows and in tokens of source and target. The shapes of updates
+are chosen from the sequence lengths of the data to minimize padding, independently of the machine. A micro-batch has an
+equal part of the rows of its update.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ MAX_CANDIDATE_LENGTHS = 256  # lengths that are considered as the maximum length
 
 @dataclass(frozen=True)
 class Shape:
-    """Batch size (pairs) and sequence lengths of source and target (tokens)."""
+    """Number of pairs of an update or of a micro-batch, and sequence lengths of source and target (tokens)."""
 
     rows: int
     source: int
@@ -29,9 +30,13 @@ class Shape:
     def positions(self) -> int:
         return self.rows * (self.source + self.target)
 
+    def split(self, micro_batches: int) -> "Shape":
+        """Return the shape of each of `micro_batches` parts of an update."""
+        return replace(self, rows=-(-self.rows // micro_batches))
 
-def choose_shapes(lengths: np.ndarray, max_tokens: int, batches_per_update: int = 1) -> list[Shape]:
-    """Choose the fewest batch shapes whose padding fraction is at most `MAX_PADDING_FRACTION`.
+
+def choose_shapes(lengths: np.ndarray, tokens_per_update: int) -> list[Shape]:
+    """Choose the fewest shapes of updates whose padding fraction is at most `MAX_PADDING_FRACTION`.
 
     If no allowed number of shapes reaches it, choose the shapes with the least padding. Each shape also fits every pair
     that fits the previous one.
@@ -41,8 +46,7 @@ def choose_shapes(lengths: np.ndarray, max_tokens: int, batches_per_update: int 
 
     Args:
         lengths: Tokens of source and target of each pair: (pairs, 2).
-        max_tokens: Maximum of rows times longer side. A single longer pair may exceed it.
-        batches_per_update: The number of batches of each shape is a multiple of this.
+        tokens_per_update: Maximum of rows times longer side. A single longer pair may exceed it.
     """
     longest = lengths.max(1)
     ends = np.unique(longest)
@@ -50,9 +54,10 @@ def choose_shapes(lengths: np.ndarray, max_tokens: int, batches_per_update: int 
         ends = np.unique(np.append(ends[:: math.ceil(len(ends) / MAX_CANDIDATE_LENGTHS)], ends[-1]))
     below = np.concatenate([[0], np.searchsorted(np.sort(longest), ends, side="right")])  # pairs up to each end
     pairs = np.maximum(below[None, 1:] - below[:-1, None], 0)  # (from, to): pairs of a shape with lengths in (from, to]
-    most_rows = np.maximum(1, max_tokens // ends)
-    updates, rows = compute_updates_and_rows(pairs, most_rows, batches_per_update)
-    costs = updates * batches_per_update * most_rows * ends  # full batches, or shapes with few pairs would be too cheap
+    most_rows = np.maximum(1, tokens_per_update // ends)
+    updates = np.maximum(1, -(-pairs // most_rows))
+    rows = np.maximum(1, -(-pairs // updates))  # if the pairs are distributed evenly
+    costs = updates * most_rows * ends  # full updates, or shapes with few pairs would be too cheap
     costs = np.where(np.arange(len(ends))[:, None] <= np.arange(len(ends)), costs, np.inf)
     rounds = [(costs[0], np.zeros(len(ends), dtype=int))]  # per number of shapes: lowest costs, start indices
     for _ in range(min(MAX_SHAPES, len(ends)) - 1):
@@ -73,12 +78,6 @@ def choose_shapes(lengths: np.ndarray, max_tokens: int, batches_per_update: int 
     return shapes
 
 
-def compute_updates_and_rows(pairs: Any, most_rows: Any, batches_per_update: int) -> tuple[Any, Any]:
-    """Return the number of updates for `pairs` pairs, and the rows per batch if they are distributed evenly."""
-    updates = np.maximum(1, -(-pairs // (most_rows * batches_per_update)))
-    return updates, np.maximum(1, -(-pairs // (updates * batches_per_update)))
-
-
 def assign_shapes(lengths: np.ndarray, shapes: list[Shape]) -> np.ndarray:
     """Return the index of the first shape that fits each pair: (pairs,). Raises ValueError if none fits."""
     sizes = np.array([[shape.source, shape.target] for shape in shapes])
@@ -89,27 +88,26 @@ def assign_shapes(lengths: np.ndarray, shapes: list[Shape]) -> np.ndarray:
     return fits.argmax(-1)
 
 
-def count_updates(counts: np.ndarray, shapes: list[Shape], batches_per_update: int) -> np.ndarray:
+def count_updates(counts: np.ndarray, shapes: list[Shape]) -> np.ndarray:
     """Return the number of updates per shape, given its number of pairs: (shapes,)."""
-    return -(-counts // (np.array([shape.rows for shape in shapes]) * batches_per_update))
+    return -(-counts // np.array([shape.rows for shape in shapes]))
 
 
-def batch_by_shapes(
-    shape_indices: np.ndarray, updates: np.ndarray, batches_per_update: int, rng: np.random.Generator
+def group_by_shapes(
+    shape_indices: np.ndarray, updates: np.ndarray, rng: np.random.Generator
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield batches as the index of a shape and the indices of pairs. The pairs of a shape are distributed evenly.
+    """Yield each update as the index of its shape and the indices of its pairs, which are distributed evenly.
 
-    Each group of `batches_per_update` successive batches has one shape. Batches of a shape with few pairs can be empty.
-    `shape_indices` has one entry per pair: (pairs,). `updates` is the number of updates per shape: (shapes,).
+    `shape_indices` has one entry per pair: (pairs,). `updates` is the number of updates per shape: (shapes,). Updates
+    of a shape with few pairs can be empty.
     """
     order = rng.permutation(np.repeat(np.arange(len(updates)), updates)).tolist()  # first, to be equal in all processes
-    batches = {}
+    groups = {}
     for shape_index in np.nonzero(updates)[0].tolist():
         pairs = rng.permutation(np.nonzero(shape_indices == shape_index)[0])
-        batches[shape_index] = iter(np.array_split(pairs, updates[shape_index] * batches_per_update))
+        groups[shape_index] = iter(np.array_split(pairs, updates[shape_index]))
     for shape_index in order:
-        for _ in range(batches_per_update):
-            yield shape_index, next(batches[shape_index])
+        yield shape_index, next(groups[shape_index])
 
 
 class ShapedPairs(Dataset):

@@ -46,7 +46,7 @@ class PaddingCollator:
 
 
 class FixedShapeCollator:
-    """Collator that pads the batches of `ShapedPairs` to their shape."""
+    """Collator that pads the micro-batches of `ShapedPairs` to their shape."""
 
     def __init__(self, shapes: list[Shape], pad_id: int):
         self.shapes, self.pad_id = shapes, pad_id

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import PreTrainedTokenizerFast
 
 from training.arguments import DataArguments
-from training.data.batch_shapes import Shape, assign_shapes, batch_by_shapes, count_updates
+from training.data.batch_shapes import Shape, assign_shapes, count_updates, group_by_shapes
 from training.data.batching import batch_by_tokens
 from training.data.files import SEVERAL_TARGETS, TABLE_SUFFIXES, iter_stripped_lines, read_table, validate_line_counts
 from training.data.hub_datasets import load, use_dataset
@@ -72,13 +72,14 @@ def validate_row(row: tuple, name: str) -> None:
 
 
 class TokenBatchStream(TorchIterableDataset):
-    """Infinite stream of batches by tokens: lists of pairs {"input_ids", "labels"}.
+    """Infinite stream of micro-batches by tokens: lists of pairs {"input_ids", "labels"}.
 
-    A buffer of `buffer_size` pairs is read, tokenized, sorted by length and split into batches, which are returned in
-    random order. The corpus is repeated without end. Each process reads a part of the rows.
+    A buffer of `buffer_size` pairs is read, tokenized, sorted by length and split into updates of at most `max_tokens`
+    tokens, which are returned in random order. Each update is split into `micro_batches` parts. The corpus is repeated
+    without end. Each process reads a part of the rows.
 
-    After `set_batch_shapes`, all processes have batches of the same shape in an update. For every buffer they exchange
-    the number of updates of each shape, and a process with fewer pairs returns smaller batches. A batch is then the
+    After `set_batch_shapes`, all processes have the same shape in an update. For every buffer they exchange the number
+    of updates of each shape, and a process with fewer pairs returns smaller micro-batches. A micro-batch is then the
     index of its shape and pairs of token ids, as `FixedShapeCollator` expects.
 
     `pairs` is a resumable dataset with columns `source` and `target`. `pairs_read` counts the pairs in the buffers that
@@ -92,22 +93,21 @@ class TokenBatchStream(TorchIterableDataset):
         arguments: DataArguments,
         max_tokens: int,
         seed: int,
+        micro_batches: int = 1,
     ):
         self.pairs = pairs
         self.tokenizer = tokenizer
         self.arguments = arguments
         self.max_tokens = max_tokens
         self.seed = seed
+        self.micro_batches = micro_batches
         self._shapes: list[Shape] = []
         self._start = pairs.state_dict()
-        self.load_state_dict({"batches": 0, "buffer": 0, "rows": self._start})
+        self.load_state_dict({"updates": 0, "buffer": 0, "rows": self._start})
 
-    def set_batch_shapes(
-        self, shapes: list[Shape], batches_per_update: int, max_over_processes: Callable[[np.ndarray], np.ndarray]
-    ) -> None:
-        """Use fixed batch shapes. `max_over_processes` returns the maximum of an array over all processes."""
-        self._shapes, self._batches_per_update = shapes, batches_per_update
-        self._max_over_processes = max_over_processes
+    def set_batch_shapes(self, shapes: list[Shape], max_over_processes: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Use fixed shapes of updates. `max_over_processes` returns the maximum of an array over all processes."""
+        self._shapes, self._max_over_processes = shapes, max_over_processes
 
     def first_lengths(self) -> np.ndarray:
         """Return source and target lengths of the valid pairs in the first buffer: (pairs, 2)."""
@@ -130,31 +130,37 @@ class TokenBatchStream(TorchIterableDataset):
         self.pairs_read, self.pairs_dropped = state.get("read", 0), state.get("dropped", 0)
         self._buffers = [state]  # start states of buffers that may not be used up yet
 
-    def state_dict_at(self, batches: int) -> dict[str, Any]:
-        """Return the state after `batches` batches: start of a buffer, number of its batches to skip, and counts."""
-        while len(self._buffers) > 1 and self._buffers[1]["batches"] <= batches:
+    def state_dict_at(self, updates: int) -> dict[str, Any]:
+        """Return the state after `updates` updates: start of a buffer, number of its updates to skip, and counts."""
+        while len(self._buffers) > 1 and self._buffers[1]["updates"] <= updates:
             self._buffers.pop(0)
-        return self._buffers[0] | {"skip": batches - self._buffers[0]["batches"]}
+        return self._buffers[0] | {"skip": updates - self._buffers[0]["updates"]}
 
     def __iter__(self) -> Iterator[Any]:
         start, skip = self._buffers[-1], self._skip
-        batches, buffer = start["batches"], start["buffer"]
+        updates, buffer = start["updates"], start["buffer"]
         self.pairs.load_state_dict(start["rows"])
-        rows, has_batches = iter(self.pairs), True
+        rows, has_updates = iter(self.pairs), True
         while True:
             chunk = list(islice(rows, self.arguments.buffer_size))
             if not chunk:  # end of the corpus
-                if not has_batches:
+                if not has_updates:
                     raise ValueError("no training pairs are left. Check max_length and on_bad_lines.")
                 self.pairs.load_state_dict(self._start)
-                rows, has_batches = iter(self.pairs), False
+                rows, has_updates = iter(self.pairs), False
                 continue
-            buffered = self._make_batches(chunk, buffer)
-            yield from buffered[skip:]
-            has_batches = has_batches or bool(buffered)
-            batches, buffer, skip = batches + len(buffered), buffer + 1, 0
+            pairs, buffered = self._make_updates(chunk, buffer)
+            for shape_index, update in buffered[skip:]:
+                for part in np.array_split(update, self.micro_batches):
+                    rows_of_part = [pairs[i] for i in part.tolist()]
+                    if self._shapes:
+                        yield shape_index, rows_of_part
+                    else:
+                        yield [{"input_ids": source, "labels": target} for source, target in rows_of_part]
+            has_updates = has_updates or bool(buffered)
+            updates, buffer, skip = updates + len(buffered), buffer + 1, 0
             counts = {"read": self.pairs_read, "dropped": self.pairs_dropped}
-            self._buffers.append({"batches": batches, "buffer": buffer, "rows": self.pairs.state_dict(), **counts})
+            self._buffers.append({"updates": updates, "buffer": buffer, "rows": self.pairs.state_dict(), **counts})
 
     def _encode(self, rows: list[dict[str, str]]) -> tuple[list[tuple[list[int], list[int]]], np.ndarray]:
         """Return source and target ids of all rows, and the indices of rows that pass the length filters."""
@@ -163,7 +169,8 @@ class TokenBatchStream(TorchIterableDataset):
         lengths = np.array([[len(source), len(target)] for source, target in pairs])
         return pairs, np.nonzero(~np.any(list(length_filters(lengths, self.arguments).values()), axis=0))[0]
 
-    def _make_batches(self, rows: list[dict[str, str]], buffer: int) -> list[Any]:
+    def _make_updates(self, rows: list[dict[str, str]], buffer: int) -> tuple[list, list[tuple[int, np.ndarray]]]:
+        """Return token ids of all rows, and the index of a shape (0 without shapes) and row indices of each update."""
         pairs, kept = self._encode(rows)
         self.pairs_read += len(pairs)
         self.pairs_dropped += len(pairs) - len(kept)
@@ -172,11 +179,10 @@ class TokenBatchStream(TorchIterableDataset):
         if self._shapes:
             shape_indices = assign_shapes(lengths, self._shapes)
             counts = np.bincount(shape_indices, minlength=len(self._shapes))
-            updates = self._max_over_processes(count_updates(counts, self._shapes, self._batches_per_update))
-            shaped = batch_by_shapes(shape_indices, updates, self._batches_per_update, rng)
-            return [(shape_index, [pairs[i] for i in kept[batch].tolist()]) for shape_index, batch in shaped]
+            updates = self._max_over_processes(count_updates(counts, self._shapes))
+            return pairs, [(index, kept[update]) for index, update in group_by_shapes(shape_indices, updates, rng)]
         if not len(kept):
-            return []
+            return pairs, []
         batches = batch_by_tokens(lengths, self.max_tokens, rng)
         rng.shuffle(batches)  # type: ignore[arg-type]  # list of arrays
-        return [[{"input_ids": pairs[i][0], "labels": pairs[i][1]} for i in kept[batch].tolist()] for batch in batches]
+        return pairs, [(0, kept[batch]) for batch in batches]

@@ -1,5 +1,6 @@
-"""Distributed runs on one machine: start, output and end of the processes."""
+"""Distributed runs on one machine: number, start, output and end of the processes."""
 
+import math
 import os
 import signal
 import subprocess
@@ -8,19 +9,58 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from datasets.utils.logging import disable_progress_bar
 from torch.distributed import TCPStore
 
 from training.arguments import TrainingArguments
 
+# Smaller parts of an update are not faster in multiple processes than in multiple threads.
+MIN_CPU_TOKENS = 500
+CPU_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"  # of Linux; hardware threads of a core
 LAUNCHED = "VANILLA_TRANSFORMER_LAUNCHED"  # set in the processes that `launch` starts
 COMMAND = ("-m", "training.train")
 STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
 POLL_SECONDS = 0.1  # between checks of the processes
 ERROR_DELAY_SECONDS = 2  # time for the main process to report the error
+
+
+def resolve_num_processes(args: TrainingArguments) -> int:
+    """Return the number of processes to start. Raises ValueError if there are fewer devices."""
+    device, requested = args.device.type, args.num_processes
+    devices = count_cores() if device == "cpu" else torch.get_device_module(device).device_count()
+    if requested == "auto":
+        most = max(1, args.tokens_per_update // MIN_CPU_TOKENS) if device == "cpu" else devices
+        return 1 if sys.platform == "win32" else min(devices, most)
+    if device != "cpu" and int(requested) > devices:
+        raise ValueError(
+            f"num_processes={requested} requires {requested} devices, but {device} has {devices}. Remove "
+            f"num_processes, or set use_cpu."
+        )
+    return int(requested)
+
+
+def count_cores() -> int:
+    """Return the number of physical cores that this process may use, or of logical ones if these are unknown."""
+    if not hasattr(os, "sched_getaffinity"):  # macOS and Windows
+        return os.cpu_count() or 1
+    paths = [Path(CPU_TOPOLOGY.format(number)) for number in os.sched_getaffinity(0)]
+    return len({path.read_text(encoding="utf-8") if path.exists() else path for path in paths})
+
+
+def describe_plan(args: TrainingArguments) -> str:
+    """Return how processes and micro-batches share the tokens of an update."""
+    processes, batches, tokens = args.world_size, args.gradient_accumulation_steps, args.tokens_per_update
+    machine = f"CPU, {count_cores()} cores" if args.device.type == "cpu" else args.device.type.upper()
+    return (
+        f"{processes} process{'es' * (processes > 1)} x {batches} batch{'es' * (batches > 1)} of "
+        f"{math.ceil(tokens / processes / batches):,} tokens = {tokens:,} tokens per update "
+        f"({machine}, {args.precision})"
+    )
 
 
 def launch(processes: int, arguments: list[str]) -> int:
@@ -30,7 +70,7 @@ def launch(processes: int, arguments: list[str]) -> int:
     stdin, because a terminal or a scheduler may also send it to them directly. The second one kills them.
     """
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, use_libuv=False)  # Windows lacks libuv
-    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))} | os.environ
+    environment = {"OMP_NUM_THREADS": str(max(1, count_cores() // processes))} | os.environ
     environment |= {LAUNCHED: "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
     environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the processes connect to `store`

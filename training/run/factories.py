@@ -75,8 +75,9 @@ def make_train_set(recipe: Recipe, corpus: dict[str, ParallelText], tokenizer: A
     if not data.streaming:
         return tokenize_corpus(corpus["train"], tokenizer, data, recipe.tokenizer.bpe_dropout)
     seed = args.seed if args.data_seed is None else args.data_seed
+    max_tokens = max(1, args.tokens_per_update // args.world_size)
     pairs = split_dataset_by_node(stream_training_pairs(recipe, corpus), args.process_index, args.world_size)
-    return TokenBatchStream(pairs, tokenizer, data, args.max_tokens, seed)
+    return TokenBatchStream(pairs, tokenizer, data, max_tokens, seed, args.gradient_accumulation_steps)
 
 
 def stream_training_pairs(recipe: Recipe, corpus: dict[str, ParallelText]) -> IterableDataset:
@@ -185,13 +186,16 @@ def resolve_precision_and_attention(recipe: Recipe, model: Any, train_set: Any, 
 
 
 def first_batches(train_set: Any, args: TrainingArguments) -> tuple[list[Any], float]:
-    """Return the first batches of this process, and the number of micro-batches that it trains on."""
-    micro_batches = float(args.max_steps * args.gradient_accumulation_steps)
+    """Return the first micro-batch of the first updates, and the number of micro-batches that a process trains on."""
+    accumulation_steps = args.gradient_accumulation_steps
+    micro_batches = float(args.max_steps * accumulation_steps)
     if isinstance(train_set, TokenBatchStream):
         start = train_set.state_dict_at(0)
-        batches = list(islice(train_set, NUM_TIMING_BATCHES))
+        batches = list(islice(train_set, 0, NUM_TIMING_BATCHES * accumulation_steps, accumulation_steps))
         train_set.load_state_dict(start)
         return batches, micro_batches
-    sampler = TokenBatchSampler(sequence_lengths(train_set), args.max_tokens, args.seed)
-    batches = [[train_set[i] for i in batch] for batch in islice(sampler, NUM_TIMING_BATCHES)]
+    parts = args.world_size * accumulation_steps
+    sampler = TokenBatchSampler(sequence_lengths(train_set), args.tokens_per_update, args.seed, parts)
+    first = islice(sampler, 0, NUM_TIMING_BATCHES * parts, parts)  # never empty
+    batches = [[train_set[i] for i in batch] for batch in first]
     return batches, micro_batches if args.max_steps > 0 else args.num_train_epochs * len(sampler) / args.world_size

@@ -1,13 +1,12 @@
 """Output directory of a run: creation, checks before resuming, `recipe.yaml` and `run.json`."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from training.arguments import UNSUPPORTED
+from training.arguments import MACHINE_KEYS, UNSUPPORTED, former_tokens_per_update
 from training.data.parallel_text import ParallelText
 from training.recipe import Recipe
 from training.run.checkpoints import last_valid_checkpoint
@@ -15,7 +14,8 @@ from training.translators import read_run_recipe
 from vanilla_transformer.shared.atomic_io import atomic_write
 
 RESUME_MUTABLE_KEYS = {  # keys that may change when a run is resumed
-    *("output_dir", "data_dir", "num_processes", "report_to", "logging_steps", "attention_plot_lines", "disable_tqdm")
+    *("output_dir", "data_dir", "report_to", "logging_steps", "attention_plot_lines", "disable_tqdm"),
+    *MACHINE_KEYS,
 }
 RUN_INFO = "run.json"  # hashes of the data and number of processes, at the start of the run
 
@@ -38,6 +38,11 @@ def prepare_output_dir(recipe: Recipe, folder: Path) -> Path | None:
         return None
     validate_same_recipe(recipe, folder)
     checkpoint = last_valid_checkpoint(folder)
+    if checkpoint and "tokens_per_update" not in read_run_recipe(folder):
+        raise ValueError(
+            f"{folder} contains an interrupted run of an earlier version, whose updates have other pairs. It cannot be "
+            f"resumed. Choose another --output_dir, or finish it with the earlier version."
+        )
     if checkpoint:
         print(f"resuming from {checkpoint}")
     return checkpoint
@@ -50,7 +55,7 @@ def validate_same_recipe(recipe: Recipe, folder: Path) -> None:
     """
     saved, new = read_run_recipe(folder), yaml.safe_load(recipe.to_yaml())
     names = (saved.keys() | new.keys()) - RESUME_MUTABLE_KEYS - UNSUPPORTED
-    saved = recipe.defaults() | saved
+    saved = recipe.defaults() | {"tokens_per_update": former_tokens_per_update(saved)} | saved
     for name in sorted(names):
         if saved.get(name) != new.get(name) and new.get(name) != "auto" and name != "bf16":
             raise ValueError(
@@ -66,21 +71,17 @@ def write_run_info(corpus: dict[str, ParallelText], processes: int, folder: Path
         path.write_text(json.dumps(state, indent=1), encoding="utf-8")
 
 
-def read_run_info(folder: Path, checkpoint: Path) -> dict[str, Any]:
-    """Return the contents of `run.json`. Earlier versions wrote the hashes as comments of `recipe.yaml`."""
+def read_run_info(folder: Path) -> dict[str, Any]:
+    """Return the contents of `run.json`."""
     try:
         return dict(json.loads((folder / RUN_INFO).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        comments = (folder / "recipe.yaml").read_text(encoding="utf-8")
-        data = dict(re.findall(r"^# (\w+): \d+ pairs, sha256 (\w+)$", comments, re.MULTILINE))
-        return {"data": data, "processes": len(list(checkpoint.glob("rng_state*.pth")))}
-    except (ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{folder / RUN_INFO} is damaged ({error}). Choose another --output_dir.") from error
 
 
-def validate_run_info(corpus: dict[str, ParallelText], processes: int, folder: Path, checkpoint: Path) -> None:
+def validate_run_info(corpus: dict[str, ParallelText], processes: int, folder: Path) -> None:
     """Raise ValueError if the run was started with different data or another number of processes."""
-    saved = read_run_info(folder, checkpoint)
+    saved = read_run_info(folder)
     for name, text in corpus.items():
         # With streaming, `corpus` has no "train", and test sources may be dropped from the training pairs.
         is_used = name != "test" or "train" not in corpus

@@ -53,7 +53,7 @@ STREAM_STATE_FILE = "stream_{}.json"  # in a checkpoint: position in the stream 
 
 
 class TokenBatchTrainer(Seq2SeqTrainer):
-    """Trainer with batches of at most `args.max_tokens` tokens per process.
+    """Trainer with updates of at most `args.tokens_per_update` tokens.
 
     The training loss is the label-smoothed cross-entropy (section 5.4) per target token of the complete update. It does
     not depend on the number of processes or accumulation steps. The evaluation loss is unsmoothed.
@@ -163,11 +163,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self._uncounted_tokens.clear()
         return self._target_tokens
 
-    @property
-    def batches_per_update(self) -> int:
-        """Number of micro-batches of all processes per update."""
-        return self.args.world_size * self.args.gradient_accumulation_steps
-
     def get_train_dataloader(self) -> DataLoader:
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         loading = {
@@ -178,16 +173,16 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         }
         dataset: Any = self.train_dataset
         shapes = self._choose_shapes() if self.compiled_loss else None
+        is_stream = isinstance(dataset, TokenBatchStream)  # already split across processes
+        micro_batches = self.args.gradient_accumulation_steps * (1 if is_stream else self.args.world_size)
         if shapes:
-            loading["collate_fn"] = FixedShapeCollator(shapes, self.processing_class.pad_token_id)
-        if isinstance(dataset, TokenBatchStream):  # already split across processes
+            micro_batch_shapes = [shape.split(micro_batches) for shape in shapes]
+            loading["collate_fn"] = FixedShapeCollator(micro_batch_shapes, self.processing_class.pad_token_id)
+        if is_stream:
             generator = torch.Generator()  # separate: sampling a seed from the global one would break resuming
             return DataLoader(dataset, batch_size=None, generator=generator, **loading)
-        sampler = TokenBatchSampler(
-            sequence_lengths(dataset), self.args.max_tokens, seed, self.batches_per_update, shapes
-        )
-        if len(sampler) < self.args.world_size:
-            raise ValueError(f"{len(dataset)} training pairs are too few for {self.args.world_size} processes.")
+        lengths, tokens = sequence_lengths(dataset), self.args.tokens_per_update
+        sampler = TokenBatchSampler(lengths, tokens, seed, micro_batches, shapes)
         if shapes and self.args.device.type == "cuda" and not loading["num_workers"]:  # faster for small models
             loading |= {"num_workers": NUM_DATALOADER_WORKERS, "pin_memory": True}
         if shapes:
@@ -198,15 +193,14 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return self.accelerator.prepare(DataLoader(dataset, batch_sampler=sampler, **loading))
 
     def _choose_shapes(self) -> list[Shape]:
-        """Return batch shapes for all data, or for the first buffer of the main process's stream."""
-        dataset, max_tokens = self.train_dataset, self.args.max_tokens
+        """Return shapes of updates for all data, or for the first buffer of the main process's stream."""
+        dataset = self.train_dataset
         if not isinstance(dataset, TokenBatchStream):
-            return choose_shapes(sequence_lengths(dataset), max_tokens, self.batches_per_update)
+            return choose_shapes(sequence_lengths(dataset), self.args.tokens_per_update)
         max_lengths = np.full((1, 2), dataset.arguments.max_length)  # may occur in a later buffer
         lengths = np.concatenate([dataset.first_lengths(), max_lengths])
-        shapes = gather_object([choose_shapes(lengths, max_tokens, self.batches_per_update)])[0]
-        accumulation_steps = self.args.gradient_accumulation_steps
-        dataset.set_batch_shapes(shapes, accumulation_steps, lambda updates: np.max(gather_object([updates]), axis=0))
+        shapes = gather_object([choose_shapes(lengths, dataset.max_tokens)])[0]
+        dataset.set_batch_shapes(shapes, lambda updates: np.max(gather_object([updates]), axis=0))
         return shapes
 
     def get_batch_samples(self, *args: Any) -> tuple[list, torch.Tensor | int | None]:
@@ -317,9 +311,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             if self.ema_model is not None and self.args.should_save:
                 self.ema_model.save_pretrained(folder / EMA_SUBFOLDER)
             if isinstance(self.train_dataset, TokenBatchStream):
-                steps = self.state.global_step * self.args.gradient_accumulation_steps
                 path = folder / STREAM_STATE_FILE.format(self.args.process_index)
-                path.write_text(json.dumps(self.train_dataset.state_dict_at(steps)), encoding="utf-8")
+                path.write_text(json.dumps(self.train_dataset.state_dict_at(self.state.global_step)), encoding="utf-8")
             loss = float(self.accelerator.gather(self._tr_loss).mean())
             if self.args.should_save:
                 if self.stop.is_checkpoint_temporary:

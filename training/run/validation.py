@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.training_args import OptimizerNames
 
-from training.arguments import TrainingArguments
+from training.arguments import MACHINE_KEYS, TrainingArguments
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.command_line import closest_match
 
@@ -24,10 +24,10 @@ NON_NEGATIVE_KEYS = {
     *("validation_size", "layer_norm_eps", "init_std", "dataloader_num_workers"),
 }
 MIN_ONE_KEYS = {
-    *("max_tokens", "max_length", "buffer_size", "tokenizer_max_train_pairs", "pad_vocab_to_multiple_of"),
-    *("num_processes", "average_checkpoints", "gradient_accumulation_steps", "num_beams", "max_new_tokens"),
-    *("generation_num_beams", "per_device_eval_batch_size", "save_total_limit", "early_stopping_patience", "d_model"),
-    *("encoder_attention_heads", "decoder_attention_heads"),
+    *("tokens_per_update", "max_length", "buffer_size", "tokenizer_max_train_pairs", "pad_vocab_to_multiple_of"),
+    *("average_checkpoints", "num_beams", "max_new_tokens", "generation_num_beams", "per_device_eval_batch_size"),
+    *("save_total_limit", "early_stopping_patience", "d_model", "encoder_attention_heads", "decoder_attention_heads"),
+    *MACHINE_KEYS,
 }
 POSITIVE_KEYS = {"logging_steps", "eval_steps", "save_steps", "num_train_epochs"}
 # exception types that libraries raise for invalid settings
@@ -40,7 +40,7 @@ def validate_values(parts: list[Any]) -> None:
     values = {f.name: getattr(part, f.name) for part in parts for f in fields(part)}
     for name, value in values.items():
         minimum = 0 if name in NON_NEGATIVE_KEYS else 1 if name in MIN_ONE_KEYS else None
-        if minimum is not None and value is not None and value < minimum:
+        if minimum is not None and value not in (None, "auto") and value < minimum:
             raise ValueError(f"{name}={value} is invalid: it must be at least {minimum}.")
         if name in POSITIVE_KEYS and value is not None and value <= 0:
             raise ValueError(f"{name}={value} is invalid: it must be greater than 0.")

@@ -19,7 +19,7 @@ corpus: demo
 output_dir: {out}
 base_model: {base}
 num_processes: 1
-max_tokens: 1024
+tokens_per_update: 1024
 max_steps: 200
 learning_rate: 0.002
 warmup_steps: 40

@@ -251,8 +251,8 @@ def test_fine_tunes_and_exports_imported_model(opus_folder, command, run_main, s
     command(opus_folder(), tmp_path / "imported")
     recipe = tmp_path / "tune.yaml"
     recipe.write_text(
-        "corpus: demo\nnum_processes: 1\nmax_tokens: 512\nmax_steps: 30\nlearning_rate: 0.003\neval_strategy: 'no'\n"
-        "precision: fp32\nattn_implementation: sdpa\nnum_beams: 2\nmax_new_tokens: 12\n"
+        "corpus: demo\nnum_processes: 1\ntokens_per_update: 512\nmax_steps: 30\nlearning_rate: 0.003\n"
+        "eval_strategy: 'no'\nprecision: fp32\nattn_implementation: sdpa\nnum_beams: 2\nmax_new_tokens: 12\n"
     )
     before = load_file(tmp_path / "imported" / "model.safetensors")
     with start_programs("training.train") as programs:

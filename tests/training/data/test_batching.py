@@ -3,12 +3,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from accelerate.data_loader import BatchSamplerShard
 
 from training.arguments import TokenizerArguments
-from training.data.batching import TokenBatchSampler, padded_size
+from training.data.batch_shapes import choose_shapes
+from training.data.batching import TokenBatchSampler
 from training.data.files import read_pair
 from training.data.tokenization import sequence_lengths, tokenize_corpus
 from training.data.tokenizer import train_tokenizer
+
+MACHINES = [(1, 1), (2, 1), (1, 2), (4, 1), (2, 4)]  # processes, accumulation steps
 
 
 def sample_lengths(pairs):
@@ -18,30 +22,59 @@ def sample_lengths(pairs):
     return np.stack([sources, targets], axis=1)
 
 
+def padded_size(batch, lengths):
+    """Return the number of source and target tokens of a batch, including padding."""
+    return len(batch) * int(lengths[batch].max(0).sum())
+
+
 @pytest.fixture
 def lengths():
     return sample_lengths(3000)
 
 
-@pytest.mark.parametrize("batches_per_update", [1, 2, 8])
-def test_yields_every_pair_once_within_max_tokens(lengths, batches_per_update):
-    sampler = TokenBatchSampler(lengths, max_tokens=1000, seed=0, batches_per_update=batches_per_update)
+@pytest.mark.parametrize("micro_batches", [1, 2, 8])
+def test_yields_every_pair_once_within_tokens_per_update(lengths, micro_batches):
+    sampler = TokenBatchSampler(lengths, tokens_per_update=1000, seed=0, micro_batches=micro_batches)
     batches = list(sampler)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    assert all(len(batch) * lengths[batch].max() <= 1000 for batch in batches)
-    assert len(batches) == len(sampler)
-    assert len(batches) % batches_per_update == 0
+    updates = [sum(batches[i : i + micro_batches], []) for i in range(0, len(batches), micro_batches)]
+    assert all(len(update) * lengths[update].max() <= 1000 for update in updates)
+    limit = 1000 / micro_batches + lengths.max()  # the last pair may exceed it
+    assert all(len(batch) * lengths[batch].max() <= limit for batch in batches if batch)
+    assert len(batches) == len(sampler) == micro_batches * len(updates)
 
 
-def test_padding_is_small(lengths):
-    """Below 10 % on a small random corpus; larger ones have more pairs of similar length."""
-    batches = list(TokenBatchSampler(lengths, max_tokens=1000, seed=0))
-    padded = sum(padded_size(np.array(batch), lengths) for batch in batches)
-    assert 1 - lengths.sum() / padded < 0.10
+@pytest.mark.parametrize("has_shapes", [False, True])
+def test_updates_have_the_same_pairs_on_every_machine(has_shapes):
+    """The first 200 updates, also with few long pairs, which leave some processes without pairs."""
+    lengths = np.concatenate([sample_lengths(16_000), np.full((7, 2), 300)])
+    shapes = choose_shapes(lengths, 1000) if has_shapes else None
+    updates = {}
+    for processes, steps in MACHINES:
+        sampler = TokenBatchSampler(lengths, 1000, 3, processes * steps, shapes)
+        ranks = [list(BatchSamplerShard(sampler, processes, rank)) for rank in range(processes)]
+        assert {len(rank) for rank in ranks} == {len(sampler) // processes}
+        prefix = 1 if shapes else 0
+        updates[processes, steps] = [
+            [i for k in range(update * steps, update * steps + steps) for rank in ranks for i in rank[k][prefix:]]
+            for update in range(200)
+        ]
+        assert processes == 1 or has_shapes or any(not batch for rank in ranks for batch in rank)
+    assert len(sum(updates[1, 1], [])) > 11_000
+    for machine in MACHINES:
+        assert updates[machine] == updates[1, 1], machine
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+def test_padding_is_small(micro_batches):
+    """Below 7 % on a small random corpus; larger ones have more pairs of similar length."""
+    lengths = sample_lengths(6000)
+    batches = list(TokenBatchSampler(lengths, 1000, 0, micro_batches))
+    assert 1 - lengths.sum() / sum(padded_size(batch, lengths) for batch in batches if batch) < 0.07
 
 
 def test_epochs_are_random_and_reproducible(lengths):
-    sampler, other = (TokenBatchSampler(lengths, 1000, 3, batches_per_update=2) for _ in range(2))
+    sampler, other = (TokenBatchSampler(lengths, 1000, 3, micro_batches=2) for _ in range(2))
     first = list(sampler)
     assert list(sampler) == first == list(other)
     sampler.set_epoch(1)
@@ -51,22 +84,17 @@ def test_epochs_are_random_and_reproducible(lengths):
     assert len(second) == len(first) == len(sampler)
 
 
-def test_batches_of_an_update_have_similar_size():
+def test_micro_batches_of_an_update_have_similar_size():
     size, lengths = 4, sample_lengths(20_000)
-
-    def spread(batches):
-        groups = [batches[i : i + size] for i in range(0, len(batches), size)]
-        costs = [[padded_size(np.array(batch), lengths) for batch in group] for group in groups]
-        return np.mean([max(cost) / min(cost) for cost in costs])
-
-    equal = spread(list(TokenBatchSampler(lengths, 1000, 0, batches_per_update=size)))
-    random = spread(list(TokenBatchSampler(lengths, 1000, 0)))
-    assert 1 < equal < 1.06 < random
+    batches = list(TokenBatchSampler(lengths, 4000, 0, size))
+    groups = [batches[i : i + size] for i in range(0, len(batches), size)]
+    costs = [[padded_size(batch, lengths) for batch in group] for group in groups]
+    assert np.mean([max(cost) / min(cost) for cost in costs]) < 1.06
 
 
-def test_overlong_pair_has_a_separate_batch():
+def test_overlong_pair_has_a_separate_update():
     lengths = np.array([(3, 3), (50, 4), (3, 2)])
-    assert sorted(map(len, TokenBatchSampler(lengths, max_tokens=10, seed=0))) == [1, 2]
+    assert sorted(map(len, TokenBatchSampler(lengths, tokens_per_update=10, seed=0))) == [1, 2]
 
 
 @pytest.mark.slow
@@ -76,17 +104,18 @@ def test_padding_on_multi30k():
     folder = Path(os.environ["VT_DATA"]) / "multi30k"
     text = read_pair(folder / "train.en", folder / "train.de")
     lengths = sequence_lengths(tokenize_corpus(text, train_tokenizer(text.sources, text.targets, TokenizerArguments())))
-    for batches_per_update in (1, 2):
-        sampler = TokenBatchSampler(lengths, 2048, 0, batches_per_update)
-        padded = sum(padded_size(np.array(batch), lengths) for batch in sampler)
+    for micro_batches in (1, 2):
+        sampler = TokenBatchSampler(lengths, 2048 * micro_batches, 0, micro_batches)
+        padded = sum(padded_size(batch, lengths) for batch in sampler if batch)
         assert 1 - lengths.sum() / padded < 0.05
 
 
 @pytest.mark.parametrize("pairs", range(1, 13))
-@pytest.mark.parametrize("batches_per_update", [1, 2, 3, 4, 8])
-def test_splits_few_pairs_evenly(pairs, batches_per_update):
-    """There are at most as many batches as pairs."""
-    sampler = TokenBatchSampler(np.full((pairs, 2), 5), max_tokens=1000, seed=0, batches_per_update=batches_per_update)
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 4, 8])
+def test_splits_few_pairs_evenly(pairs, micro_batches):
+    """The first micro-batch is never empty."""
+    sampler = TokenBatchSampler(np.full((pairs, 2), 5), 1000, seed=0, micro_batches=micro_batches)
     batches = list(sampler)
     assert sorted(i for batch in batches for i in batch) == list(range(pairs))
-    assert len(batches) == len(sampler) == (batches_per_update if pairs >= batches_per_update else pairs)
+    assert len(batches) == len(sampler) == micro_batches
+    assert len(batches[0]) == max(map(len, batches)) <= min(map(len, batches)) + 1

@@ -19,9 +19,9 @@ def generate_rows(n):
         yield {"source": " ".join(["w1"] * rng.integers(1, 9)) + f" w{i % 60}", "target": f"w{i % 60} w{i // 60}"}
 
 
-def make_stream(tokenizer, n=300, rank=0, world=1, **keys):
+def make_stream(tokenizer, n=300, rank=0, world=1, micro_batches=1, **keys):
     pairs = split_dataset_by_node(IterableDataset.from_generator(generate_rows, gen_kwargs={"n": n}), rank, world)
-    return TokenBatchStream(pairs, tokenizer, DataArguments(buffer_size=70, **keys), max_tokens=50, seed=0)
+    return TokenBatchStream(pairs, tokenizer, DataArguments(buffer_size=70, **keys), 50, 0, micro_batches)
 
 
 def take(batches, count):
@@ -90,7 +90,7 @@ def take_from_synchronized(streams):
             barrier.wait(timeout=60)
             return np.max([exchanged[key, other] for other in range(len(streams))], axis=0)
 
-        stream.set_batch_shapes(shapes, 2, max_over_processes)
+        stream.set_batch_shapes(shapes, max_over_processes)
         return take(stream, 40)
 
     with ThreadPoolExecutor(len(streams)) as threads:
@@ -100,8 +100,8 @@ def take_from_synchronized(streams):
 def test_all_processes_have_the_same_shape_per_update(tokenizer):
     """The processes read different rows, and a filter drops more pairs of the second one."""
     streams = [
-        make_stream(tokenizer, rank=0, world=2, max_length=20),
-        make_stream(tokenizer, rank=1, world=2, max_length=8),
+        make_stream(tokenizer, rank=0, world=2, micro_batches=2, max_length=20),
+        make_stream(tokenizer, rank=1, world=2, micro_batches=2, max_length=8),
     ]
     shapes, batches = take_from_synchronized(streams)
     numbers = [[number for number, _ in process_batches] for process_batches in batches]
@@ -123,7 +123,7 @@ def test_stream_with_fixed_shapes_resumes_from_state(tokenizer, count):
     streams = []
     for _ in range(2):
         streams.append(make_stream(tokenizer))
-        streams[-1].set_batch_shapes(shapes, 1, lambda updates: updates)
+        streams[-1].set_batch_shapes(shapes, lambda updates: updates)
     original, resumed = streams
     iterator = iter(original)
     for _ in range(count):

@@ -21,7 +21,13 @@ def make_trainer(make_model, tokenizer, sentences, tmp_path):
     def make(dropout: float = 0.0, layers: int = 2, model=None, **keys):
         rows = tokenizer(sentences["en"], text_target=sentences["de"], return_attention_mask=False)
         data = Dataset.from_dict({"input_ids": rows["input_ids"], "labels": rows["labels"]})
-        defaults = {"max_tokens": 64, "learning_rate": 0.01, "report_to": "none", "use_cpu": True, "max_steps": 3}
+        defaults = {
+            "tokens_per_update": 64,
+            "learning_rate": 0.01,
+            "report_to": "none",
+            "use_cpu": True,
+            "max_steps": 3,
+        }
         defaults |= {"save_strategy": "no", "disable_tqdm": True, "predict_with_generate": False}
         defaults |= {"output_dir": str(tmp_path / "out")}
         arguments = TrainingArguments(**(defaults | keys))

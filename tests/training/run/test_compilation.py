@@ -68,7 +68,7 @@ def test_dropout_differs_between_steps(make_trainer):
 
 @pytest.mark.slow
 def test_at_most_twelve_shapes_and_no_compilation_after_first_epoch(make_trainer):
-    trainer = make_trainer(layers=1, step_mode="compiled", max_tokens=24, num_train_epochs=4, max_steps=-1)
+    trainer = make_trainer(layers=1, step_mode="compiled", tokens_per_update=24, num_train_epochs=4, max_steps=-1)
     seen, after_epoch = set(), []
     original = trainer.training_step
 
@@ -91,7 +91,7 @@ def test_compiled_training_equals_eager_training(make_trainer):
     for step in ("compiled", "compiled", "eager"):
         torch.manual_seed(0)
         trainer = make_trainer(
-            layers=1, step_mode=step, max_tokens=24, max_steps=6, ema_decay=0.9, gradient_accumulation_steps=2
+            layers=1, step_mode=step, tokens_per_update=24, max_steps=6, ema_decay=0.9, gradient_accumulation_steps=2
         )
         if step == "eager":
             trainer.compiled_loss = masked_training_loss
@@ -107,7 +107,7 @@ def test_resumes_bit_for_bit_within_an_epoch(make_trainer, tmp_path):
     keys = {
         "layers": 1,
         "step_mode": "compiled",
-        "max_tokens": 24,
+        "tokens_per_update": 24,
         "dropout": 0.1,
         "save_strategy": "steps",
         "save_steps": 2,

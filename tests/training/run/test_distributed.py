@@ -1,16 +1,26 @@
-"""The launcher of multiple processes: forwarded signals, failures, and its end."""
+"""Processes of a run: their number, the plan of an update, and their launcher with its signals and failures."""
 
 import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
+from training.arguments import TrainingArguments
 from training.data.collators import defer_stop_signals
 from training.run import distributed
-from training.run.distributed import STOP_SIGNALS, Launcher, launch
+from training.run.distributed import (
+    STOP_SIGNALS,
+    Launcher,
+    count_cores,
+    describe_plan,
+    launch,
+    resolve_num_processes,
+)
 
 WAIT = "import os, sys; message = os.read(0, 1); sys.exit(128 + message[0])"
 RANK_1 = "import os, signal, time; {} if os.environ['RANK'] == '1' else time.sleep(500)"
@@ -111,3 +121,96 @@ def test_loader_workers_survive_stop_signals(make_trainer):
     assert loader.worker_init_fn is defer_stop_signals
     data = DataLoader(Interrupting(), num_workers=1, worker_init_fn=defer_stop_signals, batch_size=None)
     assert list(data) == [0, 1]
+
+
+@pytest.fixture
+def simulate(monkeypatch):
+    """Return the arguments of a run on a machine with a number of devices (cores of a CPU)."""
+
+    def machine(device="cpu", devices=2, platform="linux", **keys):
+        monkeypatch.setattr(sys, "platform", platform)
+        monkeypatch.setattr(distributed, "count_cores", lambda: devices)
+        module = SimpleNamespace(device_count=lambda: devices)
+        monkeypatch.setattr(torch, "get_device_module", lambda name: module)
+        defaults = {"num_processes": "auto", "tokens_per_update": 2048, "gradient_accumulation_steps": 1}
+        defaults |= {"world_size": 1, "precision": "bf16"}
+        return SimpleNamespace(device=torch.device(device), **(defaults | keys))
+
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        ({"devices": 2}, 2),
+        ({"devices": 64}, 4),  # at least 500 tokens each
+        ({"devices": 8, "tokens_per_update": 499}, 1),
+        ({"devices": 8, "platform": "win32"}, 1),
+        ({"devices": 1, "num_processes": 3}, 3),
+        ({"devices": 8, "num_processes": 1}, 1),
+        ({"device": "cuda", "devices": 8}, 8),
+        ({"device": "cuda", "devices": 8, "num_processes": 1}, 1),
+        ({"device": "cuda", "devices": 2, "platform": "win32"}, 1),
+        ({"device": "xpu", "devices": 2}, 2),
+        ({"device": "mps", "devices": 1, "platform": "darwin"}, 1),
+    ],
+)
+def test_number_of_processes(simulate, machine, expected):
+    assert resolve_num_processes(simulate(**machine)) == expected
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_rejects_more_processes_than_devices(simulate, device):
+    with pytest.raises(ValueError, match=f"num_processes=2 requires 2 devices, but {device} has 1"):
+        resolve_num_processes(simulate(device, 1, num_processes=2))
+
+
+def test_describes_the_plan(simulate):
+    expected = "2 processes x 1 batch of 1,024 tokens = 2,048 tokens per update (CPU, 2 cores, bf16)"
+    assert describe_plan(simulate(world_size=2)) == expected
+    expected = "1 process x 4 batches of 6,250 tokens = 25,000 tokens per update (CUDA, fp16)"
+    keys = {"gradient_accumulation_steps": 4, "tokens_per_update": 25_000, "precision": "fp16"}
+    assert describe_plan(simulate("cuda", **keys)) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "steps"),
+    [
+        ({}, 1),
+        ({"tokens_per_update": 8192}, 2),  # at most 4,096 tokens on a CPU
+        ({"tokens_per_update": 8193}, 3),
+        ({"max_tokens": 300, "tokens_per_update": 1000}, 4),
+        ({"max_tokens": 9000, "tokens_per_update": 8192}, 1),
+        ({"max_tokens": 300, "gradient_accumulation_steps": 8}, 8),
+    ],
+)
+def test_accumulation_respects_max_tokens(tmp_path, keys, steps):
+    assert TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **keys).gradient_accumulation_steps == steps
+
+
+def test_accumulation_depends_on_processes_and_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingArguments, "world_size", 2)
+    keys = {"output_dir": str(tmp_path), "use_cpu": True, "tokens_per_update": 8192}
+    assert TrainingArguments(**keys).gradient_accumulation_steps == 1
+    monkeypatch.setattr(TrainingArguments, "device", torch.device("cuda"))
+    assert TrainingArguments(**keys | {"tokens_per_update": 50_000}).gradient_accumulation_steps == 1
+    assert TrainingArguments(**keys, max_tokens=2048).gradient_accumulation_steps == 2
+
+
+def test_one_process_never_uses_several_devices(tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingArguments, "n_gpu", 3)
+    assert TrainingArguments(output_dir=str(tmp_path), use_cpu=True)._n_gpu == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="requires sched_getaffinity")
+def test_counts_physical_cores(monkeypatch, tmp_path):
+    """Two hardware threads of a core count once; without information each counts."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2})
+    siblings = {"cpu0": "0-1", "cpu1": "0-1", "cpu2": "2-3"}
+    for name, text in siblings.items():
+        (tmp_path / name / "topology").mkdir(parents=True)
+        (tmp_path / name / "topology" / "thread_siblings_list").write_text(text)
+    monkeypatch.setattr(distributed, "CPU_TOPOLOGY", f"{tmp_path}/cpu{{}}/topology/thread_siblings_list")
+    assert count_cores() == 2
+    monkeypatch.setattr(distributed, "CPU_TOPOLOGY", f"{tmp_path}/none{{}}")
+    assert count_cores() == 3

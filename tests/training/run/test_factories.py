@@ -76,7 +76,7 @@ def test_count_positions_of_vanilla_transformer(make_model):
 def make_settings(tmp_path):
     def make(**keys):
         path = tmp_path / "recipe.yaml"
-        keys = {"output_dir": tmp_path / "out", "learning_rate": 0.001, "max_steps": 2, "max_tokens": 256} | keys
+        keys = {"output_dir": tmp_path / "out", "learning_rate": 0.001, "max_steps": 2, "tokens_per_update": 256} | keys
         path.write_text("".join(f"{name}: {value}\n" for name, value in keys.items()))
         return read_recipe([str(path)])
 

@@ -127,7 +127,7 @@ def test_has_bf16_from_proc_cpuinfo(monkeypatch, tmp_path, flags, expected):
 )
 def test_timing_runs_once_per_output_dir(make_trainer, monkeypatch, tmp_path, keys, steps):
     """The `recipe.yaml` of an earlier start contains the choice, even without a checkpoint."""
-    trainer = make_trainer(max_tokens=9, **keys)
+    trainer = make_trainer(tokens_per_update=9, **keys)
     calls = []
 
     def choose(model, batches, precision, attention, loss_of, steps):

@@ -9,11 +9,13 @@ import pytest
 import torch
 from datasets import IterableDataset
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 
 from training.arguments import DataArguments
 from training.data.streaming import TokenBatchStream
 from training.metrics import SequenceMetric
 from training.run.callbacks import StopOnSignal
+from training.run.compilation import masked_training_loss
 from training.run.factories import resolve_precision_and_attention
 from training.run.losses import TOKEN_CUTOFF_RATE, cross_entropy, symmetric_kl_divergence, token_cutoff, training_loss
 from training.run.trainer import TokenBatchTrainer
@@ -164,7 +166,7 @@ def test_timing_uses_the_training_loss(make_trainer, monkeypatch, tmp_path, rdro
     """The timed steps compute the chunked loss, or R-Drop with two passes per batch."""
     monkeypatch.setattr("training.run.hardware.has_bf16", lambda: True)
     keys = {"label_smoothing_factor": 0.1, "rdrop_alpha": rdrop_alpha}
-    trainer = make_trainer(max_tokens=1000, max_steps=1000, **keys)
+    trainer = make_trainer(tokens_per_update=1000, max_steps=1000, **keys)
     calls, forward = [], trainer.model.forward
 
     def record_call(**inputs):
@@ -185,18 +187,40 @@ def test_timing_uses_the_training_loss(make_trainer, monkeypatch, tmp_path, rdro
 
 @pytest.mark.parametrize(("data_seed", "same_as"), [(None, 42), (0, 0), (3, 3)])
 def test_data_seed_may_be_0(make_trainer, data_seed, same_as):
-    trainer = make_trainer(data_seed=data_seed, max_tokens=9)
+    trainer = make_trainer(data_seed=data_seed, tokens_per_update=9)
     trainer.get_train_dataloader()
     sampler = trainer.callback_handler.callbacks[-1].sampler
     assert sampler.seed == same_as
 
 
-def test_rejects_fewer_batches_than_processes(make_trainer, monkeypatch):
-    trainer = make_trainer(max_tokens=9)
-    monkeypatch.setattr(type(trainer.args), "world_size", 3)
-    trainer.train_dataset = trainer.train_dataset.select([0, 1])
-    with pytest.raises(ValueError, match="2 training pairs are too few for 3 processes"):
-        trainer.get_train_dataloader()
+@pytest.mark.parametrize("has_shapes", [False, True])
+def test_gradients_do_not_depend_on_accumulation(make_trainer, has_shapes):
+    """One update of four pairs, in at most 8 micro-batches: four of them are then empty."""
+    gradients, losses = [], []
+    for steps in (1, 2, 8):
+        trainer = make_trainer(
+            tokens_per_update=1000,
+            gradient_accumulation_steps=steps,
+            step_mode="compiled" if has_shapes else "eager",
+            label_smoothing_factor=0.1,
+            max_grad_norm=0.0,
+            max_steps=1,
+            logging_steps=1,
+        )
+        trainer.compiled_loss = masked_training_loss if has_shapes else None
+
+        class RecordGradients(TrainerCallback):
+            def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+                gradients.append([each.grad.clone() for each in model.parameters()])
+
+        trainer.add_callback(RecordGradients)
+        trainer.train()
+        losses.append(trainer.state.log_history[0]["loss"])
+    assert max(float(each.abs().max()) for each in gradients[0]) > 1e-3
+    assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
+    for other in gradients[1:]:
+        for first, second in zip(gradients[0], other, strict=True):
+            torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-5)
 
 
 def generate_pairs(n):
