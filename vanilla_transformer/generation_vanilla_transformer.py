@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Sequence
 from functools import partial, wraps
 from typing import Any
@@ -25,6 +26,7 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList,
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .constraints_vanilla_transformer import LexicalConstraints, build_logits_processor
 from .incremental_decoding_vanilla_transformer import Ensemble, IncrementalDecoder, StaticShapeDecoder
@@ -103,6 +105,7 @@ def beam_search(
     states = [model_kwargs["encoder_outputs"][0][::copies]]
     for other in ensemble:
         validate_same_vocabularies(model, other)
+        validate_supported_options(other, generation_config, {})
         validate_ensemble_inputs(inputs_tensor)
         states.append(other.get_encoder()(inputs_tensor, attention_mask=mask).last_hidden_state)
     decoders: list[IncrementalDecoder] = []
@@ -233,7 +236,7 @@ def validate_supported_options(model: Any, config: GenerationConfig, model_kwarg
         raise ValueError(f"beam_search requires a vanilla_transformer model, got {model.config.model_type}.")
     cache, prompt_mask = model_kwargs.get("past_key_values"), model_kwargs.get("decoder_attention_mask")
     unsupported = {
-        **dict.fromkeys(unsupported_options(config), True),
+        **dict.fromkeys(unsupported_options(config) + bypassed_code(model), True),
         **{name: value is not None for name, value in model_kwargs.items() if name not in SUPPORTED_MODEL_KWARGS},
         "a non-empty past_key_values": cache is not None and cache.get_seq_length() > 0,
         "decoder_attention_mask that is not 2-dimensional": prompt_mask is not None and prompt_mask.ndim != 2,
@@ -242,6 +245,22 @@ def validate_supported_options(model: Any, config: GenerationConfig, model_kwarg
     }
     if names := [name for name, is_requested in unsupported.items() if is_requested]:
         raise ValueError(f"beam_search does not support {names[0]}. Omit custom_generate to use generate() instead.")
+
+
+def bypassed_code(model: Any) -> list[str]:
+    """Return the names of user code that `IncrementalDecoder` would bypass: changed modules, hooks and attention."""
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
+    decoder, attention = model.get_decoder(), str(model.config._attn_implementation)
+    parts = [getattr(layer, name, None) for layer in decoder.layers for name in ("self_attn", "cross_attn")]
+    modules = [model, model.base_model, decoder, *decoder.layers, *filter(None, parts)]
+    code: list[Any] = [type(each) for each in modules[2:]]
+    for each in modules:
+        code += [each.forward, *each._forward_hooks.values(), *each._forward_pre_hooks.values()]
+    if "/" not in attention and attention in ALL_ATTENTION_FUNCTIONS:  # a slash: a kernel from the Hub
+        code.append(ALL_ATTENTION_FUNCTIONS[attention])
+    names = [f"{each.__module__}.{getattr(each, '__qualname__', type(each).__qualname__)}" for each in code]
+    native = r"(transformers|accelerate)\.|.*modeling_vanilla_transformer\."
+    return [f"user-defined code in the decoder ({name})" for name in names if not re.match(native, name)]
 
 
 def unsupported_options(config: GenerationConfig) -> list[str]:
@@ -266,9 +285,9 @@ def resolve_generation_config(model: Any, arguments: dict[str, Any]) -> Generati
 
 
 def supports_generate_kwargs(model: Any, arguments: dict[str, Any]) -> bool:
-    """Return whether `beam_search` supports these arguments of `generate()`."""
-    config = resolve_generation_config(model, arguments)
-    return not unsupported_options(config) and arguments.get("assistant_model") is None
+    """Return whether `beam_search` supports the code of this model and these arguments of `generate()`."""
+    unsupported = unsupported_options(resolve_generation_config(model, arguments)) + bypassed_code(model)
+    return not unsupported and arguments.get("assistant_model") is None
 
 
 SUPPORTED_MODES = (

@@ -13,6 +13,7 @@ Shapes: B sentences, K beams, T tokens so far, S source length, D hidden size, H
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -142,16 +143,17 @@ class IncrementalDecoder:
         return output.view(-1, 1, output.shape[-1])
 
     def attend(self, attention: Any, query, key, value, mask, name: str) -> torch.Tensor:
-        """Apply scaled dot-product attention and the output projection."""
-        if self.output_attentions:
-            scores = (query * attention.scaling) @ key.transpose(2, 3)
-            weights = (scores if mask is None else scores + mask).softmax(-1)  # (B * K, H, 1, T) or (B, H, K, S)
-            rows = weights if name == "decoder_attentions" else weights.transpose(1, 2).flatten(0, 1)[:, :, None]
-            self.attentions[name].append(rows)
-            heads = weights @ value
+        """Apply scaled dot-product attention and the output projection. With "eager", call the model's own function."""
+        if self.output_attentions or attention.config._attn_implementation == "eager":
+            attend = sys.modules[type(attention).__module__].scaled_dot_product_attention
+            heads, weights = attend(attention, query, key, value, mask, attention.scaling)
         else:
             heads = nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=attention.scaling)
-        return attention.out_proj(heads.transpose(1, 2).flatten(2))
+            heads = heads.transpose(1, 2)
+        if self.output_attentions:  # weights (B * K, H, 1, T) or (B, H, K, S)
+            rows = weights if name == "decoder_attentions" else weights.transpose(1, 2).flatten(0, 1)[:, :, None]
+            self.attentions[name].append(rows)
+        return attention.out_proj(heads.flatten(2))
 
     def reorder_cache(self, hypotheses: torch.Tensor, sentences: torch.Tensor | None) -> None:
         """Select hypotheses by index (0 to B * K - 1) and, unless all sentences remain, sentences (0 to B - 1)."""

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from typing import Any
 from weakref import ref
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 # tokenizers that are in target mode, per thread and asyncio task
@@ -158,14 +158,16 @@ def validate_special_token_ids(source: Tokenizer, target: Tokenizer, special: li
 
 
 def _load(file: str | os.PathLike | None, tokenizer: Tokenizer | None, side: str) -> Tokenizer:
-    if tokenizer is not None:
-        return Tokenizer.from_str(tokenizer.to_str())  # a copy, because special tokens are added
-    if file is None:
+    if file is None and tokenizer is None:
         raise ValueError(
             f"The {side} tokenizer is missing: specify {side}_tokenizer_file or {side}_tokenizer_object. For a shared "
             f"vocabulary, use PreTrainedTokenizerFast instead."
         )
-    return Tokenizer.from_file(str(file))
+    # a copy, because special tokens are added
+    result = Tokenizer.from_file(str(file)) if tokenizer is None else Tokenizer.from_str(tokenizer.to_str())
+    if result.post_processor is None:  # transformers would set one, on both sides
+        result.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    return result
 
 
 __all__ = ["VanillaTransformerTokenizer"]

@@ -26,6 +26,24 @@ def test_source_and_target_vocabularies(tokenizer, train_bpe, sentences):
     assert (len(tokenizer), tokenizer.target_tokenizer.get_vocab_size()) == (60, 70)
 
 
+@pytest.mark.parametrize("bare", ["source", "target"])
+def test_one_side_without_post_processor(train_bpe, sentences, special_tokens, tmp_path, bare):
+    """A side without a post-processor adds no tokens. The other side keeps its own post-processor."""
+    sides = {"source": train_bpe(sentences["en"], 60), "target": train_bpe(sentences["de"], 70)}
+    sides[bare].post_processor = None
+    text = {"source": "the dog runs", "target": "der Hund rennt"}
+    expected = {side: tokenizer.encode(text[side]).ids for side, tokenizer in sides.items()}
+    assert [ids[-1] == 2 for ids in expected.values()] == [bare == "target", bare == "source"]
+    tokenizer = VanillaTransformerTokenizer(
+        source_tokenizer_object=sides["source"], target_tokenizer_object=sides["target"], **special_tokens
+    )
+    tokenizer.save_pretrained(tmp_path)
+    for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        batch = each(text["source"], text_target=text["target"])
+        assert {"source": batch["input_ids"], "target": batch["labels"]} == expected
+        assert {side: each.stock(side)(text[side])["input_ids"] for side in sides} == expected
+
+
 def test_ids_without_embedding_rows_are_unknown(tokenizer, special_tokens, sentences, tmp_path):
     """Earlier versions imported such tokenizers. Tokens that are added to them are not replaced."""
     earlier = VanillaTransformerTokenizer(
