@@ -2,6 +2,7 @@
 """Translation pipeline for strings. It replaces the translation pipeline that transformers 5 has removed."""
 
 import copy
+import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any
@@ -180,7 +181,8 @@ class TranslationPipeline(Pipeline):
         length = model_inputs["input_ids"].shape[1]
         prompt = generate_kwargs.get("decoder_input_ids")
         start = 1 if prompt is None else prompt.shape[-1]
-        limit = self._max_sequence_length(generate_kwargs.get("ensemble"))
+        ensemble = generate_kwargs.get("ensemble") or ()
+        limit = self._max_sequence_length(ensemble)
         if config.max_new_tokens is None and config.max_length is None:
             if self._supports_extra_tokens(generate_kwargs, config):
                 generate_kwargs.setdefault("extra_tokens", EXTRA_TOKENS)
@@ -206,7 +208,9 @@ class TranslationPipeline(Pipeline):
         if return_scores:
             result["scores"] = self._compute_scores(outputs, is_token, config).view(shape)
         if return_token_scores:
-            result["token_scores"] = compute_token_log_probs(self.model, model_inputs, result["sequences"], is_token)
+            inputs, models = (model_inputs, result["sequences"], is_token), (self.model, *ensemble)
+            scores = torch.stack([compute_token_log_probs(model, *inputs) for model in models])
+            result["token_scores"] = scores.logsumexp(0) - math.log(len(models))  # of the mean probability
         return result
 
     def _supports_beam_search(self, generate_kwargs: dict[str, Any]) -> bool:

@@ -202,6 +202,18 @@ def test_token_scores_match_model(make_translator, shared, options):
             assert target.decode(ids, skip_special_tokens=True) == each["translation_text"]
 
 
+def test_token_scores_of_an_ensemble(make_translator, make_model):
+    """They are those of the mean probability of all models, as the score is."""
+    translator = make_translator(True)
+    config = translator.model.config
+    other = make_model(5, vocab_size=config.vocab_size, max_position_embeddings=config.max_position_embeddings)
+    options = {"return_scores": True, "return_token_scores": True, "num_beams": 2}
+    single = translator(SOURCES, **options)
+    for each, alone in zip(translator(SOURCES, ensemble=[other], **options), single, strict=True):
+        assert each["score"] == pytest.approx(each["log_probability"] / len(each["tokens"]), abs=1e-4)
+        assert each["score"] != pytest.approx(alone["score"], abs=1e-2)
+
+
 def test_token_scores_in_small_batches(make_translator, monkeypatch):
     translator = make_translator()
     expected = translator(SOURCES, return_token_scores=True)
