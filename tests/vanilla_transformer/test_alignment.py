@@ -209,9 +209,9 @@ def test_token_scores_of_an_ensemble(make_translator, make_model):
     other = make_model(5, vocab_size=config.vocab_size, max_position_embeddings=config.max_position_embeddings)
     options = {"return_scores": True, "return_token_scores": True, "num_beams": 2}
     single = translator(SOURCES, **options)
-    for each, alone in zip(translator(SOURCES, ensemble=[other], **options), single, strict=True):
+    for each, first in zip(translator(SOURCES, ensemble=[other], **options), single, strict=True):
         assert each["score"] == pytest.approx(each["log_probability"] / len(each["tokens"]), abs=1e-4)
-        assert each["score"] != pytest.approx(alone["score"], abs=1e-2)
+        assert each["score"] != pytest.approx(first["score"], abs=1e-2)
 
 
 def test_token_scores_in_small_batches(make_translator, monkeypatch):
