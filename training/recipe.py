@@ -302,11 +302,22 @@ def validate_streaming(data: DataArguments, tokenizer: TokenizerArguments, train
 
 def validate_overrides(recipe: Recipe, options: set[str]) -> None:
     """Raise ValueError for command-line options that have no effect because of the other keys of the recipe."""
-    data, max_steps = recipe.data, recipe.training.max_steps
-    if max_steps > 0 and "num_train_epochs" in options and "max_steps" not in options:
-        raise ValueError(f"max_steps={max_steps} of the recipe overrides num_train_epochs. Add --max_steps -1.")
-    if use_dataset(data) and (files := sorted({"train_file", "validation_file", "test_file"} & options)):
-        raise ValueError(f"{files[0]} is not used, but the dataset {data.dataset_name}. Set data_dir to use files.")
+    data, tokenizer, training = recipe.data, recipe.tokenizer, recipe.training
+    reasons: dict[str, str] = {}
+    if use_dataset(data):
+        advice = f"dataset_name={data.dataset_name}. To use files, set data_dir"
+        reasons |= dict.fromkeys(("train_file", "validation_file", "test_file"), advice)
+    if tokenizer.tokenizer_path is not None:
+        trained = vars(tokenizer).keys() - {"tokenizer_path", "bpe_dropout", "pad_vocab_to_multiple_of"}
+        reasons |= dict.fromkeys(trained, f"tokenizer_path={tokenizer.tokenizer_path}. Remove one of the two")
+    if training.max_steps > 0 and "max_steps" not in options:
+        reasons["num_train_epochs"] = f"max_steps={training.max_steps}. Add --max_steps -1"
+    for kind in ("eval", "save", "logging"):
+        name = f"{kind}_strategy"
+        if (strategy := getattr(training, name)) != "steps" and name not in options:
+            reasons[f"{kind}_steps"] = f"{name}={strategy.value}. Add --{name} steps"
+    for name in sorted(reasons.keys() & options):
+        raise ValueError(f"{name} has no effect with {reasons[name]}.")
 
 
 def validate_used_data_keys(data: DataArguments) -> None:

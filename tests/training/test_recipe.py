@@ -155,12 +155,16 @@ def test_invalid_values_are_reported_in_one_line(path, capsys, change, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num_train_epochs", "2"], "max_steps=7 of the recipe overrides num_train_epochs. Add --max_steps -1."),
-        (["--corpus", "files", "--dataset_name", "user/name", "--test_file", "mine"], "test_file is not used"),
+        (["--num_train_epochs", "2"], "num_train_epochs has no effect with max_steps=7. Add --max_steps -1."),
+        (["--corpus", "files", "--dataset_name", "user/name", "--test_file", "mine"], "To use files, set data_dir"),
+        (["--lowercase", "true", "--tokenizer_path", "DIR"], "lowercase has no effect with tokenizer_path=DIR"),
+        (["--save_steps", "9"], "save_steps has no effect with save_strategy=no"),
+        (["--eval_steps", "9"], "eval_steps has no effect with eval_strategy=no. Add --eval_strategy steps"),
     ],
 )
 def test_rejects_options_without_effect(path, capsys, monkeypatch, arguments, message):
     monkeypatch.chdir(path.parent)  # without a directory `data`
+    path.write_text(path.read_text() + "save_strategy: no\n")
     with pytest.raises(SystemExit):
         read_recipe([str(path), *arguments])
     assert message in capsys.readouterr().err
