@@ -55,7 +55,7 @@ def test_packages_import_only_allowed_packages(repository, package):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_subprocesses_run_only_allowed_modules(repository, package):
-    """`python -m MODULE` in a subprocess is also a dependency: only listed ones leave the package."""
+    """`python -m MODULE` in a subprocess is also a dependency: a module of another package must be listed."""
     for path in modules(repository, package):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.List | ast.Tuple | ast.Call):

@@ -234,7 +234,8 @@ class VanillaTransformerConfig(PretrainedConfig):
 def include_code(model: Any, base_class: Any, directory: Any, is_main_process: bool = True, **_: Any) -> Iterator[None]:
     """Context manager that makes `save_pretrained` save the code of the model class, too.
 
-    `base_class` is a class of the modeling file. The code of a subclass from another module needs this file, too.
+    `base_class` is a class of the modeling file. If the model class is a subclass from another module, this
+    modeling file is saved together with its module.
     """
     head = model.get_output_embeddings()
     if head is not None and head.weight is model.get_decoder().embed_tokens.weight:

@@ -21,7 +21,7 @@ GPU_CHUNK_SIZE = 2**28  # on a GPU; a step of the base model takes 79 ms on an H
 class _FusedLinearCrossEntropy(torch.autograd.Function):
     """Loss that computes the gradients in the forward pass, while the logits of each chunk are in memory.
 
-    The backward pass only scales them. `needs_gradient` states which of states, weight and bias require a gradient.
+    The backward pass only scales them. `needs_gradient` has one flag each for `states`, `weight` and `bias`.
     """
 
     @staticmethod

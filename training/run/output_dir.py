@@ -83,7 +83,7 @@ def validate_run_info(corpus: dict[str, ParallelText], processes: int, folder: P
     """Raise ValueError if the run was started with different data or another number of processes."""
     saved = read_run_info(folder)
     for name, text in corpus.items():
-        # With streaming, `corpus` has no "train", and test sources may be dropped from the training pairs.
+        # With streaming, training pairs with a test source may be dropped, so that the test data affect training.
         is_used = name != "test" or "train" not in corpus
         if is_used and saved["data"].get(name) != text.sha256():
             raise ValueError(
