@@ -10,6 +10,7 @@ written or changed in the repository are overwritten only with --replace.
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -153,7 +154,10 @@ def smoke_test_upload(files: dict[str, Path | bytes], source: str) -> str:
             if isinstance(content, bytes):
                 (folder / name).write_bytes(content)
             else:
-                (folder / name).symlink_to(content.resolve())  # a copy would stay on the disk after a kill
+                try:
+                    (folder / name).symlink_to(content.resolve())  # a copy would stay on the disk after a kill
+                except OSError:  # Windows allows links only with a privilege
+                    shutil.copyfile(content, folder / name)
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         env |= {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-c", SMOKE_TEST_SCRIPT]

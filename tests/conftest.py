@@ -244,8 +244,8 @@ class Program:
     pid: int
     files: dict[str, Path]
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        os.killpg(self.pid, number)
+    def kill(self, number: int | None = None) -> None:
+        os.killpg(self.pid, signal.SIGKILL if number is None else number)
 
     @property
     def status(self) -> int:

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from vanilla_transformer.shared.command_line import exit_on_user_error
+
 SLOW_COMMANDS = (
     *("training.train", "training.score", "training.average", "training.diversify", "training.benchmark"),
     *("hub.import_checkpoint", "hub.export", "hub.model_card", "hub.decoding", "hub.space"),
@@ -16,6 +18,7 @@ COMMANDS = (
 SLOW_TORCH = "import time; print('importing', flush=True); time.sleep(600)"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends Ctrl-C only to all processes of a console")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_ctrl_c_during_imports_prints_nothing(repository, tmp_path, command):
     """A module `torch` whose import never ends is first on the path."""
@@ -46,6 +49,15 @@ from vanilla_transformer.shared.command_line import exit_on_user_error
 with exit_on_user_error("command"):
     os.kill(os.getpid(), signal.SIGINT)
 """
+
+
+def test_windows_prints_utf_8(monkeypatch, tmp_path):
+    with (tmp_path / "out").open("w", encoding="cp1252") as output:
+        monkeypatch.setattr("sys.stdout", output)
+        monkeypatch.setattr("sys.platform", "win32")
+        with exit_on_user_error("command"):
+            print("Łódź, 東京")
+    assert (tmp_path / "out").read_text(encoding="utf-8") == "Łódź, 東京\n"
 
 
 @pytest.mark.slow

@@ -70,6 +70,55 @@ def test_subprocesses_run_only_allowed_modules(repository, package):
                     assert is_allowed or (package, module) in SUBPROCESSES, f"{path} runs {module}"
 
 
+POSIX_MODULES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+POSIX_NAMES = {
+    "os": {
+        "fork",
+        "forkpty",
+        "getuid",
+        "geteuid",
+        "getpgid",
+        "killpg",
+        "mkfifo",
+        "nice",
+        "sched_getaffinity",
+        "setpgid",
+    }
+    | {"setsid", "statvfs", "sysconf", "uname", "wait", "waitid", "O_DIRECTORY", "O_NOFOLLOW", "WNOHANG"},
+    "signal": {"SIGALRM", "SIGCHLD", "SIGCONT", "SIGHUP", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSTOP", "SIGTSTP"}
+    | {"SIGUSR1", "SIGUSR2", "SIGWINCH", "alarm", "pause", "setitimer", "sigwait"},
+}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_posix_names_are_optional(repository, package):
+    """Windows lacks these modules and names: modules are imported in a try statement, other uses follow `hasattr`."""
+    for path in modules(repository, package):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        optional = [node for each in ast.walk(tree) if isinstance(each, ast.Try) for node in ast.walk(each)]
+        checked = {node.args[1].value for node in ast.walk(tree) if is_call_of(node, "hasattr")}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom) and node not in optional:
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module]
+                assert not POSIX_MODULES & set(names), f"{path}, line {node.lineno} requires {names}"
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                is_posix = node.attr in POSIX_NAMES.get(node.value.id, ())
+                assert not is_posix or node.attr in checked, f"{path}, line {node.lineno}: {node.value.id}.{node.attr}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_text_files_have_an_encoding(repository, package):
+    """The default of Windows lacks most characters."""
+    for path in modules(repository, package):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("read_text", "write_text"):
+                assert "encoding" in {keyword.arg for keyword in node.keywords}, f"{path}, line {node.lineno}"
+
+
+def is_call_of(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
 def test_only_one_module_runs_hub_push(repository):
     texts = [path.read_text(encoding="utf-8") for path in modules(repository, "training")]
     assert sum('"-m", "hub.push"' in text for text in texts) == 1

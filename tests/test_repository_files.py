@@ -1,7 +1,9 @@
 """Consistency of the changelog, citation, Makefile, workflows and issue forms."""
 
 import re
+import shutil
 import subprocess
+import tomllib
 
 import pytest
 import yaml
@@ -33,6 +35,7 @@ def test_citation_has_current_version(repository):
     assert citation["references"][0]["title"] == "Attention Is All You Need"
 
 
+@pytest.mark.skipif(not shutil.which("make"), reason="requires make")
 def test_make_help_lists_all_targets(repository, makefile):
     result = subprocess.run(["make", "help"], cwd=repository, capture_output=True, text=True, check=True)
     described = dict(re.findall(r"^make (\S+)\s+(\S.*)$", result.stdout, re.MULTILINE))
@@ -54,6 +57,28 @@ def test_called_make_targets_exist(repository, makefile):
         called |= set(re.findall(r"(?:^step |^    |`)make ([a-z-]+)", text, re.MULTILINE))
     assert called >= {"test", "lint", "test-oldest", "docs"}
     assert called <= targets(makefile), called - targets(makefile)
+
+
+def test_windows_workflow_runs_the_commands_of_the_readme(repository, makefile):
+    """The last one has the options of `make test`."""
+    workflow = yaml.safe_load((repository / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
+    commands = [step["run"] for step in workflow["jobs"]["windows"]["steps"] if "run" in step]
+    readme = (repository / "README.md").read_text(encoding="utf-8")
+    assert all(f"    {command}\n" in readme for command in commands)
+    assert len(commands) == 3
+    assert commands[-1].partition("python ")[2] in makefile
+
+
+def test_workflow_tests_each_supported_python(repository):
+    """On Linux; the classifiers of `pyproject.toml` list them."""
+    workflow = yaml.safe_load((repository / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
+    matrix = workflow["jobs"]["test"]["strategy"]["matrix"]
+    classifiers = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]["classifiers"]
+    assert matrix["os"] == ["ubuntu-latest"]
+    assert [f"Programming Language :: Python :: {version}" for version in matrix["python"]] == [
+        name for name in classifiers if name.startswith("Programming Language :: Python :: 3.")
+    ]
+    assert {entry["os"] for entry in matrix["include"]} == {"macos-latest"}
 
 
 def test_issue_forms_are_valid(repository):

@@ -3,7 +3,6 @@ import importlib.util
 import io
 import json
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -117,6 +116,7 @@ def full_disk():
 
     @contextmanager
     def full():
+        resource = pytest.importorskip("resource", reason="Windows has no limits of the file size")
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
         try:

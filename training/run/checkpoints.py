@@ -27,9 +27,9 @@ def write_manifest(folder: Path) -> None:
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != MANIFEST:
-            with path.open("rb") as file:
+            with path.open("r+b") as file:  # Windows requires write access
                 os.fsync(file.fileno())
-            files[str(path.relative_to(folder))] = _size_and_hash(path)
+            files[path.relative_to(folder).as_posix()] = _size_and_hash(path)
     temporary = folder / f"{MANIFEST}.tmp"
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(files, file, indent=1)

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from datasets.utils.logging import disable_progress_bar
+from torch import nn
 from torch.distributed import TCPStore
+from torch.nn.parallel import DistributedDataParallel
 
 from training.arguments import TrainingArguments
 
@@ -147,6 +149,26 @@ def main_process_reports_first(args: Any) -> Iterator[None]:
         if args.process_index > 0:
             time.sleep(ERROR_DELAY_SECONDS)
         raise
+
+
+def fix_bucket_order(model: nn.Module) -> None:
+    """Give DDP's gradient buckets their final order before the first update.
+
+    DDP sorts its buckets once, after the first backward pass. The sum over three or more processes depends on this
+    order, so the first update of a resumed run would differ from that of an uninterrupted one. This function runs a
+    backward pass over all parameters, whose order is the reverse of `parameters()`.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return
+    forward = vars(model.module).pop("forward", None)  # set by Accelerate for mixed precision
+    model.module.forward = lambda: sum(weights.sum() for weights in model.parameters() if weights.requires_grad)
+    try:
+        model().backward()
+    finally:
+        del model.module.forward
+        if forward is not None:
+            model.module.forward = forward
+    model.zero_grad()
 
 
 def exit_after_barrier(trainer: Any, status: int = 0) -> None:

@@ -42,6 +42,7 @@ from training.run.checkpoints import (
     write_manifest,
 )
 from training.run.compilation import COMPILER_ERRORS, compile_loss, log_progress, resolve_step_mode
+from training.run.distributed import fix_bucket_order
 from training.run.losses import add_decoder_input_ids, supports_fused_loss, training_loss
 from training.translators import GREEDY_OVERRIDES
 from vanilla_transformer.shared.atomic_io import FREE_SPACE_HINT, make_write_error
@@ -148,13 +149,14 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         finally:
             self.args.save_total_limit = limit
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+    def _run_epoch(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
         """Override that ends training if the resumed run had already ended."""
         self._restore_losses()
+        fix_bucket_order(model)
         if self._had_stopped_early or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
         else:
-            super()._run_epoch(*args, **kwargs)
+            super()._run_epoch(model, *args, **kwargs)
 
     @property
     def target_tokens(self) -> int:
@@ -184,7 +186,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         lengths, tokens = sequence_lengths(dataset), self.args.tokens_per_update
         sampler = TokenBatchSampler(lengths, tokens, seed, micro_batches, shapes)
         if shapes and self.args.device.type == "cuda" and not loading["num_workers"]:  # faster for small models
-            loading |= {"num_workers": NUM_DATALOADER_WORKERS, "pin_memory": True}
+            # The workers are kept between epochs, because without fork, they take seconds to start.
+            loading |= {"num_workers": NUM_DATALOADER_WORKERS, "pin_memory": True, "persistent_workers": True}
         if shapes:
             print(f"batches of {len(shapes)} shapes, with {100 * sampler.padding:.1f} % padding")
             dataset = ShapedPairs(dataset)

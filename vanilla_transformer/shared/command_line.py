@@ -142,6 +142,8 @@ def exit_on_user_error(
     caught: tuple[type[Exception], ...] = (ValueError, OSError, *user_errors)
     if not sys.stderr.isatty():
         disable_progress_bar()
+    if sys.platform == "win32":  # in a pipe or file, the encoding of Windows lacks most characters
+        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set during the imports of training/ and hub/
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

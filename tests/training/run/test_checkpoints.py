@@ -1,6 +1,8 @@
 """Selection of checkpoints, and invalid checkpoints."""
 
+import errno
 import json
+import os
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +31,34 @@ def make_run(tmp_path):
         return tmp_path
 
     return make
+
+
+def test_manifest_on_windows(tmp_path, monkeypatch):
+    """There, fsync requires a file that is open for writing, and the names of a path are separated by backslashes."""
+
+    class WindowsFile(type(tmp_path)):
+        def open(self, mode="r", *args, **kwargs):
+            file = super().open(mode, *args, **kwargs)
+            writable[file.fileno()] = file.writable()
+            return file
+
+        def __str__(self):
+            return super().__str__().replace("/ema", "\\ema").replace("ema/", "ema\\")
+
+        def __fspath__(self):
+            return super().__str__()
+
+    def fsync(number):
+        if not writable[number]:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+
+    writable = {}
+    monkeypatch.setattr(os, "fsync", fsync)
+    (tmp_path / "ema").mkdir()
+    (tmp_path / "ema" / "model.safetensors").write_bytes(b"1")
+    write_manifest(WindowsFile(tmp_path))
+    assert list(json.loads((tmp_path / MANIFEST).read_text())) == ["ema/model.safetensors"]
+    assert checkpoint_error(tmp_path) is None
 
 
 @pytest.mark.parametrize(
