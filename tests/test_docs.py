@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 PACKAGES = ("vanilla_transformer", "training", "hub")
 README_LINES, TABLE_WIDTH = 180, 120
-EXTERNAL_OPTIONS = {  # options of other programs: torchrun, accelerate, Python's http.server
+EXTERNAL_OPTIONS = {  # options of other programs: torchrun, accelerate, http.server, pip, pytest
     *("nproc-per-node", "num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port"),
-    "directory",
+    *("directory", "constraint", "editable", "ignore"),
 }
 
 

@@ -48,6 +48,8 @@ def test_manifest_on_windows(tmp_path, monkeypatch):
         def __fspath__(self):
             return super().__str__()
 
+        as_posix = __fspath__
+
     def fsync(number):
         if not writable[number]:
             raise OSError(errno.EBADF, "Bad file descriptor")
