@@ -25,15 +25,17 @@ trainer.write_manifest = hold
 
 @pytest.fixture
 def start_ranks(programs, recipe):
-    """Return a function that starts the two processes of a run, as torchrun does."""
+    """Return a function that starts the processes of a run, as torchrun does."""
 
-    def start(*arguments: str | Path) -> list:
+    def start(*arguments: str | Path, processes: int = 2) -> list:
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
         ranks = []
-        for rank in range(2):
-            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+        for rank in range(processes):
+            variables = {"RANK": rank, "LOCAL_RANK": rank} | dict.fromkeys(
+                ("WORLD_SIZE", "LOCAL_WORLD_SIZE"), processes
+            )
             variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
             code = f"os.environ |= { ({name: str(value) for name, value in variables.items()}) }"
             ranks.append(programs.start("training.train", recipe, *KEYS, *arguments, setup_code=code))
@@ -83,6 +85,19 @@ def test_two_processes_stop_at_any_signal_and_resume_bit_for_bit(programs, recip
     for rank in start_ranks():
         assert rank.status == 0, rank.stderr[-3000:]
     assert result(out) == result(tmp_path / "expected")
+
+
+def test_three_processes_resume_bit_for_bit(start_ranks, tmp_path):
+    """The sum of three gradients depends on their order in the buckets of DDP."""
+    for rank in start_ranks("--output_dir", tmp_path / "expected", processes=3):
+        assert rank.status == 0, rank.stderr[-3000:]
+    ranks = start_ranks(processes=3)
+    ranks[0].wait_for(lambda: "'loss'" in ranks[0].stdout)
+    ranks[2].kill(signal.SIGTERM)
+    assert [rank.status for rank in ranks] == [128 + signal.SIGTERM] * 3
+    for rank in start_ranks(processes=3):
+        assert rank.status == 0, rank.stderr[-3000:]
+    assert result(tmp_path / "out") == result(tmp_path / "expected")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

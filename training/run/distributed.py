@@ -100,7 +100,12 @@ def launch(processes: int, arguments: list[str]) -> int:
         for process in ranks:
             process.kill()
             process.wait()
-    status = min((status for status in statuses if status), default=0)  # a signal is the cause of other failures
+    failed = [(status, rank) for rank, status in enumerate(statuses) if status]
+    status, rank = min(failed, default=(0, 0))  # a signal, whose number is negative, causes other failures
+    if status < 0 and -status not in STOP_SIGNALS:
+        name = signal.Signals(-status).name
+        message = f"process {rank} of {processes} was ended by {name}. If memory is exhausted, use fewer processes."
+        print(f"training.train: {message}", file=sys.stderr)
     return 128 - status if status < 0 else status
 
 
@@ -142,11 +147,15 @@ def mute_other_ranks(args: TrainingArguments) -> None:
 
 @contextmanager
 def main_process_reports_first(args: Any) -> Iterator[None]:
-    """Context manager that delays user errors of other ranks: rank 0 usually reports the same error first."""
+    """Context manager that delays user errors of other ranks: rank 0 usually reports the same error first.
+
+    If a process ends, the connections of the others fail. This error is delayed, so that `launch` ends them before they
+    report it.
+    """
     try:
         yield
-    except (ValueError, OSError, FloatingPointError):
-        if args.process_index > 0:
+    except (ValueError, OSError, FloatingPointError, RuntimeError) as error:
+        if args.process_index > 0 or (isinstance(error, RuntimeError) and LAUNCHED in os.environ):
             time.sleep(ERROR_DELAY_SECONDS)
         raise
 
@@ -155,8 +164,8 @@ def fix_bucket_order(model: nn.Module) -> None:
     """Give DDP's gradient buckets their final order before the first update.
 
     DDP sorts its buckets once, after the first backward pass. The sum over three or more processes depends on this
-    order, so the first update of a resumed run would differ from that of an uninterrupted one. This function runs a
-    backward pass over all parameters, whose order is the reverse of `parameters()`.
+    order, so the first update of a resumed run would differ from that of an uninterrupted one. This function computes
+    the gradients of a sum of all parameters, which orders the buckets by the reverse of `parameters()`.
     """
     if not isinstance(model, DistributedDataParallel):
         return

@@ -80,6 +80,12 @@ def test_a_failed_process_ends_the_others(start, action, status):
     assert start(RANK_1.format(action)) == status
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
+def test_reports_a_killed_process(start, capfd):
+    assert start(RANK_1.format("os.kill(os.getpid(), signal.SIGKILL)")) == 128 + signal.SIGKILL
+    assert "process 1 of 2 was ended by SIGKILL. If memory is exhausted" in capfd.readouterr().err
+
+
 def test_returns_0_if_all_processes_succeed(start):
     assert start("") == 0
 
