@@ -100,11 +100,11 @@ def launch(processes: int, arguments: list[str]) -> int:
         for process in ranks:
             process.kill()
             process.wait()
-    failed = [(status, rank) for rank, status in enumerate(statuses) if status]
-    status, rank = min(failed, default=(0, 0))  # a signal, whose number is negative, causes other failures
+    failed = [(status, index) for index, status in enumerate(statuses) if status]
+    status, index = min(failed, default=(0, 0))  # a signal, whose number is negative, causes other failures
     if status < 0 and -status not in STOP_SIGNALS:
         name = signal.Signals(-status).name
-        message = f"process {rank} of {processes} was ended by {name}. If memory is exhausted, use fewer processes."
+        message = f"process {index} of {processes} was ended by {name}. If memory is exhausted, use fewer processes."
         print(f"training.train: {message}", file=sys.stderr)
     return 128 - status if status < 0 else status
 
