@@ -144,7 +144,7 @@ EXCEPTIONS: list[tuple[str, str, str]] = [
     ("hub/importing/toolkits/fairseq.py", r"no_decoder_final_norm", "a setting of fairseq"),
     ("vanilla_transformer/shared/command_line.py", r'^    "bad_lines": ', "old name of a renamed option"),
     ("tests/training/distillation/test_pair_table.py", r'"left_out"', "key of files on disk"),
-    ("hub/exporting/to_ctranslate2.py", r"no_final_norm=", "an argument of CTranslate2"),
+    ("vanilla_transformer/shared/ctranslate2_conversion.py", r"no_final_norm=", "an argument of CTranslate2"),
     ("hub/space/static/index.html", r"width=device-width", "HTML"),
 ]
 

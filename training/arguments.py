@@ -118,6 +118,11 @@ class DecodingArguments:
     num_beams: int = option(4, "The number of beams for the test set. 1 is greedy decoding.")
     length_penalty: float = option(1.0, "The exponent of the length by which beam scores are divided.")
     max_new_tokens: int = option(128, "The maximum number of tokens of an output.")
+    engine: Literal["auto", "transformers"] = option(
+        "auto",
+        "Engine that translates the test set. `auto`: CTranslate2 on a CPU for many sentences, if it is installed and "
+        "supports the model. Translations are the same.",
+    )
     attention_plot_lines: list[int] = field(
         default_factory=lambda: [1],
         metadata={"help": "The test sentences (1-based) whose cross-attention is saved as attention_<number>.png."},

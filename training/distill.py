@@ -11,6 +11,7 @@ interruption, the same command resumes and writes the same table. `D/distilled.t
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from training.distillation.candidate_selection import TableSection
 from training.distillation.pair_table import PairTableBuilder
 from training.run.distributed import main_process_reports_first
 from training.run.hardware import configure_malloc, device_type
-from training.translators import CHECKPOINTS, read_run_recipe
+from training.translators import CHECKPOINTS, add_engine_arguments, read_run_recipe
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type
 
 
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--max_length_ratio", type=float, help=ratio_help)
     copies_help = "Keep translations that are identical to their source. By default they are dropped."
     parser.add_argument("--keep_copies", action="store_true", help=copies_help)
+    add_engine_arguments(parser)
     device_help = "Device such as cpu or cuda. Default: one GPU per process, if available."
     parser.add_argument("--device", type=device_type, help=device_help)
     arguments = parser.parse_args()
@@ -62,16 +64,9 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError("--with_references requires --target.")
     validate_languages(arguments.teacher, arguments.source)
     options = vars(arguments)
-    names = ("num_beams", "length_penalty", "max_new_tokens", "batch_size", "min_score", "max_length_ratio")
-    section = TableSection(
-        teachers=tuple(arguments.teacher),
-        source=arguments.source,
-        target=arguments.target,
-        nbest=arguments.nbest or (0 if arguments.target else 1),
-        closest_to_reference=arguments.target is not None,
-        keep_copies=arguments.keep_copies,
-        **{name: options[name] for name in names},
-    )
+    chosen = {field.name: options[field.name] for field in fields(TableSection) if field.name in options}
+    chosen |= {"teachers": tuple(arguments.teacher), "nbest": arguments.nbest or (0 if arguments.target else 1)}
+    section = TableSection(**chosen, closest_to_reference=arguments.target is not None)
     table = PairTableBuilder(arguments.output, [section], int(arguments.with_references), arguments.device)
     with main_process_reports_first(table):
         table.build()

@@ -10,12 +10,14 @@ with that target. A model trained on the table overfits less. Like `training.dis
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from training.distill import validate_languages
 from training.distillation.candidate_selection import TableSection
 from training.distillation.pair_table import PairTableBuilder
 from training.run.distributed import main_process_reports_first
 from training.run.hardware import configure_malloc
+from training.translators import add_engine_arguments
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
 COPIES_PER_PAIR, FORWARD_NBEST, BACKWARD_NBEST = 2, 2, 3
@@ -30,6 +32,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="Table (.tsv) to write: source, target.")
     for side in ("forward", "backward"):
         parser.add_argument(f"--{side}_with", nargs="+", default=[], help=f"Checkpoints to ensemble with {side}.")
+    add_engine_arguments(parser)
     arguments = parser.parse_args()
     configure_malloc()
     with exit_on_user_error(parser.prog):
@@ -42,9 +45,10 @@ def run(arguments: argparse.Namespace) -> None:
     backward = (arguments.backward, *arguments.backward_with)
     validate_languages(forward, source)
     validate_languages(backward, target)
+    options: dict[str, Any] = {"keep_copies": True, "engine": arguments.engine, "quantization": arguments.quantization}
     sections = [
-        TableSection(forward, source, target, nbest=FORWARD_NBEST, keep_copies=True),
-        TableSection(backward, target, source, nbest=BACKWARD_NBEST, keep_copies=True, backward=True),
+        TableSection(forward, source, target, nbest=FORWARD_NBEST, **options),
+        TableSection(backward, target, source, nbest=BACKWARD_NBEST, backward=True, **options),
     ]
     table = PairTableBuilder(arguments.output, sections, COPIES_PER_PAIR)
     with main_process_reports_first(table):

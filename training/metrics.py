@@ -20,6 +20,7 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 from training.arguments import TrainingArguments
 from training.data.batching import batch_by_tokens
 from training.data.parallel_text import ParallelText
+from training.translators import select_engine
 from vanilla_transformer import TranslationPipeline
 
 MAX_TOKENS = 2048  # per batch: 250 MiB of log-probabilities with a vocabulary of 32,000
@@ -148,7 +149,13 @@ def compute_pair_nll(
 
 
 def translate_and_score(
-    model: PreTrainedModel, tokenizer: Any, text: ParallelText, compute: Any, args: TrainingArguments, **decoding: Any
+    model: PreTrainedModel,
+    tokenizer: Any,
+    text: ParallelText,
+    compute: Any,
+    args: TrainingArguments,
+    engine: str = "transformers",
+    **decoding: Any,
 ) -> tuple[dict[str, Any], list[str]]:
     """Translate and score sentence pairs, distributed over all processes.
 
@@ -160,6 +167,7 @@ def translate_and_score(
         text: Sentence pairs. The metric uses all references, the losses use `text.targets`.
         compute: Method `compute` of a metric, or None to compute only the losses, without translating.
         args: Number and index of the processes, and sentences per batch.
+        engine: Engine that translates, see `select_engine`.
         decoding: Arguments of `generate()`. Default to the generation config of the model.
 
     Returns:
@@ -178,7 +186,8 @@ def translate_and_score(
     translations = [""] * len(shard)
     if compute is not None:
         translator = TranslationPipeline(model=model, tokenizer=tokenizer, batch_size=size, device=args.device)
-        outputs = translator(shard.sources, num_return_sequences=1, **decoding)
+        decoding |= {"num_return_sequences": 1}
+        outputs = select_engine(translator, engine, len(text), decoding)(shard.sources, **decoding)
         translations = [output["translation_text"] for output in outputs]
     sources = list(dict.fromkeys(text.sources[i] for i in order))
     next_source = dict(zip(sources, sources[1:] + sources[:1], strict=True))

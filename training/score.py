@@ -21,7 +21,14 @@ from training.data.files import iter_stripped_lines, read_table, validate_line_c
 from training.data.parallel_text import ParallelText, collect_valid_pairs
 from training.metrics import SequenceMetric, TranslationMetric, compute_pair_nll, transpose_references
 from training.run.hardware import configure_malloc, device_type
-from training.translators import CHECKPOINTS, get_decoding_options, load_translator, read_run_recipe
+from training.translators import (
+    CHECKPOINTS,
+    add_engine_arguments,
+    get_decoding_options,
+    load_translator,
+    read_run_recipe,
+    select_engine,
+)
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
 from vanilla_transformer.shared.atomic_io import atomic_write
@@ -50,6 +57,7 @@ def main() -> None:
     batch_help = "Sentences per batch. Default: 64; on a GPU, as many as fit into memory."
     parser.add_argument("--batch_size", type=int, help=batch_help)
     parser.add_argument("--output", type=Path, help="JSON file to write the printed scores to.")
+    add_engine_arguments(parser)
     parser.add_argument("--device", type=device_type, help="Device such as cpu or cuda. Default: a GPU, if available.")
     arguments = parser.parse_args()
     configure_malloc()
@@ -65,8 +73,9 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError("--num_bootstrap_samples must be at least 2 and --batch_size at least 1.")
     if arguments.compare == arguments.checkpoint:
         raise ValueError("--compare must be another checkpoint.")
-    for name in ("compare", "metric", "num_beams", "length_penalty") if arguments.likelihood else ():
-        if getattr(arguments, name) is not None:
+    arguments_of_translation = ("compare", "metric", "num_beams", "length_penalty", "engine", "quantization")
+    for name in arguments_of_translation if arguments.likelihood else ():
+        if getattr(arguments, name) not in (None, "auto"):
             raise ValueError(f"--likelihood does not translate. Remove --{name} or --likelihood.")
     if arguments.per_pair_output and not arguments.likelihood:
         raise ValueError("--per_pair_output requires --likelihood.")
@@ -132,6 +141,7 @@ def bootstrap_scores(systems: list, metrics: dict[str, Any], columns: list, samp
 
 def translate(translator: TranslationPipeline, sources: list[str], arguments: argparse.Namespace) -> list[str]:
     options = {"batch_size": arguments.batch_size, "progress": sys.stderr.isatty(), **get_decoding_options(arguments)}
+    translator = select_engine(translator, arguments.engine, len(sources), options, arguments.quantization)
     outputs = translator(sources, **options)
     return [output["translation_text"] for output in outputs]
 

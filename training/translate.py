@@ -4,6 +4,7 @@
     python -m training.translate runs/demo --input source.en --output target.de --num_beams 5
     python -m training.translate runs/demo --input source.en --nbest 3      # columns: line, score, translation
     python -m training.translate runs/demo --input source.en --glossary terms.tsv
+    python -m training.translate runs/demo --input source.en --engine ctranslate2 --quantization int8   # on a CPU
     python -m training.translate runs/demo --input source.en --json         # one object per line, with all details
     python -m training.translate runs/demo --input letter.en --document     # paragraphs of several sentences
     python -m training.translate runs/forward --input source.en --rerank runs/backward
@@ -19,13 +20,21 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from training.data.parallel_text import ParallelText
 from training.run.hardware import configure_malloc, device_type
-from training.translators import CHECKPOINTS, get_decoding_options, load_translator, read_run_recipe
+from training.translators import (
+    CHECKPOINTS,
+    MIN_CTRANSLATE2_SENTENCES,
+    add_engine_arguments,
+    get_decoding_options,
+    load_translator,
+    read_run_recipe,
+    select_engine,
+)
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
 from vanilla_transformer.shared.atomic_io import atomic_write
@@ -35,6 +44,7 @@ from vanilla_transformer.text.documents import translate_document
 
 RERANK_WEIGHT = 0.5  # of the target-to-source model
 BATCHES_PER_RERANK_WINDOW = 64
+MAX_SENTENCE_CHARS = 200  # estimate for documents
 
 
 def main() -> None:
@@ -59,6 +69,7 @@ def main() -> None:
     parser.add_argument("--rerank", help="Target-to-source checkpoint that reranks the --num_beams best translations.")
     weight_help = "Weight of the --rerank checkpoint (default: %(default)s)."
     parser.add_argument("--rerank_weight", type=float, default=RERANK_WEIGHT, help=weight_help)
+    add_engine_arguments(parser)
     parser.add_argument("--device", type=device_type, help="Device such as cuda:1. Default: a GPU, if available.")
     arguments = parser.parse_args()
     configure_malloc()
@@ -103,16 +114,24 @@ def translate_lines(
     """Translate each line and write it as text, columns or JSON."""
     with_scores = arguments.scores or arguments.nbest > 1
     options |= {"return_scores": with_scores or arguments.json, "progress": sys.stderr.isatty()}
-    lines, pending = tee_lines(decode_lines(source))
+    is_interactive = sys.stdin.isatty() and not arguments.input  # translate each line at once
+    decoded = decode_lines(source)
+    first = [] if is_interactive else list(islice(decoded, MIN_CTRANSLATE2_SENTENCES))
+    lines, pending = tee_lines(chain(first, decoded))
+    if arguments.rerank:
+        beams = options.get("num_beams") or translator.model.generation_config.num_beams or 1
+        num_candidates = max(beams, arguments.nbest, 2)
+        options |= {"num_beams": num_candidates, "num_return_sequences": num_candidates, "return_scores": True}
+    if arguments.json:
+        options |= json_options(translator)
+    translator = select_engine(translator, arguments.engine, len(first), options, arguments.quantization)
     if arguments.rerank:
         backward = load_translator(arguments.rerank, arguments.device)
         results: Iterable = rerank(translator, backward, lines, options, arguments)
+    elif is_interactive:
+        results = (result for line in lines for result in translator([line], **options))
     else:
-        options |= json_options(translator) if arguments.json else {}
-        if sys.stdin.isatty() and not arguments.input:  # interactive: translate each line at once
-            results = (result for line in lines for result in translator([line], **options))
-        else:
-            results = translator(lines, batch_size=arguments.batch_size, **options)
+        results = translator(lines, batch_size=arguments.batch_size, **options)
     terms: list[bool] = []  # whether each term is in the translation
     for number, result in enumerate(results, start=1):
         candidates = result if isinstance(result, list) else [result]
@@ -171,6 +190,8 @@ def translate_text(
     options |= {"batch_size": arguments.batch_size, "progress": sys.stderr.isatty()}
     if arguments.json:
         options |= json_options(translator) | {"return_scores": True}
+    num_sentences = len(text) // MAX_SENTENCE_CHARS
+    translator = select_engine(translator, arguments.engine, num_sentences, options, arguments.quantization)
     document = translate_document(
         translator,
         text,
@@ -220,11 +241,6 @@ def rerank(
     """
     from training.metrics import compute_pair_nll  # slow import
 
-    beams = options.get("num_beams") or translator.model.generation_config.num_beams or 1
-    num_candidates = max(beams, arguments.nbest, 2)
-    options |= {"num_beams": num_candidates, "num_return_sequences": num_candidates, "return_scores": True}
-    if arguments.json:
-        options |= json_options(translator)
     numbered, size = enumerate(lines, start=1), arguments.batch_size or DEFAULT_BATCH_SIZE
     while window := list(islice(numbered, size * BATCHES_PER_RERANK_WINDOW)):
         outputs = translator([line for _, line in window], batch_size=arguments.batch_size, **options)

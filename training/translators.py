@@ -1,8 +1,10 @@
 """Loading of checkpoints for inference, and their recipes."""
 
 import json
-from argparse import Namespace
+import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,16 @@ import yaml
 from training.arguments import rename_keys
 from training.data.tokenizer import vocabulary_sizes
 from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.shared.ctranslate2_pipeline import (
+    QUANTIZATIONS,
+    CTranslate2Pipeline,
+    validate_ctranslate2_options,
+)
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, wrap_load_errors
 
 CHECKPOINTS = "Checkpoint: directory with model and tokenizer, or repository on the Hub. Several form an ensemble."
+ENGINES = ("auto", "transformers", "ctranslate2")
+MIN_CTRANSLATE2_SENTENCES = 500  # with fewer, the conversion of the model takes as long as it saves
 GREEDY_OVERRIDES = {"length_penalty": None, "early_stopping": None}  # transformers rejects these with one beam
 
 
@@ -81,6 +90,56 @@ def tokenizer_definition(tokenizer: Any) -> list[Any]:
     state = ("padding", "truncation")  # set by the last call
     definitions: list[Any] = [{key: value for key, value in part.items() if key not in state} for part in parts]
     return definitions or [type(tokenizer).__name__]
+
+
+def add_engine_arguments(parser: ArgumentParser) -> None:
+    """Add the options `--engine` and `--quantization`."""
+    engine_help = (
+        "Engine that decodes. auto: ctranslate2 on a CPU for many sentences, if it supports model and options."
+    )
+    parser.add_argument("--engine", choices=ENGINES, default="auto", help=engine_help)
+    quantization_help = "Type of the weights with --engine ctranslate2. Default: float32. Others change translations."
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help=quantization_help)
+
+
+def select_engine(
+    translator: TranslationPipeline,
+    engine: str,
+    num_sentences: int,
+    options: dict[str, Any] | None = None,
+    quantization: str | None = None,
+) -> TranslationPipeline:
+    """Return a pipeline that decodes with an engine, and print which one "auto" selects.
+
+    Args:
+        translator: The pipeline with transformers.
+        engine: One of `ENGINES`.
+        num_sentences: Number of sentences to translate, or an estimate.
+        options: Options of the calls.
+        quantization: Type of the weights with CTranslate2.
+
+    Raises:
+        ValueError: If the engine does not support model or options, or the quantization requires another engine.
+    """
+    if quantization and engine != "ctranslate2":
+        raise ValueError(f"--quantization {quantization} requires --engine ctranslate2, got --engine {engine}.")
+    if engine == "transformers":
+        return translator
+    try:
+        if find_spec("ctranslate2") is None:
+            raise ValueError("ctranslate2 is not installed (pip install ctranslate2).")
+        if engine == "auto" and num_sentences < MIN_CTRANSLATE2_SENTENCES:
+            raise ValueError(f"{num_sentences} sentences are fewer than {MIN_CTRANSLATE2_SENTENCES}.")
+        validate_ctranslate2_options(translator, options or {})
+        model, tokenizer, batch_size = translator.model, translator.tokenizer, translator._batch_size
+        result = CTranslate2Pipeline(quantization, model=model, tokenizer=tokenizer, batch_size=batch_size)
+    except (ImportError, ValueError) as error:
+        if engine == "ctranslate2":
+            raise ValueError(f"--engine ctranslate2: {error} Use --engine transformers.") from error
+        print(f"engine: transformers, because: {error}", file=sys.stderr)
+        return translator
+    print("engine: ctranslate2, which is faster for many sentences on a CPU", file=sys.stderr)
+    return result
 
 
 def read_run_recipe(folder: Path) -> dict[str, Any]:

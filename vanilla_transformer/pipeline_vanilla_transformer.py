@@ -139,6 +139,7 @@ class TranslationPipeline(Pipeline):
             has_terms = {i: matcher is not None and bool(matcher.find(window[i])) for i in encoded}
             # longest sentences first; those with glossary terms separately, because constraints take time
             order = sorted(encoded, key=lambda i: (has_terms[i], len(encoded[i]["input_ids"])), reverse=True)
+            forwarded = []  # of all batches: a subclass may decode several at the same time
             while order:
                 length = len(encoded[order[0]]["input_ids"])
                 size = batch_size or self._auto_batch_size(length, generate_kwargs)
@@ -149,7 +150,9 @@ class TranslationPipeline(Pipeline):
                 batch = self.tokenizer.pad([encoded[i] for i in indices], return_tensors="pt")
                 if matcher is not None:
                     forward_options["glossary"] = matcher.build_constraints([window[i] for i in indices])
-                outputs = self.postprocess(self.forward(batch, **forward_options, **generate_kwargs))
+                forwarded.append((indices, self.forward(batch, **forward_options, **generate_kwargs)))
+            for indices, model_outputs in forwarded:
+                outputs = self.postprocess(model_outputs)
                 if return_alignments:
                     self._add_alignments([window[i] for i in indices], outputs)
                 for i, candidates in zip(indices, outputs, strict=True):

@@ -129,7 +129,8 @@ def test_does_not_rerank_overlong_lines(make_model, make_tokenizer, capsys):
     lines = ["the dog runs\n", "two birds sing " * 9 + "\n", "\n", "a cat sleeps\n"]
 
     def rows(translator, lines):
-        found = rerank(translator, backward, lines, dict(options), arguments)
+        nbest = {"num_return_sequences": 2, "return_scores": True}
+        found = rerank(translator, backward, lines, options | nbest, arguments)
         return [[(each["translation_text"], each.get("score")) for each in candidates] for candidates in found]
 
     plain = forward([lines[1]], num_return_sequences=2, return_scores=True, **options)[0]

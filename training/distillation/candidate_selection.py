@@ -10,6 +10,7 @@ from typing import Any
 from sacrebleu.metrics import BLEU
 
 from training.data.parallel_text import invalid_pair_reason
+from training.translators import GREEDY_OVERRIDES
 from vanilla_transformer import TranslationPipeline
 
 MAX_COPY_OVERLAP = 0.2  # `word_overlap` is 0.07 for English and German or French, from 0.25 within English
@@ -32,6 +33,7 @@ class TableSection:
         min_score: drop translations with a lower score.
         max_length_ratio: drop pairs in which one side has more than this many times the tokens of the other.
         keep_copies: whether to keep translations that equal their source.
+        engine, quantization: as in `select_engine`.
     """
 
     teachers: tuple[str, ...]
@@ -47,6 +49,8 @@ class TableSection:
     min_score: float | None = None
     max_length_ratio: float | None = None
     keep_copies: bool = False
+    engine: str = "transformers"
+    quantization: str | None = None
 
     @property
     def teacher_names(self) -> str:
@@ -88,17 +92,20 @@ def make_pairs(
     return pairs, +dropped
 
 
-def translate(section: TableSection, translator: TranslationPipeline, lines: list[str]) -> list[list[Candidate]]:
-    """Return the n best translations of each line with their scores, best first. Scores are 0 without `min_score`."""
+def decoding_options(section: TableSection, translator: TranslationPipeline) -> dict[str, Any]:
+    """Return the options that `translate` passes to the pipeline."""
     config = translator.model.generation_config
     num_beams = section.num_beams or max(section.nbest, config.num_beams or 1)
     options: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": section.nbest or num_beams}
+    options |= {"batch_size": section.batch_size, "return_scores": section.min_score is not None}
     overrides = {"length_penalty": section.length_penalty, "max_new_tokens": section.max_new_tokens}
     options |= {name: value for name, value in overrides.items() if value is not None}
-    if num_beams == 1 and section.length_penalty is None:
-        options["length_penalty"] = None  # the value in the checkpoint is valid only for beam search
-    with_scores = section.min_score is not None
-    results = translator(lines, batch_size=section.batch_size, return_scores=with_scores, **options)
+    return GREEDY_OVERRIDES | options if num_beams == 1 else options
+
+
+def translate(section: TableSection, translator: TranslationPipeline, lines: list[str]) -> list[list[Candidate]]:
+    """Return the n best translations of each line with their scores, best first. Scores are 0 without `min_score`."""
+    results = translator(lines, **decoding_options(section, translator))
     rows = [result if isinstance(result, list) else [result] for result in results]
     return [[(each["translation_text"].strip(), each.get("score", 0.0)) for each in row] for row in rows]
 

@@ -23,8 +23,8 @@ from tqdm.auto import tqdm
 from training import STARTED
 from training.data.files import iter_stripped_lines, read_rows
 from training.data.parallel_text import invalid_pair_reason
-from training.distillation.candidate_selection import TableSection, make_pairs
-from training.translators import load_translator
+from training.distillation.candidate_selection import TableSection, decoding_options, make_pairs
+from training.translators import load_translator, select_engine
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.shared.atomic_io import atomic_write, lock, remove, wrap_write_errors
 from vanilla_transformer.shared.text_lines import sanitize_tsv_cell
@@ -71,8 +71,7 @@ class PairTableBuilder:
         missing = [self.missing_blocks(number) for number in range(len(self.sections))]
         if self.output.exists():  # another process has merged and removed the parts in the meantime
             return
-        sections = zip(self.sections, missing, strict=True)
-        teachers = [load_translator(section.teachers, self.device) if blocks else None for section, blocks in sections]
+        teachers = [self.load_teachers(number) if blocks else None for number, blocks in enumerate(missing)]
         try:
             if any(missing):
                 self.write_part(self.parts / "job.json", self.job)
@@ -84,6 +83,13 @@ class PairTableBuilder:
             if self.world_size == 1 and not any(path.exists() for path in self.all_parts()):
                 self.remove_parts()
 
+    def load_teachers(self, number: int) -> TranslationPipeline:
+        """Load the translator of a section, with the engine for the length of its text."""
+        section = self.sections[number]
+        translator = load_translator(section.teachers, self.device)
+        options = decoding_options(section, translator)
+        return select_engine(translator, section.engine, self.texts[number][0], options, section.quantization)
+
     @cached_property
     def job(self) -> dict[str, Any]:
         """Everything that determines the table. The keys are those of job.json."""
@@ -92,6 +98,8 @@ class PairTableBuilder:
             described["nearest"] = described.pop("closest_to_reference")
             weights = [checkpoint_hash(each) for each in section.teachers]
             described |= {"weights": weights, "lines": text[0], "sha256": text[1]}
+            for name in ("engine", "quantization") if section.quantization is None else ("engine",):
+                del described[name]  # without quantization, both engines give the same table
         return {"copies": self.copies, "pieces": sections}
 
     @cached_property

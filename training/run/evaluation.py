@@ -40,7 +40,7 @@ def score_test_set(recipe: Recipe, folder: Path, test: ParallelText, trainer: To
     tokenizer = AutoTokenizer.from_pretrained(folder)
     metric = make_metric(recipe.decoding.metric, recipe.data.target_lang)
     start = time.perf_counter()
-    scores, translations = translate_and_score(model, tokenizer, test, metric.compute, args)
+    scores, translations = translate_and_score(model, tokenizer, test, metric.compute, args, recipe.decoding.engine)
     scores["seconds"] = time.perf_counter() - start
     if args.process_index == 0:
         rows = list(zip(test.sources, test.targets, translations, strict=True))

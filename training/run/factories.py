@@ -137,7 +137,8 @@ def decoding_settings(recipe: Recipe) -> dict[str, Any]:
     settings = {name: getattr(recipe.decoding, name) for name in ("num_beams", "length_penalty", "max_new_tokens")}
     if recipe.decoding.num_beams == 1:
         del settings["length_penalty"]  # transformers rejects it for greedy decoding
-    return settings
+        return settings
+    return settings | {"early_stopping": True}  # as in fairseq and CTranslate2
 
 
 def load_base_model(recipe: Recipe) -> Any:

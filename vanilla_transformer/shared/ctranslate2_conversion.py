@@ -1,0 +1,166 @@
+"""Conversion to CTranslate2, an inference engine in C++ for CPUs and GPUs, with optional quantization.
+
+The model is written as a `TransformerSpec`. CTranslate2's converter for Marian checkpoints is not used: it starts the
+decoder from a zero embedding and drops the embedding of the pad token.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from ctranslate2.specs import transformer_spec
+from ctranslate2.specs.common_spec import Activation
+from torch import nn
+from transformers import GenerationConfig
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.modeling_vanilla_transformer import MultiHeadAttention, TransformerStack, sinusoidal_encoding
+
+MASKED_SCORE = -1e9  # logit bias that sets the probability of a token to 0
+UNSUPPORTED_SETTINGS = {  # fields of the generation config that CTranslate2 does not store: value without effect
+    **{"forced_bos_token_id": None, "begin_suppress_tokens": None, "repetition_penalty": 1.0},
+    **{"no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0},
+}
+ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "silu": Activation.SWISH, "swish": Activation.SWISH}
+ACTIVATIONS |= {"gelu_new": Activation.GELUTanh, "gelu_pytorch_tanh": Activation.GELUTanh}
+
+
+def to_spec(
+    model: VanillaTransformerForConditionalGeneration,
+    source: Sequence[str],
+    target: Sequence[str],
+    unk_token: str,
+    bos_token: str | None = None,
+    quantization: str | None = None,
+    num_positions: int | None = None,
+) -> transformer_spec.TransformerSpec:
+    """Return the specification of the equivalent model for `ctranslate2.Translator`. Its method `save` writes it.
+
+    Args:
+        model: The model.
+        source: Names of the source tokens, in the order of their ids.
+        target: Names of the target tokens.
+        unk_token: Token that replaces names that are not in `source`.
+        bos_token: Defaults to the decoder start token.
+        quantization: Type of the weight matrices: `int8`, `int16`, `float16`, `bfloat16`, ... or None (float32).
+        num_positions: Maximum number of tokens of a sentence with sinusoidal positions, which are stored as a table.
+            Defaults to `config.max_position_embeddings`.
+
+    Raises:
+        ValueError: CTranslate2 does not support the architecture or the generation config.
+    """
+    generation, names = model.generation_config, ("eos_token_id", "decoder_start_token_id")
+    config: Any = copy.deepcopy(model.config)
+    config.update({name: each for name in names if (each := getattr(generation, name)) is not None})  # as generate()
+    validate_ctranslate2_support(config, generation)
+    encoder, decoder = model.get_encoder(), model.get_decoder()
+    spec = transformer_spec.TransformerSpec(
+        stack_spec(transformer_spec.TransformerEncoderSpec, config.encoder_attention_heads, encoder),
+        stack_spec(transformer_spec.TransformerDecoderSpec, config.decoder_attention_heads, decoder),
+    )
+    positions = torch.arange(num_positions or config.max_position_embeddings)
+    set_stack(spec.encoder, spec.encoder.embeddings[0], encoder, positions)
+    set_stack(spec.decoder, spec.decoder.embeddings, decoder, positions)
+    set_linear(spec.decoder.projection, model.lm_head)
+    if banned := banned_token_ids(model):
+        bias = torch.zeros(config.decoder_vocab_size) if model.lm_head.bias is None else model.lm_head.bias.detach()
+        spec.decoder.projection.bias = array(bias.index_fill(0, torch.tensor(banned), MASKED_SCORE))
+
+    spec.register_source_vocabulary(source)
+    spec.register_target_vocabulary(target)
+    spec.config.layer_norm_epsilon = config.layer_norm_eps
+    spec.config.unk_token = unk_token
+    spec.config.bos_token = bos_token or target[config.decoder_start_token_id]
+    spec.config.eos_token = target[config.eos_token_id]
+    spec.config.decoder_start_token = target[config.decoder_start_token_id]
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    return spec
+
+
+def banned_token_ids(model: VanillaTransformerForConditionalGeneration) -> list[int]:
+    """Return the tokens that the generation config suppresses, such as the pad token of an OPUS-MT model."""
+    banned = model.generation_config.bad_words_ids or []
+    return sorted({*(ids[0] for ids in banned if len(ids) == 1), *(model.generation_config.suppress_tokens or [])})
+
+
+def stack_spec(spec_class: type, heads: int, stack: TransformerStack):
+    """Return the empty specification of an encoder or decoder.
+
+    The constructor allows a final LayerNorm with pre-norm only, but the engine supports it with post-norm as well.
+    """
+    config = stack.config
+    spec = spec_class(
+        len(stack.layers), heads, pre_norm=True, no_final_norm=not isinstance(stack.norm, nn.LayerNorm),
+        activation=ACTIVATIONS[config.activation_function], layernorm_embedding=config.embedding_norm,
+    )  # fmt: skip
+    spec.pre_norm = config.norm_position == "pre"
+    return spec
+
+
+def set_stack(spec, embeddings, stack: TransformerStack, positions: torch.Tensor) -> None:
+    """Copy the weights of an encoder or decoder into its specification."""
+    config = stack.config
+    spec.scale_embeddings = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+    embeddings.weight = array(stack.embed_tokens.weight)
+    if config.position_embedding_type == "learned":
+        spec.position_encodings.encodings = array(stack.embed_positions.weight)
+    else:
+        spec.position_encodings.encodings = array(sinusoidal_encoding(positions, config.d_model))
+    if config.embedding_norm:
+        set_norm(spec.layernorm_embedding, stack.embedding_layer_norm)
+    if isinstance(stack.norm, nn.LayerNorm):
+        set_norm(spec.layer_norm, stack.norm)
+    layers: Any = stack.layers
+    for layer_spec, layer in zip(spec.layer, layers, strict=True):
+        set_attention(layer_spec.self_attention, layer.self_attn, layer.self_attn_layer_norm)
+        if hasattr(layer, "cross_attn"):
+            set_attention(layer_spec.attention, layer.cross_attn, layer.cross_attn_layer_norm)
+        set_norm(layer_spec.ffn.layer_norm, layer.feed_forward_layer_norm)
+        set_linear(layer_spec.ffn.linear_0, layer.feed_forward.fc1)
+        set_linear(layer_spec.ffn.linear_1, layer.feed_forward.fc2)
+
+
+def set_attention(spec, attention: MultiHeadAttention, norm: nn.LayerNorm) -> None:
+    """Copy attention weights. Self-attention fuses q, k and v in one matrix; cross-attention fuses k and v."""
+    set_norm(spec.layer_norm, norm)
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    fused = [projections] if len(spec.linear) == 2 else [projections[:1], projections[1:]]
+    for linear, parts in zip(spec.linear, fused, strict=False):
+        linear.weight = array(torch.cat([part.weight for part in parts]))
+        linear.bias = array(torch.cat([part.bias for part in parts]))
+    set_linear(spec.linear[-1], attention.out_proj)
+
+
+def set_linear(spec, linear: nn.Linear) -> None:
+    """Copy the weight and bias of a linear layer."""
+    spec.weight = array(linear.weight)
+    if linear.bias is not None:
+        spec.bias = array(linear.bias)
+
+
+def set_norm(spec, norm: nn.LayerNorm) -> None:
+    """Copy the weight and bias of a LayerNorm."""
+    spec.gamma, spec.beta = array(norm.weight), array(norm.bias)
+
+
+def array(tensor: torch.Tensor):
+    """Return a tensor as a float32 array."""
+    return tensor.detach().float().contiguous().numpy()
+
+
+def validate_ctranslate2_support(config: VanillaTransformerConfig, generation: GenerationConfig) -> None:
+    """Raise ValueError if CTranslate2 does not support the architecture or the generation config."""
+    fields = [key for key, default in UNSUPPORTED_SETTINGS.items() if getattr(generation, key) not in (None, default)]
+    fields += ["bad_words_ids of multiple tokens"] * any(len(word) > 1 for word in generation.bad_words_ids or [])
+    reasons = {
+        "key_head_dim and value_head_dim must be None": bool(config.key_head_dim or config.value_head_dim),
+        f"activation_function={config.activation_function}": config.activation_function not in ACTIVATIONS,
+        "it has multiple eos_token_id": isinstance(config.eos_token_id, list),
+        "a special token id is not set": None in (config.eos_token_id, config.decoder_start_token_id),
+        f"remove {', '.join(fields)} from its generation_config.json": bool(fields),
+    }
+    if problems := [reason for reason, holds in reasons.items() if holds]:
+        raise ValueError(f"CTranslate2 does not support this model: {'; '.join(problems)}.")

@@ -1,0 +1,127 @@
+"""Translation with CTranslate2 on a CPU, for many sentences.
+
+pipeline = CTranslate2Pipeline(model=model, tokenizer=tokenizer, quantization="int8")
+pipeline(sentences, num_beams=5, early_stopping=True)
+"""
+
+import tempfile
+from typing import Any
+
+import torch
+from torch import nn
+
+from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.generation_vanilla_transformer import resolve_generation_config
+from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS
+
+QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16")
+MAX_TOKENS = 4096  # rows of the table of sinusoidal positions; the model decodes longer sentences
+SUPPORTED_OPTIONS = {  # options of a call, and fields of the generation config
+    *("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "max_new_tokens", "max_length"),
+    *("batch_size", "progress", "return_scores"),
+}
+NEUTRAL_FIELDS = {  # fields of the generation config that do not affect the translations of the pipeline
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "bad_words_ids", "suppress_tokens"),
+    *("alignment_heads", "use_cache", "transformers_version", "_from_model_config"),
+    *("output_scores", "output_logits", "output_attentions", "output_hidden_states", "return_dict_in_generate"),
+}
+NEUTRAL_VALUES = {"do_sample": False, "min_length": 0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+NEUTRAL_VALUES |= {"encoder_no_repeat_ngram_size": 0}
+NO_EARLY_EXIT = 1e-9  # for a length penalty of 0, with which CTranslate2 ends at the first best hypothesis
+
+
+class CTranslate2Pipeline(TranslationPipeline):
+    """`TranslationPipeline` that decodes with CTranslate2, in as many threads as torch uses.
+
+    The translations equal those of `TranslationPipeline`, except that rounding decides between hypotheses of equal
+    scores. The constructor converts the model, which takes seconds. Calls raise ValueError for options that CTranslate2
+    does not support.
+
+    Args:
+        quantization: Type of the weight matrices, one of `QUANTIZATIONS`. Defaults to float32. Changes translations.
+        **kwargs: As for `TranslationPipeline`.
+
+    Raises:
+        ValueError: CTranslate2 does not support the architecture or the generation config.
+    """
+
+    def __init__(self, quantization: str | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        import ctranslate2  # optional dependency
+
+        from vanilla_transformer.shared.ctranslate2_conversion import to_spec
+
+        config = self.model.config
+        # without the name of EOS in the source vocabulary, a source of this token only is translated
+        self.source_names = [f"source {i}" for i in range(config.vocab_size)]
+        names = self.source_names, [str(i) for i in range(config.decoder_vocab_size)]
+        spec = to_spec(self.model, *names, self.source_names[0], None, quantization, MAX_TOKENS)
+        self.start_id = int(spec.config.decoder_start_token)
+        with tempfile.TemporaryDirectory() as folder:
+            spec.save(folder)
+            self.engine = ctranslate2.Translator(folder, inter_threads=torch.get_num_threads(), intra_threads=1)
+
+    def __call__(self, inputs: Any, **kwargs: Any) -> Any:
+        """Translate strings. Raises ValueError for options that CTranslate2 does not support."""
+        validate_ctranslate2_options(self, kwargs)
+        return super().__call__(inputs, **kwargs)
+
+    def _supports_extra_tokens(self, *args: Any) -> bool:
+        return False  # a batch has one limit
+
+    def forward(self, model_inputs: dict[str, torch.Tensor], **options: Any) -> dict[str, Any]:
+        """Start to decode a padded batch, and return the results of its sentences as futures."""
+        config = resolve_generation_config(self.model, options)
+        ids, mask = model_inputs["input_ids"], model_inputs["attention_mask"].bool()
+        length = ids.shape[1]
+        limit = config.max_new_tokens or (config.max_length or length + EXTRA_TOKENS + 1) - 1
+        limit = min(limit, (self._max_sequence_length() or limit + 1) - 1)
+        if max(length, limit) > MAX_TOKENS:
+            return super().forward(model_inputs, **options)
+        penalty = 1.0 if config.length_penalty is None else config.length_penalty
+        futures = self.engine.translate_batch(
+            [[self.source_names[i] for i in row[is_token].tolist()] for row, is_token in zip(ids, mask, strict=True)],
+            beam_size=config.num_beams or 1,
+            num_hypotheses=config.num_return_sequences or 1,
+            length_penalty=penalty or (NO_EARLY_EXIT if config.early_stopping is True else 0.0),
+            max_input_length=0,
+            min_decoding_length=0,
+            max_decoding_length=limit,
+            return_scores=options["return_scores"],
+            asynchronous=True,
+        )
+        return {"futures": futures, "return_scores": options["return_scores"]}
+
+    def postprocess(self, model_outputs: dict[str, Any]) -> list[list[dict[str, Any]]]:
+        """Wait for the results of a batch, and return n dictionaries per sentence."""
+        if "futures" in model_outputs:
+            results = [future.result() for future in model_outputs["futures"]]
+            sequences = [[[self.start_id, *map(int, each)] for each in result.hypotheses] for result in results]
+            scores = {"scores": torch.tensor([result.scores for result in results])}
+            model_outputs = {"sequences": sequences} | (scores if model_outputs["return_scores"] else {})
+        return super().postprocess(model_outputs)
+
+
+def validate_ctranslate2_options(translator: TranslationPipeline, options: dict[str, Any]) -> None:
+    """Raise ValueError if CTranslate2 does not decode as the pipeline does with the options of a call."""
+    model, options = translator.model, translator._forward_params | translator._postprocess_params | options
+    config, parameters = resolve_generation_config(model, options), model.parameters()
+    has_beams = (config.num_beams or 1) > 1
+    finds_best_only = config.length_penalty == 0 and (config.num_return_sequences or 1) == 1
+    fields = {name for name, value in config.to_diff_dict().items() if value != NEUTRAL_VALUES.get(name)}
+    reasons = {
+        **{name: bool(value) for name, value in options.items() if name not in SUPPORTED_OPTIONS},
+        **dict.fromkeys(sorted(fields - SUPPORTED_OPTIONS - NEUTRAL_FIELDS), True),
+        f"the model type {model.config.model_type}": model.config.model_type != "vanilla_transformer",
+        f"the device {model.device} here": model.device.type != "cpu",
+        "adapters": getattr(model, "_hf_peft_config_loaded", False),
+        "weights that are not float32": any(
+            type(p) is not nn.Parameter or p.dtype != torch.float32 for p in parameters
+        ),
+        "bad_words_ids and suppress_tokens with beam search": has_beams
+        and bool(config.bad_words_ids or config.suppress_tokens),
+        f"early_stopping={config.early_stopping} with beam search. Set it to true in generation_config.json": has_beams
+        and not (config.early_stopping is True or finds_best_only),
+    }
+    if problems := [reason for reason, holds in reasons.items() if holds]:
+        raise ValueError(f"CTranslate2 does not support {', '.join(problems)}.")
