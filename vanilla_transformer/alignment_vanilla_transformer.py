@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 Span = tuple[int, int]  # character offsets: start (included), end (excluded)
 Link = tuple[Span, Span]  # source word, target word
@@ -38,7 +39,8 @@ def align(
     """Link each target word to the source word with the highest cross-attention weight (section 3.2.3).
 
     Args:
-        model: Any Transformers encoder-decoder model with eager attention.
+        model: Any Transformers encoder-decoder model. An attention function that you have registered must return
+            weights. Any other attention is replaced by the eager one.
         tokenizer: Fast tokenizer, which provides the character offsets of tokens.
         sources: Source texts.
         targets: Translations of `sources`, from this model or any other source.
@@ -50,7 +52,8 @@ def align(
         The links of each pair, in the order of the target words (see `word_spans`).
 
     Raises:
-        ValueError: If the tokenizer is not fast, or if a sentence has more tokens than learned positions.
+        ValueError: If the tokenizer is not fast, if the attention function returns no weights, or if a sentence has
+            more tokens than learned positions.
     """
     if heads is None:
         heads = getattr(model.generation_config, "alignment_heads", None)
@@ -77,7 +80,7 @@ def choose_alignment_heads(
         [layer, head] of each head, for `model.generation_config.alignment_heads`. None if no source has two words.
     """
     examples = []
-    model = copy_with_eager_attention(model)
+    model = copy_for_attention_weights(model)
     for i, source_words, _, weights in iter_word_attention(model, tokenizer, sources, targets, batch_size=16):
         if len(source_words) > 1:  # with one word, every head is right
             examples.append((weights, prediction_difference_alignment(model, tokenizer, sources[i], targets[i])))
@@ -120,11 +123,14 @@ def iter_word_attention(
     The attention has the shape (L, H, target words, source words). It is averaged over the tokens of each target word
     and summed over the tokens of each source word.
     """
-    model = copy_with_eager_attention(model)
+    model = copy_for_attention_weights(model)
     pairs = Pairs(model, tokenizer, sources, targets)
     for indices in pairs.iter_batch_indices(batch_size):
         with torch.no_grad():
             attentions = model(**pairs.collate(indices), output_attentions=True, use_cache=False).cross_attentions
+        if not attentions or attentions[0] is None:
+            name = model.config._attn_implementation
+            raise ValueError(f"The attention function {name!r} returns no weights. Return them, or use 'eager'.")
         weights = torch.stack(attentions, 1).float().cpu()  # (B, L, H, T, S)
         for row, i in enumerate(indices):
             source_words, target_words = word_spans(sources[i]), word_spans(targets[i])
@@ -216,14 +222,18 @@ def compute_overlaps(tokens: Sequence[Span], words: Sequence[Span]) -> torch.Ten
     return overlaps.float()
 
 
-def copy_with_eager_attention(model: PreTrainedModel) -> PreTrainedModel:
+def copy_for_attention_weights(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy in evaluation mode with eager attention, which shares all parameters and buffers.
 
-    The model itself is not modified, because other threads may use it at the same time.
+    An attention function of the user is kept, because another one would compute another model. The model itself is not
+    modified, because other threads may use it at the same time.
     """
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     copied = copy.deepcopy(model, shared)
-    copied.set_attn_implementation("eager")
+    name = str(model.config._attn_implementation)
+    function = ALL_ATTENTION_FUNCTIONS.get(name)
+    if function is None or "/" in name or function.__module__.startswith("transformers."):  # "/": kernel from the Hub
+        copied.set_attn_implementation("eager")
     return copied.eval()
 
 

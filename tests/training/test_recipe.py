@@ -170,6 +170,14 @@ def test_rejects_options_without_effect(path, capsys, monkeypatch, arguments, me
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["0", "-2"])
+def test_rejects_invalid_number_of_updates(path, capsys, value):
+    """The Trainer would train for `num_train_epochs`."""
+    with pytest.raises(SystemExit):
+        read_recipe([str(path), "--max_steps", value])
+    assert f"max_steps={value} is invalid: it must be at least 1, or -1 for epochs" in capsys.readouterr().err
+
+
 def test_options_of_a_dataset_in_files_have_an_effect(path):
     arguments = ["--corpus", "files", "--dataset_name", "user/name", "--data_dir", "mine", "--test_file", "mine"]
     recipe = read_recipe([str(path), *arguments, "--num_train_epochs", "2", "--max_steps", "-1"])

@@ -7,11 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import AttentionInterface, GenerationConfig, PreTrainedTokenizerFast
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer import alignment_vanilla_transformer as alignment
 from vanilla_transformer.alignment_vanilla_transformer import align, choose_alignment_heads, word_spans
+from vanilla_transformer.modeling_vanilla_transformer import scaled_dot_product_attention
 
 SOURCES = ["the dog runs", "a cat sleeps in the house, today", "two", "the old man reads"]
 TARGETS = ["der Hund rennt", "eine Katze schläft im Haus.", "zwei!", "der Mann"]
@@ -74,6 +76,27 @@ def test_align_matches_reference(make_model, make_tokenizer, shared, heads):
     assert model.config._attn_implementation == "sdpa"
     model.set_attn_implementation("eager")
     assert actual == [reference_links(model, tokenizer, *pair, heads) for pair in zip(SOURCES, TARGETS, strict=True)]
+
+
+def test_align_calls_attention_of_the_user(make_model, make_tokenizer):
+    tokenizer, sizes = make_tokenizer(True)
+    model = make_model(**sizes)
+    returns_weights = True
+
+    def reversed_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+        heads, weights = scaled_dot_product_attention(module, query, -key, value, attention_mask, scaling)
+        return heads, weights if returns_weights else None
+
+    AttentionInterface.register("reversed", reversed_attention)
+    AttentionMaskInterface.register("reversed", eager_mask)
+    expected = align(model, tokenizer, SOURCES, TARGETS)
+    model.set_attn_implementation("reversed")
+    actual = align(model, tokenizer, SOURCES, TARGETS)
+    assert actual == [reference_links(model, tokenizer, *pair, None) for pair in zip(SOURCES, TARGETS, strict=True)]
+    assert actual != expected
+    returns_weights = False
+    with pytest.raises(ValueError, match="The attention function 'reversed' returns no weights"):
+        align(model, tokenizer, SOURCES, TARGETS)
 
 
 def test_align_does_not_modify_model(make_model, make_tokenizer):

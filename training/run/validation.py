@@ -44,6 +44,8 @@ def validate_values(parts: list[Any]) -> None:
             raise ValueError(f"{name}={value} is invalid: it must be at least {minimum}.")
         if name in POSITIVE_KEYS and value is not None and value <= 0:
             raise ValueError(f"{name}={value} is invalid: it must be greater than 0.")
+    if values["max_steps"] == 0 or values["max_steps"] < -1:
+        raise ValueError(f"max_steps={values['max_steps']} is invalid: it must be at least 1, or -1 for epochs.")
     if invalid := [line for line in values["attention_plot_lines"] if line < 1]:
         raise ValueError(f"attention_plot_lines={invalid[0]} is invalid: sentence numbers are 1-based.")
     for name, value in values.items():

@@ -71,14 +71,16 @@ def translate_documents(
         translator: Translation pipeline.
         texts: Source texts.
         language: ISO code of their language, for the rules of sentence splitting.
-        max_sentence_tokens: Longer sentences are split. Defaults to the number of positions of the model config.
+        max_sentence_tokens: Longer sentences are split. Defaults to the number of positions of the model config,
+            the smallest one of an ensemble.
         **options: Options of the pipeline.
 
     Raises:
         ValueError: If several translations per sentence are requested.
         ImportError: If the library `sentencex` is not installed.
     """
-    positions = translator.model.config.max_position_embeddings
+    models = [translator.model, *(options.get("ensemble", translator.ensemble) or ())]
+    positions = min(model.config.max_position_embeddings for model in models)
     max_sentence_tokens = positions if max_sentence_tokens is None else min(max_sentence_tokens, positions)
     config = options.get("generation_config")
     if (options.get("num_return_sequences", getattr(config, "num_return_sequences", None)) or 1) > 1:

@@ -88,7 +88,8 @@ class HtmlTokenizer(HTMLParser):
         self.tokens.append((self.line_starts[line - 1] + column, kind, name, is_untranslated))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.add_token("open", tag, tag in UNTRANSLATED_ELEMENTS or ("translate", "no") in attrs)
+        values = [(name, str(value).lower()) for name, value in attrs]
+        self.add_token("open", tag, tag in UNTRANSLATED_ELEMENTS or ("translate", "no") in values)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.add_token("empty", tag)

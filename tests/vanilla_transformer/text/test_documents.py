@@ -176,6 +176,18 @@ def test_learned_positions_are_never_exceeded(make_model, make_tokenizer):
     assert not any("error" in sentence.result for sentence in document.sentences)
 
 
+def test_positions_of_all_models_of_an_ensemble_are_respected(make_model, make_tokenizer):
+    tokenizer, sizes = make_tokenizer(True)
+    model, other = (make_model(**sizes, position_embedding_type="learned", max_position_embeddings=n) for n in (64, 12))
+    text, translator = "the dog runs " * 20, TranslationPipeline(model=model, tokenizer=tokenizer)
+    for document in (
+        translate_document(translator, text, ensemble=[other]),
+        translate_document(TranslationPipeline(model=model, tokenizer=tokenizer, ensemble=[other]), text),
+    ):
+        assert len(document.sentences) > 5
+        assert not any("error" in sentence.result for sentence in document.sentences)
+
+
 def test_untranslatable_sentence_is_copied_with_warning(random_translator):
     document = translate_document(random_translator, "the dog\na \ud800 b\nthe cat")
     assert document.translation.split("\n")[1] == "a \ud800 b"

@@ -25,6 +25,7 @@ from vanilla_transformer.text.html_translation import VOID, max_sum_run, tokeniz
         ("one <img src=x> two", "<img src=x> TWO ONE"),
         ("one <code>a &lt; two</code> three", "<code>a &lt; two</code> THREE ONE"),
         ("one <b translate=no>two</b> three", "<b translate=no>two</b> THREE ONE"),
+        ("one <b Translate=NO>two</b> three", "<b Translate=NO>two</b> THREE ONE"),
         ("<script>if (a < b) { one }</script>one", "<script>if (a < b) { one }</script>ONE"),
         ("one<!-- two -->", "ONE<!-- two -->"),
         ("<!DOCTYPE html><html><title>one two</title></html>", "<!DOCTYPE html><html><title>TWO ONE</title></html>"),
