@@ -76,7 +76,9 @@ class DataArguments:
         "not support `bpe_dropout`, `both_directions`, `validation_size`, `on_eval_overlap=error` and "
         "`dataloader_num_workers`.",
     )
-    buffer_size: int = option(100_000, "With `streaming`, the number of pairs to sort by length and shuffle.")
+    buffer_size: int = option(
+        100_000, "With `streaming`, the number of pairs to sort by length and shuffle, in all processes."
+    )
 
 
 @dataclass

@@ -82,9 +82,9 @@ def run(recipe: Recipe) -> None:
     if args.eval_strategy != "no" and "validation" not in corpus:
         raise ValueError(f"eval_strategy={args.eval_strategy.value} requires validation data. Set validation_size.")
     if checkpoint:
-        validate_run_info(corpus, args.world_size, folder)
+        validate_run_info(corpus, folder)
     elif args.process_index == 0:
-        write_run_info(corpus, args.world_size, folder)
+        write_run_info(corpus, folder)
     with args.main_process_first(local=False):  # the other ranks read what rank 0 has written
         tokenizer = make_tokenizer(recipe, corpus, folder, checkpoint)
     model = make_model(recipe, tokenizer)

@@ -209,38 +209,26 @@ def test_signal_after_last_save_reports_correct_checkpoint(train, capsys, monkey
     assert not (folder / "all_results.json").exists()
 
 
-def test_rejects_resuming_with_another_number_of_processes(train):
+def test_rejects_damaged_run_info(train):
     _, folder = train({}, "stopped", terminate, 3)
-    (checkpoint,) = folder.glob("checkpoint-*")
-    message = "contains a run of 2 processes, but this command has 1. To resume, start 2 "
-    shutil.copy(checkpoint / "rng_state.pth", checkpoint / "rng_state_1.pth")
-    state = folder / "run.json"
-    found = json.loads(state.read_text()) if state.exists() else {}
-    state.unlink(missing_ok=True)  # earlier versions did not write it
-    with (folder / "recipe.yaml").open("a") as file:
-        file.write("".join(f"# {name}: 1 pairs, sha256 {each}\n" for name, each in found.get("data", {}).items()))
-    with pytest.raises(ValueError, match=message):
-        train({}, "stopped")
-    state.write_text(json.dumps(found | {"processes": 2}))
-    with pytest.raises(ValueError, match=message):
-        train({}, "stopped")
-    state.write_text("{")
-    with pytest.raises(ValueError, match="run.json is damaged"):
-        train({}, "stopped")
+    for content in ("{", None):
+        (folder / "run.json").unlink()
+        if content:
+            (folder / "run.json").write_text(content)
+        with pytest.raises(ValueError, match="run.json is damaged"):
+            train({}, "stopped")
+        (folder / "run.json").touch()
 
 
-def test_resumes_run_of_an_earlier_version(train):
-    """It has no run.json, and unsupported keys with values that have no effect."""
+def test_rejects_interrupted_run_of_an_earlier_version(train):
+    """Its recipe has `max_tokens` for `tokens_per_update`. Unsupported keys without an effect are ignored."""
     _, folder = train({}, "stopped", terminate, 39)
-    found = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").unlink()
     recipe = (folder / "recipe.yaml").read_text()
-    lines = [f"# {name}: 60 pairs, sha256 {each}\n" for name, each in found["data"].items()]
     kept = "hub_strategy: end\nlogging_nan_inf_filter: false\nper_device_train_batch_size: 16\nlocal_rank: 0\n"
-    (folder / "recipe.yaml").write_text("".join(lines).replace(found["data"]["train"], "0" * 64) + recipe + kept)
-    with pytest.raises(ValueError, match="contains a run on different data: sha256 of the train data"):
+    (folder / "recipe.yaml").write_text(recipe.replace("tokens_per_update:", "max_tokens:") + kept)
+    with pytest.raises(ValueError, match="contains an interrupted run of an earlier version"):
         train({}, "stopped")
-    (folder / "recipe.yaml").write_text("".join(lines) + recipe + kept)
+    (folder / "recipe.yaml").write_text(recipe + kept)
     assert train({}, "stopped")[0] == 0
 
 

@@ -456,12 +456,40 @@ def test_recipes_on_real_corpora(programs, tmp_path, repository, name, folder):
     assert {"test_bleu", "test_exact_match"} & set(results)
 
 
+def losses_of(folder: Path) -> dict[int, float]:
+    history = json.loads((folder / "checkpoint-60" / "trainer_state.json").read_text())["log_history"]
+    return {entry["step"]: entry["loss"] for entry in history if "loss" in entry}
+
+
 @pytest.mark.slow
-def test_stream_of_one_pair_for_two_processes_is_a_user_error(recipe, tmp_path):
-    for language in ("en", "de"):
-        path = tmp_path / "data" / f"train.{language}"
-        path.write_text(path.read_text().splitlines()[0] + "\n")
-    process = launch(recipe, "--num_processes", "2", "--streaming", "true", "--eval_strategy", "no")
-    assert process.returncode != 0
-    assert "Traceback" not in process.stderr
-    assert "process 2 of 2 has no training pairs" in process.stderr
+@pytest.mark.parametrize("streaming", ["false", "true"])
+def test_run_moves_to_another_machine(programs, recipe, tmp_path, streaming):
+    """Two processes for 25 updates, then one process with two micro-batches. The 60 updates take several epochs."""
+    keys = (
+        "--max_steps",
+        "60",
+        "--dropout",
+        "0",
+        "--logging_steps",
+        "1",
+        "--eval_strategy",
+        "no",
+        "--save_steps",
+        "25",
+    )
+    keys += ("--save_total_limit", "9", "--streaming", streaming, "--buffer_size", "50")
+    launch_successfully(recipe, *keys, "--num_processes", "2")
+    expected = losses_of(tmp_path / "out")
+    for name in ("checkpoint-50", "checkpoint-60"):
+        shutil.rmtree(tmp_path / "out" / name)
+    for name in ("all_results.json", "model.safetensors"):
+        (tmp_path / "out" / name).unlink()
+    machine = ("--num_processes", "1", "--gradient_accumulation_steps", "2")
+    output = programs.run("training.train", recipe, *keys, *machine).stdout
+    assert "resuming from" in output
+    assert "1 process x 2 batches of 128 tokens = 256 tokens per update (CPU, " in output
+    losses = losses_of(tmp_path / "out")
+    assert list(losses) == list(expected) == list(range(1, 61))
+    if streaming == "false":  # else the pairs of an update depend on the number of processes
+        assert losses == pytest.approx(expected, abs=1e-4)
+    assert losses[60] < losses[1] - 0.3

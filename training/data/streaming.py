@@ -13,10 +13,11 @@ from transformers import PreTrainedTokenizerFast
 from training.arguments import DataArguments
 from training.data.batch_shapes import Shape, assign_shapes, count_updates, group_by_shapes
 from training.data.batching import batch_by_tokens
+from training.data.collators import Pair
 from training.data.files import SEVERAL_TARGETS, TABLE_SUFFIXES, iter_stripped_lines, read_table, validate_line_counts
 from training.data.hub_datasets import load, use_dataset
 from training.data.parallel_text import invalid_pair_reason, pair_of_row
-from training.data.tokenization import CHUNK_SIZE, length_filters, tokenize_rows
+from training.data.tokenization import length_filters, tokenize_rows
 
 
 def stream_pairs(arguments: DataArguments, held_out: Container[str] = ()) -> IterableDataset:
@@ -74,16 +75,24 @@ def validate_row(row: tuple, name: str) -> None:
 class TokenBatchStream(TorchIterableDataset):
     """Infinite stream of micro-batches by tokens: lists of pairs {"input_ids", "labels"}.
 
-    A buffer of `buffer_size` pairs is read, tokenized, sorted by length and split into updates of at most `max_tokens`
-    tokens, which are returned in random order. Each update is split into `micro_batches` parts. The corpus is repeated
-    without end. Each process reads a part of the rows.
+    All processes read the same buffers of `buffer_size` pairs. Each process tokenizes its part of a buffer, sorts it by
+    length and splits it into its parts of updates, which are returned in random order. The part of an update has at
+    most `tokens_per_update / processes` tokens and is split into `micro_batches`. The corpus is repeated without end.
 
-    After `set_batch_shapes`, all processes have the same shape in an update. For every buffer they exchange the number
-    of updates of each shape, and a process with fewer pairs returns smaller micro-batches. A micro-batch is then the
-    index of its shape and pairs of token ids, as `FixedShapeCollator` expects.
+    For every buffer, the processes exchange the number of updates. A process with fewer pairs returns smaller or empty
+    micro-batches. So all processes have the same position in the corpus, and a run can be resumed with another number
+    of processes: it continues in the same buffer.
 
-    `pairs` is a resumable dataset with columns `source` and `target`. `pairs_read` counts the pairs in the buffers that
-    were read for training, `pairs_dropped` those that the length filters dropped.
+    After `set_batch_shapes`, all processes have the same shape in an update. A micro-batch is then the index of its
+    shape and pairs of token ids, as `FixedShapeCollator` expects.
+
+    `pairs_read` counts the pairs in the buffers that were read for training, `pairs_dropped` those that the length
+    filters dropped, both in all processes.
+
+    Args:
+        pairs: Resumable dataset with columns `source` and `target`.
+        micro_batches: Gradient accumulation steps.
+        exchange: Returns the objects that all processes pass to it.
     """
 
     def __init__(
@@ -91,38 +100,32 @@ class TokenBatchStream(TorchIterableDataset):
         pairs: IterableDataset,
         tokenizer: PreTrainedTokenizerFast,
         arguments: DataArguments,
-        max_tokens: int,
+        tokens_per_update: int,
         seed: int,
         micro_batches: int = 1,
+        rank: int = 0,
+        processes: int = 1,
+        exchange: Callable[[Any], list[Any]] = lambda value: [value],
     ):
         self.pairs = pairs
         self.tokenizer = tokenizer
         self.arguments = arguments
-        self.max_tokens = max_tokens
+        self.max_tokens = max(1, tokens_per_update // processes)  # per update and process
         self.seed = seed
         self.micro_batches = micro_batches
+        self.rank, self.processes, self.exchange = rank, processes, exchange
         self._shapes: list[Shape] = []
         self._start = pairs.state_dict()
         self.load_state_dict({"updates": 0, "buffer": 0, "rows": self._start})
 
-    def set_batch_shapes(self, shapes: list[Shape], max_over_processes: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Use fixed shapes of updates. `max_over_processes` returns the maximum of an array over all processes."""
-        self._shapes, self._max_over_processes = shapes, max_over_processes
+    def set_batch_shapes(self, shapes: list[Shape]) -> None:
+        """Use fixed shapes for the part of an update of each process."""
+        self._shapes = shapes
 
     def first_lengths(self) -> np.ndarray:
-        """Return source and target lengths of the valid pairs in the first buffer: (pairs, 2)."""
+        """Return source and target lengths of the valid pairs of this process in the first buffer: (pairs, 2)."""
         self.pairs.load_state_dict(self._start)
-        pairs, kept = self._encode(list(islice(iter(self.pairs), self.arguments.buffer_size)))
-        return np.array([[len(source), len(target)] for source, target in pairs]).reshape(-1, 2)[kept]
-
-    def is_empty(self) -> bool:
-        """Return whether the filters drop all pairs of this process."""
-        self.pairs.load_state_dict(self._start)
-        rows = iter(self.pairs)
-        while chunk := list(islice(rows, CHUNK_SIZE)):
-            if len(self._encode(chunk)[1]):
-                return False
-        return True
+        return self._encode(list(islice(iter(self.pairs), self.arguments.buffer_size)))[1]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a result of `state_dict_at`. Must be called before iterating."""
@@ -152,37 +155,41 @@ class TokenBatchStream(TorchIterableDataset):
             pairs, buffered = self._make_updates(chunk, buffer)
             for shape_index, update in buffered[skip:]:
                 for part in np.array_split(update, self.micro_batches):
-                    rows_of_part = [pairs[i] for i in part.tolist()]
+                    micro_batch = [pairs[i] for i in part.tolist()]
                     if self._shapes:
-                        yield shape_index, rows_of_part
+                        yield shape_index, micro_batch
                     else:
-                        yield [{"input_ids": source, "labels": target} for source, target in rows_of_part]
+                        yield [{"input_ids": source, "labels": target} for source, target in micro_batch]
             has_updates = has_updates or bool(buffered)
-            updates, buffer, skip = updates + len(buffered), buffer + 1, 0
+            updates, buffer, skip = updates + max(skip, len(buffered)), buffer + 1, 0
             counts = {"read": self.pairs_read, "dropped": self.pairs_dropped}
             self._buffers.append({"updates": updates, "buffer": buffer, "rows": self.pairs.state_dict(), **counts})
 
-    def _encode(self, rows: list[dict[str, str]]) -> tuple[list[tuple[list[int], list[int]]], np.ndarray]:
-        """Return source and target ids of all rows, and the indices of rows that pass the length filters."""
-        encoded = tokenize_rows(self.tokenizer, [row["source"] for row in rows], [row["target"] for row in rows])
+    def _encode(self, rows: list[dict[str, str]]) -> tuple[list[Pair], np.ndarray]:
+        """Return token ids and lengths of the rows of this process that pass the length filters."""
+        own = rows[self.rank :: self.processes]
+        encoded = tokenize_rows(self.tokenizer, [row["source"] for row in own], [row["target"] for row in own])
         pairs = list(zip(encoded["input_ids"], encoded["labels"], strict=True))
-        lengths = np.array([[len(source), len(target)] for source, target in pairs])
-        return pairs, np.nonzero(~np.any(list(length_filters(lengths, self.arguments).values()), axis=0))[0]
+        lengths = np.array([[len(source), len(target)] for source, target in pairs], dtype=int).reshape(-1, 2)
+        kept = np.nonzero(~np.any(list(length_filters(lengths, self.arguments).values()), axis=0))[0]
+        return [pairs[i] for i in kept.tolist()], lengths[kept]
 
-    def _make_updates(self, rows: list[dict[str, str]], buffer: int) -> tuple[list, list[tuple[int, np.ndarray]]]:
-        """Return token ids of all rows, and the index of a shape (0 without shapes) and row indices of each update."""
-        pairs, kept = self._encode(rows)
-        self.pairs_read += len(pairs)
-        self.pairs_dropped += len(pairs) - len(kept)
-        lengths = np.array([[len(pairs[i][0]), len(pairs[i][1])] for i in kept]).reshape(-1, 2)
+    def _make_updates(self, rows: list[dict[str, str]], buffer: int) -> tuple[list[Pair], list[tuple[int, np.ndarray]]]:
+        """Return token ids of the pairs, and the index of a shape (else 0) and of the pairs of each update."""
+        pairs, lengths = self._encode(rows)
         rng = np.random.default_rng([self.seed, buffer])
         if self._shapes:
             shape_indices = assign_shapes(lengths, self._shapes)
-            counts = np.bincount(shape_indices, minlength=len(self._shapes))
-            updates = self._max_over_processes(count_updates(counts, self._shapes))
-            return pairs, [(index, kept[update]) for index, update in group_by_shapes(shape_indices, updates, rng)]
-        if not len(kept):
-            return pairs, []
-        batches = batch_by_tokens(lengths, self.max_tokens, rng)
-        rng.shuffle(batches)  # type: ignore[arg-type]  # list of arrays
-        return pairs, [(0, kept[batch]) for batch in batches]
+            counts = count_updates(np.bincount(shape_indices, minlength=len(self._shapes)), self._shapes)
+        else:
+            updates = batch_by_tokens(lengths, self.max_tokens, rng) if pairs else []
+            counts = np.array([len(updates)])
+        exchanged = self.exchange((counts, len(pairs)))
+        most = np.max([each for each, _ in exchanged], axis=0)
+        self.pairs_read += len(rows)
+        self.pairs_dropped += len(rows) - sum(count for _, count in exchanged)
+        if self._shapes:
+            return pairs, list(group_by_shapes(shape_indices, most, rng))
+        updates += [np.array([], dtype=int)] * (most[0] - len(updates))
+        order = np.random.default_rng([self.seed, buffer]).permutation(len(updates))  # equal in all processes
+        return pairs, [(0, updates[i]) for i in order]

@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import gather_object
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from training.data.corpora import describe_corpus
@@ -96,8 +95,7 @@ def run_metadata(recipe: Recipe, corpus: dict[str, ParallelText], trainer: Token
         metadata["train_pairs_dropped"] = dict(corpus["train"].dropped)
     else:
         stream = trainer.train_dataset
-        counts = zip(*gather_object([(stream.pairs_read, stream.pairs_dropped)]), strict=True)
-        metadata |= zip(("train_pairs_read", "train_pairs_dropped"), map(sum, counts), strict=True)
+        metadata |= {"train_pairs_read": stream.pairs_read, "train_pairs_dropped": stream.pairs_dropped}
     return metadata
 
 

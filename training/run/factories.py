@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from datasets import IterableDataset
-from datasets.distributed import split_dataset_by_node
 from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig
 
@@ -75,24 +74,23 @@ def make_train_set(recipe: Recipe, corpus: dict[str, ParallelText], tokenizer: A
     if not data.streaming:
         return tokenize_corpus(corpus["train"], tokenizer, data, recipe.tokenizer.bpe_dropout)
     seed = args.seed if args.data_seed is None else args.data_seed
-    max_tokens = max(1, args.tokens_per_update // args.world_size)
-    pairs = split_dataset_by_node(stream_training_pairs(recipe, corpus), args.process_index, args.world_size)
-    return TokenBatchStream(pairs, tokenizer, data, max_tokens, seed, args.gradient_accumulation_steps)
+    return TokenBatchStream(
+        stream_training_pairs(recipe, corpus),
+        tokenizer,
+        data,
+        args.tokens_per_update,
+        seed,
+        micro_batches=args.gradient_accumulation_steps,
+        rank=args.process_index,
+        processes=args.world_size,
+        exchange=lambda value: gather_object([value]),
+    )
 
 
 def stream_training_pairs(recipe: Recipe, corpus: dict[str, ParallelText]) -> IterableDataset:
     """Return the stream of training pairs. `on_eval_overlap=drop` omits pairs with a source of the evaluation data."""
     drops = recipe.data.on_eval_overlap == "drop"
     return stream_pairs(recipe.data, {source for text in corpus.values() for source in text.sources if drops})
-
-
-def validate_process_streams(train_set: Any, args: TrainingArguments) -> None:
-    """Raise ValueError in all processes if the stream of one process is empty."""
-    if isinstance(train_set, TokenBatchStream) and any(empty := gather_object([train_set.is_empty()])):
-        raise ValueError(
-            f"process {empty.index(True) + 1} of {args.world_size} has no training pairs. Check max_length, "
-            f"max_length_ratio and on_bad_lines, or use fewer processes."
-        )
 
 
 def make_model(recipe: Recipe, tokenizer: Any) -> Any:
@@ -161,7 +159,6 @@ def load_base_model(recipe: Recipe) -> Any:
 def resolve_precision_and_attention(recipe: Recipe, model: Any, train_set: Any, collator: Any, folder: Path) -> None:
     """Resolve `precision` and `attn_implementation`, from the `recipe.yaml` of a resumed run or by timing."""
     args = recipe.training
-    validate_process_streams(train_set, args)  # otherwise the processes would block in a collective operation
     if saved := read_run_recipe(folder):
         args.precision = saved.get("precision", "fp32")
         args.attn_implementation = saved.get("attn_implementation", "sdpa")

@@ -17,7 +17,7 @@ RESUME_MUTABLE_KEYS = {  # keys that may change when a run is resumed
     *("output_dir", "data_dir", "report_to", "logging_steps", "attention_plot_lines", "disable_tqdm"),
     *MACHINE_KEYS,
 }
-RUN_INFO = "run.json"  # hashes of the data and number of processes, at the start of the run
+RUN_INFO = "run.json"  # hashes of the data at the start of the run
 
 
 def prepare_output_dir(recipe: Recipe, folder: Path) -> Path | None:
@@ -64,9 +64,9 @@ def validate_same_recipe(recipe: Recipe, folder: Path) -> None:
             )
 
 
-def write_run_info(corpus: dict[str, ParallelText], processes: int, folder: Path) -> None:
-    """Save the hashes of the data and the number of processes of a new run."""
-    state = {"data": {name: text.sha256() for name, text in corpus.items()}, "processes": processes}
+def write_run_info(corpus: dict[str, ParallelText], folder: Path) -> None:
+    """Save the hashes of the data of a new run."""
+    state = {"data": {name: text.sha256() for name, text in corpus.items()}}
     with atomic_write(folder / RUN_INFO) as path:
         path.write_text(json.dumps(state, indent=1), encoding="utf-8")
 
@@ -79,8 +79,8 @@ def read_run_info(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder / RUN_INFO} is damaged ({error}). Choose another --output_dir.") from error
 
 
-def validate_run_info(corpus: dict[str, ParallelText], processes: int, folder: Path) -> None:
-    """Raise ValueError if the run was started with different data or another number of processes."""
+def validate_run_info(corpus: dict[str, ParallelText], folder: Path) -> None:
+    """Raise ValueError if the run was started with different data."""
     saved = read_run_info(folder)
     for name, text in corpus.items():
         # With streaming, training pairs with a test source may be dropped, so that the test data affect training.
@@ -90,11 +90,6 @@ def validate_run_info(corpus: dict[str, ParallelText], processes: int, folder: P
                 f"{folder} contains a run on different data: sha256 of the {name} data was {saved['data'].get(name)}, "
                 f"now it is {text.sha256()}. Choose another --output_dir, or use the original data to resume."
             )
-    if saved["processes"] != processes:
-        raise ValueError(
-            f"{folder} contains a run of {saved['processes']} processes, but this command has {processes}. To resume, "
-            f"start {saved['processes']} processes (--num_processes). For a new run, choose another --output_dir."
-        )
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:

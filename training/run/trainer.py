@@ -50,7 +50,7 @@ from vanilla_transformer.shared.atomic_io import FREE_SPACE_HINT, make_write_err
 ADAPTER = "adapter"  # subdirectory of the output directory: the LoRA weights
 PROGRESS = "progress.json"  # in a checkpoint: loss, tokens, seconds and updates
 NUM_DATALOADER_WORKERS = 2  # for a GPU; one worker collates 1.9 million target tokens per second
-STREAM_STATE_FILE = "stream_{}.json"  # in a checkpoint: position in the stream of each process
+STREAM_STATE = "stream.json"  # in a checkpoint: position in the stream
 
 
 class TokenBatchTrainer(Seq2SeqTrainer):
@@ -203,7 +203,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         max_lengths = np.full((1, 2), dataset.arguments.max_length)  # may occur in a later buffer
         lengths = np.concatenate([dataset.first_lengths(), max_lengths])
         shapes = gather_object([choose_shapes(lengths, dataset.max_tokens)])[0]
-        dataset.set_batch_shapes(shapes, lambda updates: np.max(gather_object([updates]), axis=0))
+        dataset.set_batch_shapes(shapes)
         return shapes
 
     def get_batch_samples(self, *args: Any) -> tuple[list, torch.Tensor | int | None]:
@@ -313,9 +313,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                 super()._save_checkpoint(model, trial)
             if self.ema_model is not None and self.args.should_save:
                 self.ema_model.save_pretrained(folder / EMA_SUBFOLDER)
-            if isinstance(self.train_dataset, TokenBatchStream):
-                path = folder / STREAM_STATE_FILE.format(self.args.process_index)
-                path.write_text(json.dumps(self.train_dataset.state_dict_at(self.state.global_step)), encoding="utf-8")
+            if isinstance(self.train_dataset, TokenBatchStream) and self.args.should_save:
+                state = self.train_dataset.state_dict_at(self.state.global_step)
+                (folder / STREAM_STATE).write_text(json.dumps(state), encoding="utf-8")
             loss = float(self.accelerator.gather(self._tr_loss).mean())
             if self.args.should_save:
                 if self.stop.is_checkpoint_temporary:
@@ -373,8 +373,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.ema_model is not None:
             self.ema_model.load_state_dict(type(self.model).from_pretrained(folder / EMA_SUBFOLDER).state_dict())
         if isinstance(self.train_dataset, TokenBatchStream):
-            path = folder / STREAM_STATE_FILE.format(self.args.process_index)
-            self.train_dataset.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+            self.train_dataset.load_state_dict(json.loads((folder / STREAM_STATE).read_text(encoding="utf-8")))
 
     def save_final(self) -> None:
         """Save the final model: the last weights, their moving average, or the mean of checkpoints."""

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
-from datasets.distributed import split_dataset_by_node
 
 from training.arguments import DataArguments
 from training.data.batch_shapes import choose_shapes
@@ -19,9 +18,31 @@ def generate_rows(n):
         yield {"source": " ".join(["w1"] * rng.integers(1, 9)) + f" w{i % 60}", "target": f"w{i % 60} w{i // 60}"}
 
 
-def make_stream(tokenizer, n=300, rank=0, world=1, micro_batches=1, **keys):
-    pairs = split_dataset_by_node(IterableDataset.from_generator(generate_rows, gen_kwargs={"n": n}), rank, world)
-    return TokenBatchStream(pairs, tokenizer, DataArguments(buffer_size=70, **keys), 50, 0, micro_batches)
+def make_stream(tokenizer, n=300, rank=0, world=1, micro_batches=1, exchange=lambda value: [value], **keys):
+    pairs = IterableDataset.from_generator(generate_rows, gen_kwargs={"n": n})
+    arguments = DataArguments(buffer_size=70, **keys)
+    return TokenBatchStream(pairs, tokenizer, arguments, 50 * world, 0, micro_batches, rank, world, exchange)
+
+
+def run_processes(use, tokenizer, keys_of_processes, **keys):
+    """Return the result of `use(stream)` for streams of multiple processes, in threads that exchange their objects."""
+    world = len(keys_of_processes)
+    barrier, exchanged = threading.Barrier(world), {}
+
+    def run(rank: int):
+        rounds = itertools.count()
+
+        def exchange(value):
+            key = next(rounds)
+            exchanged[key, rank] = value
+            barrier.wait(timeout=60)
+            return [exchanged[key, other] for other in range(world)]
+
+        own = keys | keys_of_processes[rank]
+        return use(make_stream(tokenizer, rank=rank, world=world, exchange=exchange, **own))
+
+    with ThreadPoolExecutor(world) as threads:
+        return list(threads.map(run, range(world)))
 
 
 def take(batches, count):
@@ -76,34 +97,15 @@ def test_rejects_or_drops_invalid_pairs(write, arguments):
         list(stream_pairs(arguments()))
 
 
-def take_from_synchronized(streams):
-    """Return 40 batches of each stream with fixed shapes, run in threads that exchange their updates."""
-    barrier, exchanged = threading.Barrier(len(streams)), {}
-    shapes = choose_shapes(np.concatenate([streams[0].first_lengths(), [[20, 20]]]), 50)
-
-    def run(rank: int, stream: TokenBatchStream) -> list:
-        rounds = itertools.count()
-
-        def max_over_processes(updates):
-            key = next(rounds)
-            exchanged[key, rank] = updates
-            barrier.wait(timeout=60)
-            return np.max([exchanged[key, other] for other in range(len(streams))], axis=0)
-
-        stream.set_batch_shapes(shapes, max_over_processes)
-        return take(stream, 40)
-
-    with ThreadPoolExecutor(len(streams)) as threads:
-        return shapes, list(threads.map(run, range(len(streams)), streams))
-
-
 def test_all_processes_have_the_same_shape_per_update(tokenizer):
     """The processes read different rows, and a filter drops more pairs of the second one."""
-    streams = [
-        make_stream(tokenizer, rank=0, world=2, micro_batches=2, max_length=20),
-        make_stream(tokenizer, rank=1, world=2, micro_batches=2, max_length=8),
-    ]
-    shapes, batches = take_from_synchronized(streams)
+    shapes = choose_shapes(np.concatenate([make_stream(tokenizer).first_lengths(), [[20, 20]]]), 50)
+
+    def take_40(stream):
+        stream.set_batch_shapes(shapes)
+        return take(stream, 40)
+
+    batches = run_processes(take_40, tokenizer, [{"max_length": 20}, {"max_length": 8}], micro_batches=2)
     numbers = [[number for number, _ in process_batches] for process_batches in batches]
     assert numbers[0] == numbers[1]
     assert numbers[0][::2] == numbers[0][1::2]  # two accumulated batches per update
@@ -123,7 +125,7 @@ def test_stream_with_fixed_shapes_resumes_from_state(tokenizer, count):
     streams = []
     for _ in range(2):
         streams.append(make_stream(tokenizer))
-        streams[-1].set_batch_shapes(shapes, lambda updates: updates)
+        streams[-1].set_batch_shapes(shapes)
     original, resumed = streams
     iterator = iter(original)
     for _ in range(count):
@@ -139,7 +141,6 @@ def test_counts_pairs_independently_of_resuming(tokenizer, count):
     take(original, 3)  # as timing before training does
     original.load_state_dict(original.state_dict_at(0))
     original.first_lengths()
-    assert not original.is_empty()
     iterator = iter(original)
     for _ in range(count + 1):
         next(iterator)
@@ -198,10 +199,7 @@ def test_streamed_and_in_memory_pairs_are_equal(tmp_path, monkeypatch, kind, ove
     assert "train" not in corpus
     sources = {source for text in corpus.values() for source in text.sources} if overlap == "drop" else set()
     streamed = stream_pairs(DataArguments(**keys, streaming=True), sources)
-    for world in (1, 2, 3):
-        parts = [split_dataset_by_node(streamed, rank, world) for rank in range(world)]
-        read = [(row["source"], row["target"]) for part in parts for row in part]
-        assert sorted(read) == sorted(expected)
+    assert [(row["source"], row["target"]) for row in streamed] == expected
     assert (("source 3", "target 3") in expected) == (overlap == "keep")
 
 
@@ -219,6 +217,48 @@ def test_rejects_streamed_table_with_several_targets(write, arguments):
         list(stream_pairs(arguments(train_file="t.tsv")))
 
 
-def test_process_without_pairs_is_empty(tokenizer):
-    assert [make_stream(tokenizer, n=1, rank=rank, world=2).is_empty() for rank in (0, 1)] == [False, True]
-    assert make_stream(tokenizer, max_length=1).is_empty()
+def labels_of(batches) -> list[str]:
+    return [str(pair["labels"]) for batch in batches for pair in batch]
+
+
+def test_process_without_pairs_has_empty_micro_batches(tokenizer):
+    full, empty = run_processes(lambda stream: take(stream, 3), tokenizer, [{"n": 1}] * 2)
+    assert empty == [[]] * 3
+    assert labels_of(full) == labels_of(full[:1]) * 3
+
+
+def test_processes_have_the_same_position(tokenizer):
+    """Also if a filter drops most pairs of one process."""
+    taken = []
+
+    def use(stream):
+        taken.append(take(stream, 45))
+        return [stream.state_dict_at(update) for update in (20, 45)], stream.pairs_read, stream.pairs_dropped
+
+    first, second = run_processes(use, tokenizer, [{"max_length": 20}, {"max_length": 4}], micro_batches=1)
+    assert first == second
+    assert any(not batch for batches in taken for batch in batches)
+    assert first[1] > first[2] > 0
+
+
+@pytest.mark.parametrize("world", [1, 4])
+@pytest.mark.parametrize("updates", [3, 7, 12])
+def test_resumes_with_another_number_of_processes(tokenizer, updates, world):
+    """Before the end of the corpus of 300 pairs, at most one buffer of 70 pairs is repeated or skipped."""
+
+    def start(stream):
+        return take(stream, updates), stream.state_dict_at(updates)
+
+    results = run_processes(start, tokenizer, [{}] * 2)
+    state = results[0][1]
+    before = [label for batches, _ in results for label in labels_of(batches)]
+
+    def resume(stream):
+        stream.load_state_dict(state)
+        return list(itertools.takewhile(lambda batch: stream.pairs_read <= 300, stream))
+
+    after = [label for batches in run_processes(resume, tokenizer, [{}] * world) for label in labels_of(batches)]
+    assert len(set(before)) == len(before) > 0
+    assert len(set(after)) == len(after)
+    assert len(set(before) & set(after)) <= 70
+    assert 230 <= len(set(before) | set(after)) <= 300
