@@ -238,7 +238,9 @@ def test_stream_resumes_at_each_update(make_trainer, tokenizer, tmp_path):
         )
         base.args.save_total_limit = 20
         pairs = IterableDataset.from_generator(generate_pairs, gen_kwargs={"n": 60})
-        stream = TokenBatchStream(pairs, tokenizer, DataArguments(buffer_size=25, max_length=12), 64, seed=1)
+        stream = TokenBatchStream(
+            pairs, tokenizer, DataArguments(buffer_size=25, max_length=12), 64, 1, micro_batches=2
+        )
         keys = {"processing_class": tokenizer, "data_collator": base.data_collator}
         trainer = TokenBatchTrainer(model=base.model, args=base.args, train_dataset=stream, **keys)
         seen, step = [], trainer.training_step
