@@ -71,11 +71,13 @@ def launch(processes: int, arguments: list[str]) -> int:
     If one process fails, the others are killed. The first SIGINT or SIGTERM is forwarded to all processes through their
     stdin, because a terminal or a scheduler may also send it to them directly. The second one kills them.
     """
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, use_libuv=False)  # Windows lacks libuv
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, use_libuv=False)
     environment = {"OMP_NUM_THREADS": str(max(1, count_cores() // processes))} | os.environ
     environment |= {LAUNCHED: "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
     environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
-    environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the processes connect to `store`
+    environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "USE_LIBUV": "0"}  # the processes connect to `store`
+    if sys.platform == "win32":  # there, only a store of the main process works without libuv; it uses the same port
+        del store, environment["TORCHELASTIC_USE_AGENT_STORE"]
     command = [sys.executable, *COMMAND, *arguments]
     ranks: list[subprocess.Popen] = []
     received: list[int] = []

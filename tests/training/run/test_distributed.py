@@ -90,9 +90,23 @@ def test_returns_0_if_all_processes_succeed(start):
     assert start("") == 0
 
 
-def test_passes_the_addresses_of_the_processes(start):
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
-    assert start(f"import os; [int(os.environ[name]) for name in {names} if name != 'MASTER_ADDR']") == 0
+CONNECT = """
+import os, torch
+torch.distributed.init_process_group("gloo")
+ranks = torch.zeros(2, dtype=torch.long)
+ranks[torch.distributed.get_rank()] = int(os.environ["LOCAL_RANK"]) + 1
+torch.distributed.all_reduce(ranks)
+torch.distributed.barrier()
+os._exit(int(ranks.tolist() != [1, 2]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["linux", "win32"])
+def test_processes_are_connected(start, monkeypatch, platform):
+    """Windows builds of torch lack libuv."""
+    monkeypatch.setattr("sys.platform", platform)
+    assert start(CONNECT) == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="requires fork")
