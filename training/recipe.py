@@ -365,7 +365,9 @@ def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         line_hint = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{path}{line_hint} is not valid YAML: {getattr(error, 'problem', None) or error}.") from error
+        reason = str(getattr(error, "problem", None) or error)
+        reason += ". Remove the quotes of paths with backslashes" if "escape character" in reason else ""
+        raise ValueError(f"{path}{line_hint} is not valid YAML: {reason}.") from error
     if not isinstance(root, yaml.MappingNode) or not root.value:
         raise ValueError(f"{path} contains no keys. A recipe has lines such as 'max_steps: 500'.")
     actions = {action.dest: action for action in parser._actions}

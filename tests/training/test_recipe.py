@@ -1,3 +1,4 @@
+import re
 from argparse import SUPPRESS
 from dataclasses import fields
 
@@ -59,11 +60,20 @@ def test_written_recipe_can_be_read(path, tmp_path):
     assert yaml.safe_load(again.to_yaml()) == yaml.safe_load(recipe.to_yaml())
 
 
+def test_windows_path(path):
+    text = re.sub("output_dir: .*\n", "", path.read_text()) + "output_dir: C:\\new\\run 1\n"
+    path.write_text(text)
+    recipe = read_recipe([str(path)])
+    assert recipe.training.output_dir == "C:\\new\\run 1"
+    assert yaml.safe_load(recipe.to_yaml())["output_dir"] == "C:\\new\\run 1"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ("max_stepz: 3", "unknown key 'max_stepz'; did you mean 'max_steps'?"),
         ("num_beams: [", "is not valid YAML"),
+        ('output_dir: "C:\\data"', "escape character 'd'. Remove the quotes of paths with backslashes."),
         ("adam_beta1: fast", "invalid float value"),
         ("norm_position: middle", "invalid choice"),
     ],

@@ -9,6 +9,7 @@ import numpy
 import pytest
 import torch
 
+from hub.importing import unpickling
 from hub.importing.checkpoint_file import read_checkpoint
 
 WRAPPERS = ["bare", "hkproj", "state_dict", "lightning", "ddp", "compiled", "jadore", "safetensors"]
@@ -22,6 +23,15 @@ def test_unwraps_state_dicts(make_reference, save_as, tmp_path, wrapper):
     assert all(torch.equal(actual[key], state[key]) for key in state)
     if wrapper == "jadore":
         assert metadata == {"epoch": 1, "n_head": 4, "src_pad_idx": 1}
+
+
+def test_checks_files_without_limits_of_posix(tmp_path, monkeypatch, capsys):
+    """Windows limits only the elapsed time, in the process that starts this one."""
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "model.pt")
+    monkeypatch.setattr("hub.importing.unpickling.resource", None)
+    monkeypatch.setattr("sys.argv", ["unpickling", str(tmp_path / "model.pt"), "1", "1"])
+    unpickling.main()
+    assert capsys.readouterr().out == "null\n"
 
 
 class Payload:
