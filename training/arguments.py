@@ -219,7 +219,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         "4,096, else no limit.",
     )
     gradient_accumulation_steps: int = option(  # an integer after `__post_init__`
-        "auto", "The number of micro-batches per process and update. `auto`: the fewest that respect `max_tokens`."
+        "auto", "The minimum number of micro-batches per process and update. `max_tokens` may require more."
     )
     precision: Literal["auto", "fp32", "bf16"] = option(
         "auto", "The precision. `auto`: bf16 on GPUs that support it; on CPUs the faster one (short runs: fp32)."
@@ -277,15 +277,15 @@ class TrainingArguments(Seq2SeqTrainingArguments):
 
     def __post_init__(self) -> None:
         """Set up the device, and resolve `gradient_accumulation_steps`."""
-        requested, self.gradient_accumulation_steps = self.gradient_accumulation_steps, 1
+        requested = self.requested_accumulation_steps = self.gradient_accumulation_steps
+        self.gradient_accumulation_steps = 1  # until the device is known
         super().__post_init__()
         self._n_gpu = min(1, self.n_gpu)  # a process with several would use `nn.DataParallel`
-        if requested == "auto":
-            limit = self.max_tokens
-            if limit == "auto":
-                limit = MAX_CPU_TOKENS if self.device.type == "cpu" else self.tokens_per_update
-            requested = max(1, math.ceil(self.tokens_per_update / self.world_size / max(1, int(limit))))
-        self.gradient_accumulation_steps = int(requested)
+        limit: Any = self.max_tokens
+        if limit == "auto":
+            limit = MAX_CPU_TOKENS if self.device.type == "cpu" and requested == "auto" else self.tokens_per_update
+        needed = max(1, math.ceil(self.tokens_per_update / self.world_size / max(1, limit)))
+        self.gradient_accumulation_steps = needed if requested == "auto" else max(requested, needed)
 
 
 SUPPORTED |= set(TrainingArguments.__annotations__) - FIXED

@@ -261,23 +261,18 @@ def validate_checkpoint_strategy(training: TrainingArguments) -> None:
 
 
 def validate_tokens_per_update(training: TrainingArguments, explicit_keys: Container[str]) -> None:
-    """Raise ValueError if `tokens_per_update` is missing or contradicts the keys of the machine."""
+    """Raise ValueError if a recipe of an earlier version defines the updates by other keys."""
     values = {name: getattr(training, name) for name in sorted(MACHINE_KEYS) if name in explicit_keys}
     values = {name: value for name, value in values.items() if value != "auto"}
-    processes = {"num_processes": training.world_size} if training.world_size > 1 else {}
-    settings = ", ".join(f"{name}={value}" for name, value in values.items())
     if values and "tokens_per_update" not in explicit_keys:
+        if "gradient_accumulation_steps" in values:
+            values["gradient_accumulation_steps"] = training.requested_accumulation_steps
+        processes = {"num_processes": training.world_size} if training.world_size > 1 else {}
         raise ValueError(
-            f"{settings} requires tokens_per_update, the number of tokens of an update. For the same updates as in "
-            f"earlier versions, set tokens_per_update: {former_tokens_per_update(values | processes)}."
+            f"{', '.join(f'{name}={value}' for name, value in values.items())} requires tokens_per_update, the number "
+            f"of tokens of an update. For the same updates as in earlier versions, set tokens_per_update: "
+            f"{former_tokens_per_update(values | processes)}."
         )
-    if {"max_tokens", "gradient_accumulation_steps"} <= values.keys():
-        most = former_tokens_per_update(values | processes)
-        if most < training.tokens_per_update:
-            raise ValueError(
-                f"{settings} allows only {most} tokens, but tokens_per_update={training.tokens_per_update}. Remove "
-                f"gradient_accumulation_steps."
-            )
 
 
 def validate_streaming(data: DataArguments, tokenizer: TokenizerArguments, training: TrainingArguments) -> None:

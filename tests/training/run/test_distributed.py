@@ -202,6 +202,8 @@ def test_describes_the_plan(simulate):
         ({"max_tokens": 300, "tokens_per_update": 1000}, 4),
         ({"max_tokens": 9000, "tokens_per_update": 8192}, 1),
         ({"max_tokens": 300, "gradient_accumulation_steps": 8}, 8),
+        ({"max_tokens": 300, "gradient_accumulation_steps": 2}, 7),  # of 2,048 tokens
+        ({"tokens_per_update": 50_000, "gradient_accumulation_steps": 1}, 1),
     ],
 )
 def test_accumulation_respects_max_tokens(tmp_path, keys, steps):
