@@ -21,7 +21,7 @@ from hub.hub_errors import hub_error_message
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
 PACKAGE = Path(vanilla_transformer.__file__).parent
-NAMES = ("generation", "incremental_decoding", "search", "constraints")
+NAMES = ("generation", "decoder", "beam_search", "glossary")
 CODE = [PACKAGE / f"{name}_vanilla_transformer.py" for name in NAMES]
 GENERATE = f'''"""Entry point of `generate(custom_generate=REPOSITORY)`: calls `beam_search`."""
 
@@ -33,8 +33,8 @@ from .{CODE[0].stem} import beam_search, prepare_custom_generate_kwargs
 
 # transformers copies only the modules that this file imports
 from .{CODE[1].stem} import IncrementalDecoder  # noqa: F401
-from .{CODE[2].stem} import run_beam_search  # noqa: F401
-from .{CODE[3].stem} import build_logits_processor  # noqa: F401
+from .{CODE[2].stem} import BeamSearch  # noqa: F401
+from .{CODE[3].stem} import LexicalConstraints  # noqa: F401
 
 
 def generate(model: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ model.generate(**batch, custom_generate="{name}", trust_remote_code=True, num_be
 
 The first call returns the same result as `generate()`. The second uses the settings of the paper (section 6.1): length
 penalty ((5 + n) / 6)^alpha, and at most 50 tokens more than the source. `num_beams=1` is greedy decoding. Sampling,
-logits processors, stop strings, streamers and per-step outputs work as in `generate()`.
+assisted decoding, streamers, per-step outputs and modified models continue in the loops of transformers.
 """
 
 

@@ -1,12 +1,13 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
-"""Beam search with length penalty (section 6.1) and greedy decoding, for `generate(custom_generate=beam_search)`.
+"""Decoding of the paper (section 6.1) for `custom_generate`: beam search with length penalty, and greedy decoding.
 
-    model.generate(**batch, custom_generate=beam_search)                             # result of generate(), faster
+    model.generate(**batch, custom_generate=beam_search)                             # as generate(), but faster
     model.generate(**batch, custom_generate=beam_search, num_beams=4, alpha=0.6, extra_tokens=50)    # as in the paper
     model.generate(**batch, custom_generate=beam_search, ensemble=[model_2, model_3])     # mean of the probabilities
 
-The speed comes from `IncrementalDecoder`. This module does not import the model, so that it can be published in a
-separate repository. A model is a `VanillaTransformerForConditionalGeneration`.
+`find_obstacle` decides for each call whether the loops of this package can decode it. All other calls continue in the
+loops of transformers. This module does not import the model, so that it can be published in a separate repository. A
+model is a `VanillaTransformerForConditionalGeneration`.
 
 Shapes: B sentences, K beams, T tokens so far, S source length, V target vocabulary.
 """
@@ -15,22 +16,22 @@ from __future__ import annotations
 
 import copy
 import inspect
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria, logits_process
 from transformers.generation.configuration_utils import GenerationMode
-from transformers.generation.utils import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
+from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateBeamEncoderDecoderOutput
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .constraints_vanilla_transformer import LexicalConstraints, build_logits_processor
-from .incremental_decoding_vanilla_transformer import Ensemble, IncrementalDecoder, StaticShapeDecoder
-from .search_vanilla_transformer import DecodingTask, decode_single_beam, run_beam_search
+from .beam_search_vanilla_transformer import BeamSearch, DecodingInputs, greedy_search
+from .decoder_vanilla_transformer import Ensemble, is_async_device
+from .glossary_vanilla_transformer import LexicalConstraints
 
 
 def beam_search(
@@ -43,21 +44,20 @@ def beam_search(
     alpha: float | None = None,
     extra_tokens: int | None = None,
     ensemble: Sequence[PreTrainedModel] = (),
-    streamer: Any = None,
     glossary: LexicalConstraints | None = None,
+    streamer: Any = None,
+    assistant_model: PreTrainedModel | None = None,
+    tokenizer: Any = None,
+    assistant_tokenizer: Any = None,
     **model_kwargs: Any,
-) -> torch.Tensor | GenerateEncoderDecoderOutput | GenerateBeamEncoderDecoderOutput:
-    """Decode with beam search, greedily, or by sampling. Pass it as `generate(custom_generate=beam_search)`.
+) -> Any:
+    """Decode with beam search or greedily. Pass it as `generate(custom_generate=beam_search)`.
 
-    `generate()` prepares the first six arguments and `model_kwargs`. Beam size, number of returned sequences, limits,
-    sampling, logits processors, stopping criteria and per-step outputs are those of `generate()`. A decoder prompt
-    (`decoder_input_ids`) may be padded on the left, according to its `decoder_attention_mask`. Without the arguments
-    below, the result equals that of `generate()`, except that finished hypotheses are always padded with
-    `pad_token_id`.
-
-    On a CPU, finished sentences are removed from the batch, unless this could change the result. It could for sampling,
-    per-step outputs, streamers, and user-defined logits processors or stopping criteria. On a GPU, finished sentences
-    stay in the batch. Tensors then keep their addresses, so that steps can be replayed as CUDA graphs.
+    `generate()` prepares `input_ids`, the two lists, `generation_config` and `model_kwargs`. A decoder prompt
+    (`decoder_input_ids`) may be padded on the left, according to its `decoder_attention_mask`. Without the four
+    arguments of this function, the result equals that of `generate()`, except that finished hypotheses are always
+    padded with `pad_token_id`. What the loops of this package cannot decode, such as sampling, per-step outputs and
+    models with hooks, continues in the loops of transformers.
 
     Args:
         model: A `VanillaTransformerForConditionalGeneration`.
@@ -72,208 +72,261 @@ def beam_search(
         extra_tokens: Number of tokens that a translation may have more than its source (section 6.1: 50). Replaces the
             limit of `generation_config`.
         ensemble: Additional models with the same vocabularies.
-        streamer: Streamer for a single hypothesis, passed as `generate(streamer=...)`.
         glossary: Terms that must occur in each translation, created by `TranslationPipeline`. Requires several beams.
             Terms that do not fit into the length limit are missing.
+        streamer: Streamer of `generate()`.
+        assistant_model: Assistant of `generate()`.
+        tokenizer: Tokenizer of `generate()`, for stop strings and assistants.
+        assistant_tokenizer: Tokenizer of the assistant.
         **model_kwargs: Encoder outputs and masks.
 
     Returns:
-        Token ids (B * n, T) for n returned sequences. With `return_dict_in_generate`, the output class of `generate()`
-        without `past_key_values`. The output of beam search always has `sequences_scores` (B * n).
+        Token ids (B * n, T) for n returned sequences. With `return_dict_in_generate`, the output class of beam search
+        in `generate()`, with `sequences_scores` (B * n) and without `past_key_values`.
 
     Raises:
-        ValueError: If an option is not supported, vocabularies of the ensemble differ, or a penalty overflows.
+        ValueError: If options exclude each other, vocabularies of the ensemble differ, or a penalty overflows.
     """
-    validate_supported_options(model, generation_config, model_kwargs)
-    validate_option_combinations(generation_config, logits_processor, extra_tokens, ensemble, glossary)
-    num_beams, num_return = generation_config.num_beams, generation_config.num_return_sequences
-    copies = max(num_beams, num_return)  # number of rows per source: generate() has repeated each source
-    prompts, device = input_ids if num_beams == 1 else input_ids[::copies], input_ids.device
+    if model.config.model_type != "vanilla_transformer":
+        raise ValueError(f"beam_search requires a vanilla_transformer model, got {model.config.model_type}.")
+    options = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
+    assistance = {"streamer": streamer, "assistant_model": assistant_model}
+    obstacle = find_obstacle((model, *ensemble), generation_config, model_kwargs | options | assistance)
+    if obstacle is not None:
+        own = {"alpha": alpha, "extra_tokens": extra_tokens, "an ensemble": ensemble or None, "a glossary": glossary}
+        if names := [name for name, value in own.items() if value is not None]:
+            raise ValueError(f"beam_search does not support {names[0]} with {obstacle}. Omit one of the two.")
+        assistance |= {"tokenizer": tokenizer, "assistant_tokenizer": assistant_tokenizer}
+        assistance |= {"inputs_tensor": inputs_tensor}
+        return run_transformers_loop(model, input_ids, generation_config, assistance, **options, **model_kwargs)
+    validate_option_combinations(generation_config, logits_processor, extra_tokens, glossary)
+    num_beams, config = generation_config.num_beams, generation_config
+    prompt = input_ids[::num_beams]  # generate() has repeated each source K times
     masks = [model_kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask")]
-    mask, prompt_mask = (each if each is None else each[::copies] for each in masks)
-    return_dict = generation_config.return_dict_in_generate
-    requested = {name for name in STEP_OUTPUT_NAMES if return_dict and getattr(generation_config, f"output_{name}")}
-    process, is_row_independent = build_logits_processor(logits_processor, model.config.decoder_vocab_size, device)
-    criteria = tuple(each for each in stopping_criteria if type(each) not in (MaxLengthCriteria, EosTokenCriteria))
-    has_eos = any(hasattr(each, "eos_token_id") for each in stopping_criteria)
-    keep_batch = (
-        bool(generation_config.do_sample or requested or streamer is not None or not is_row_independent)
-        or (bool(criteria) and not has_eos)
-        or any(type(each) not in (MaxTimeCriteria, StopStringCriteria) for each in criteria)
-    )
-    static_shapes = is_async_device(device) and not keep_batch
-    states = [model_kwargs["encoder_outputs"][0][::copies]]
+    mask, prompt_mask = (each if each is None else each[::num_beams] for each in masks)
+    states = [model_kwargs["encoder_outputs"][0][::num_beams]]
     for other in ensemble:
         validate_same_vocabularies(model, other)
-        validate_supported_options(other, generation_config, {})
         validate_ensemble_inputs(inputs_tensor)
         states.append(other.get_encoder()(inputs_tensor, attention_mask=mask).last_hidden_state)
-    decoders: list[IncrementalDecoder] = []
-    for each, state in zip((model, *ensemble), states, strict=True):
-        if static_shapes:
-            decoders.append(StaticShapeDecoder(each, state, mask, copies, prompt_mask, supports_cuda_graphs(each)))
-        else:
-            outputs = [not decoders and name in requested for name in LAYER_OUTPUT_NAMES]
-            decoders.append(IncrementalDecoder(each, state, mask, copies, prompt_mask, *outputs))
-    lengths = [each.max_length for each in stopping_criteria if type(each) is MaxLengthCriteria]
-    limits = torch.full((len(prompts),), min(lengths, default=generation_config.max_length), device=device)
-    if extra_tokens is not None:
-        sizes = mask.sum(-1) if mask is not None else torch.full((len(inputs_tensor),), inputs_tensor.shape[1])
-        sizes = (sizes + extra_tokens).clamp(min=1).to(device)
-        limits = prompts.shape[1] + sizes.repeat_interleave(len(prompts) // len(sizes))
-        lengths = [length for length in lengths if length != generation_config.max_length]
-        configs = [each.config for each in (model, *ensemble)]
-        lengths += [each.max_position_embeddings for each in configs if each.position_embedding_type == "learned"]
-        limits = limits.clamp(max=min(lengths, default=int(limits.max())))
-    if glossary is not None and len(glossary.tokens) != (size := len(input_ids) // copies):
-        raise ValueError(f"The glossary must be for {size} sentences, but it is for {len(glossary.tokens)}.")
-    eos_ids = [each.eos_token_id.flatten().to(prompts) for each in stopping_criteria if type(each) is EosTokenCriteria]
-    pad_id = generation_config._pad_token_tensor
-    task = DecodingTask(
-        decoder=Ensemble(decoders),
-        prompt=prompts,
+    models = (model, *ensemble)
+    limits = compute_limits(models, config, stopping_criteria, prompt, extra_tokens, mask, states[0])
+    eos_ids = [each.eos_token_id.flatten().to(prompt) for each in stopping_criteria if type(each) is EosTokenCriteria]
+    pad_id, is_static = config._pad_token_tensor, is_async_device(prompt.device)
+    inputs = DecodingInputs(
+        decoder=Ensemble.create(models, states, mask, num_beams, prompt_mask, is_static),
+        prompt=prompt,
         limits=limits,
-        eos_ids=torch.cat([prompts.new_empty(0), *eos_ids]),
-        pad_id=int(pad_id) if pad_id is not None else 0,
-        process=process,
-        criteria=criteria,
-        do_sample=generation_config.do_sample,
-        keep_batch=keep_batch,
-        static_shapes=static_shapes,
-        pad_finished=has_eos or static_shapes,
-        requested_outputs=frozenset("states" if name in LAYER_OUTPUT_NAMES else name for name in requested),
-        return_beam_indices=bool(return_dict),
-        streamer=streamer,
-        glossary=None if glossary is None else glossary.to(device, model.config.decoder_vocab_size),
-        max_length_bound=generation_config.max_length if extra_tokens is None and alpha is None else None,
+        eos_ids=torch.cat([prompt.new_empty(0), *eos_ids]),
+        pad_id=0 if pad_id is None else int(pad_id),
+        logits_processor=logits_processor or None,
+        is_static=is_static,
+        penalty=make_length_penalty(config, alpha, limits),
     )
-    encoded = model_kwargs["encoder_outputs"]
     if num_beams == 1:
-        tokens = decode_single_beam(task)
-        if streamer is not None:
-            streamer.end()
-        if not return_dict:
-            return tokens
-        return GenerateEncoderDecoderOutput(sequences=tokens, **collect_step_outputs(task, encoded, requested))
-    output = run_beam_search(task, num_beams, *beam_settings(generation_config, alpha, limits))
-    if not return_dict:
-        return output.tokens
-    return GenerateBeamEncoderDecoderOutput(
-        sequences=output.tokens,
-        sequences_scores=output.scores,
-        beam_indices=output.beam_indices,
-        **collect_step_outputs(task, encoded, requested),
-    )
+        sequences, scores = greedy_search(inputs, config.return_dict_in_generate)
+        output = GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores)
+    else:
+        output = run_beam_search(inputs, config, alpha, extra_tokens, glossary)
+    return output if config.return_dict_in_generate else output.sequences
 
 
-def is_async_device(device: torch.device) -> bool:
-    """Return whether computations are asynchronous, so that reading a value waits for them."""
-    return device.type != "cpu"
+def compute_limits(
+    models: Sequence[PreTrainedModel],
+    config: GenerationConfig,
+    criteria: StoppingCriteriaList,
+    prompts: torch.Tensor,
+    extra_tokens: int | None,
+    mask: torch.Tensor | None,
+    states: torch.Tensor,
+) -> torch.Tensor:
+    """Return the maximum length of each sequence (B), including the prompt (B, T)."""
+    lengths = [each.max_length for each in criteria if type(each) is MaxLengthCriteria]
+    if extra_tokens is None:
+        return torch.full((len(prompts),), min(lengths, default=config.max_length), device=prompts.device)
+    sizes = mask.sum(-1) if mask is not None else torch.full((len(prompts),), states.shape[1])
+    limits = prompts.shape[1] + (sizes + extra_tokens).clamp(min=1).to(prompts.device)
+    lengths = [length for length in lengths if length != config.max_length]
+    configs = [each.config for each in models]
+    lengths += [each.max_position_embeddings for each in configs if each.position_embedding_type == "learned"]
+    return limits.clamp(max=min(lengths)) if lengths else limits
 
 
-def supports_cuda_graphs(model: Any) -> bool:
-    """Return whether a step can be captured: on one GPU, without offloaded or quantized weights."""
-    devices = set(getattr(model, "hf_device_map", {}).values())  # set by accelerate
-    return model.device.type == "cuda" and len(devices) <= 1 and not getattr(model, "is_quantized", False)
-
-
-def beam_settings(config: GenerationConfig, alpha: float | None, limits: torch.Tensor) -> tuple[Any, ...]:
-    """Return the settings of `run_beam_search`: candidates, returned sequences, length penalty, early stopping."""
+def make_length_penalty(
+    config: GenerationConfig, alpha: float | None, limits: torch.Tensor
+) -> Callable[[torch.Tensor | int], Any]:
+    """Return the function by whose value at its length the log-probability of a hypothesis is divided."""
+    name, exponent = ("length_penalty", config.length_penalty) if alpha is None else ("alpha", alpha)
+    exponent = 1.0 if exponent is None else exponent
 
     def penalty(length: torch.Tensor | int) -> Any:
-        return ((5 + length) / 6) ** alpha if alpha is not None else length**config.length_penalty
+        return length**exponent if alpha is None else ((5 + length) / 6) ** exponent
 
     try:
         penalty(int(limits.max()))
     except OverflowError as error:
-        name, value = ("alpha", alpha) if alpha is not None else ("length_penalty", config.length_penalty)
-        raise ValueError(f"{name}={value} overflows. Set it to a value such as 1.0.") from error
+        raise ValueError(f"{name}={exponent} overflows. Set it to a value such as 1.0.") from error
+    return penalty
+
+
+def run_beam_search(
+    inputs: DecodingInputs,
+    config: GenerationConfig,
+    alpha: float | None,
+    extra_tokens: int | None,
+    glossary: LexicalConstraints | None,
+) -> GenerateBeamEncoderDecoderOutput:
+    """Run beam search with the settings of `generate()`, or with those of the paper if `alpha` is given."""
+    if glossary is not None:
+        if len(glossary.tokens) != (size := len(inputs.prompt)):
+            raise ValueError(f"The glossary must be for {size} sentences, but it is for {len(glossary.tokens)}.")
+        glossary.to(inputs.prompt.device, inputs.decoder.vocab_size)
     early_stopping = config.early_stopping if alpha is None else "exact"
     if early_stopping in ("never", "exact") and (config.length_penalty if alpha is None else alpha) < 0:
         early_stopping = False  # longer hypotheses score lower, so the current length gives the bound
-    eos_ids = config._eos_token_tensor
-    num_candidates = config.num_beams * max(2, 1 + (0 if eos_ids is None else len(eos_ids)))
-    return num_candidates, config.num_return_sequences, penalty, early_stopping
+    num_eos_ids = 0 if config._eos_token_tensor is None else len(config._eos_token_tensor)
+    search = BeamSearch(
+        inputs,
+        num_beams=config.num_beams,
+        num_candidates=config.num_beams * max(2, 1 + num_eos_ids),
+        num_return_sequences=config.num_return_sequences,
+        early_stopping=early_stopping,
+        max_length=config.max_length if extra_tokens is None and alpha is None else None,
+        glossary=glossary,
+    )
+    found = search.run()
+    return GenerateBeamEncoderDecoderOutput(
+        sequences=found.sequences.flatten(0, 1),
+        sequences_scores=found.scores.flatten(),
+        beam_indices=found.beam_indices.flatten(0, 1),
+    )
 
 
-LAYER_OUTPUT_NAMES = ("attentions", "hidden_states")
-STEP_OUTPUT_NAMES = ("scores", "logits", *LAYER_OUTPUT_NAMES)
-
-
-def collect_step_outputs(task: DecodingTask, encoded: Any, requested: set[str]) -> dict[str, tuple]:
-    """Return the per-step outputs in the format of `generate()`, which treats the decoder prompt as one step."""
-    start = task.prompt.shape[1]
-    result: dict[str, tuple] = {}
-    for name, values in task.outputs.items():
-        if name == "scores":
-            result[name] = tuple(values)
-        elif name == "logits":
-            result[name] = tuple(values[start - 1 :])
-        else:
-            token_dim = 1 if name == "decoder_hidden_states" else 2
-            steps = [[pad_attention_weights(layer, start, name) for layer in step] for step in values[:start]]
-            layers = zip(*steps, strict=True)
-            result[name] = (tuple(torch.cat(layer, token_dim) for layer in layers), *values[start:])
-    return result | {f"encoder_{name}": encoded.get(name) for name in requested.intersection(LAYER_OUTPUT_NAMES)}
-
-
-def pad_attention_weights(weights: torch.Tensor, length: int, name: str) -> torch.Tensor:
-    """Pad self-attention weights with zeros for later tokens. Return other tensors unchanged."""
-    if name != "decoder_attentions":
-        return weights
-    return torch.nn.functional.pad(weights, (0, length - weights.shape[-1]))
-
-
-SUPPORTED_MODEL_KWARGS = {  # arguments that generate() passes to the model
-    *("attention_mask", "decoder_attention_mask", "encoder_outputs", "past_key_values", "use_cache"),
-    *("output_attentions", "output_hidden_states", "return_dict", "input_ids", "inputs_embeds"),
+# Arguments of generate() with which the loops of this package decode; others require a loop of transformers
+SUPPORTED_ARGUMENTS = {
+    *("input_ids", "inputs_embeds", "attention_mask", "decoder_input_ids", "decoder_attention_mask", "encoder_outputs"),
+    *("past_key_values", "use_cache", "output_attentions", "output_hidden_states", "return_dict", "generation_config"),
+    *("logits_processor", "stopping_criteria", "tokenizer", "custom_generate"),
+    *("alpha", "extra_tokens", "ensemble", "glossary"),
 }
+NEUTRAL_VALUES = {  # fields of a generation config, and the values with which the loops of this package decode
+    "do_sample": (False,), "max_time": (), "stop_strings": (), "guidance_scale": (1,), "watermarking_config": (),
+    "encoder_no_repeat_ngram_size": (0,), "encoder_repetition_penalty": (1,), "token_healing": (False,),
+    "low_memory": (False,), "cache_implementation": ("dynamic", "static"),
+}  # fmt: skip
+STEP_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+OVERRIDABLE_METHODS = (  # of GenerationMixin, used by the loops of transformers
+    *("prepare_inputs_for_generation", "_update_model_kwargs_for_generation", "_prefill", "_sample", "_beam_search"),
+)
+STATELESS_PROCESSORS = {  # the scores of a row depend only on this row
+    *(logits_process.MinLengthLogitsProcessor, logits_process.MinNewTokensLengthLogitsProcessor),
+    *(logits_process.NoRepeatNGramLogitsProcessor, logits_process.RepetitionPenaltyLogitsProcessor),
+    *(logits_process.SequenceBiasLogitsProcessor, logits_process.NoBadWordsLogitsProcessor),
+    *(logits_process.ForcedBOSTokenLogitsProcessor, logits_process.ForcedEOSTokenLogitsProcessor),
+    *(logits_process.SuppressTokensLogitsProcessor, logits_process.SuppressTokensAtBeginLogitsProcessor),
+    *(logits_process.InfNanRemoveLogitsProcessor, logits_process.LogitNormalization),
+    logits_process.ExponentialDecayLengthPenalty,
+}
+CRITERIA = (MaxLengthCriteria, EosTokenCriteria)
+MODEL_CLASS = "VanillaTransformerForConditionalGeneration"
+MODULE_CLASSES = (
+    *(MODEL_CLASS, "VanillaTransformerModel", "Decoder", "DecoderLayer", "MultiHeadAttention"),
+    *("PositionWiseFeedForward", "LearnedPositionalEmbedding"),
+)
 
 
-def validate_supported_options(model: Any, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
-    """Raise ValueError for unsupported models, inputs and options."""
-    if model.config.model_type != "vanilla_transformer":
-        raise ValueError(f"beam_search requires a vanilla_transformer model, got {model.config.model_type}.")
-    cache, prompt_mask = model_kwargs.get("past_key_values"), model_kwargs.get("decoder_attention_mask")
-    unsupported = {
-        **dict.fromkeys(unsupported_options(config) + bypassed_code(model), True),
-        **{name: value is not None for name, value in model_kwargs.items() if name not in SUPPORTED_MODEL_KWARGS},
-        "a non-empty past_key_values": cache is not None and cache.get_seq_length() > 0,
-        "decoder_attention_mask that is not 2-dimensional": prompt_mask is not None and prompt_mask.ndim != 2,
-        "prompts or prefixes of PEFT (prepare_inputs_for_generation)": "prepare_inputs_for_generation" in vars(model),
-        "sharded weights (tensor parallelism, FSDP)": any(isinstance(each, DTensor) for each in model.parameters()),
-    }
-    if names := [name for name, is_requested in unsupported.items() if is_requested]:
-        raise ValueError(f"beam_search does not support {names[0]}. Omit custom_generate to use generate() instead.")
+def find_obstacle(
+    models: Sequence[PreTrainedModel], config: GenerationConfig, arguments: Mapping[str, Any]
+) -> str | None:
+    """Return the name of the first option or modification that requires a loop of transformers, or None.
+
+    `arguments` are those of `generate()`, or the ones that it prepared for the decoding loop.
+    """
+    mode = config.get_generation_mode(arguments.get("assistant_model"))
+    given = {name: value for name, value in arguments.items() if value is not None}
+    unsupported = [
+        *(name for name, values in NEUTRAL_VALUES.items() if getattr(config, name, None) not in (None, *values)),
+        *(name for name in STEP_OUTPUTS if config.return_dict_in_generate and getattr(config, name)),
+        *(each for each in given if each not in SUPPORTED_ARGUMENTS and not hasattr(config, each)),
+        *(type(each).__name__ for each in given.get("logits_processor", ()) if not is_stateless(each)),
+        *(type(each).__name__ for each in given.get("stopping_criteria", ()) if type(each) not in CRITERIA),
+    ]
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH):
+        unsupported.append(mode.value)
+    cache = given.get("past_key_values")  # generate() extends that of the user in place
+    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
+        unsupported.append("past_key_values")
+    if "decoder_attention_mask" in given and given["decoder_attention_mask"].ndim != 2:
+        unsupported.append("decoder_attention_mask that is not 2-dimensional")
+    return next(iter(unsupported), None) or next(filter(None, map(find_modification, models)), None)
 
 
-def bypassed_code(model: Any) -> list[str]:
-    """Return the names of user code that `IncrementalDecoder` would bypass: changed modules, hooks and attention."""
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
-    decoder, attention = model.get_decoder(), str(model.config._attn_implementation)
-    parts = [getattr(layer, name, None) for layer in decoder.layers for name in ("self_attn", "cross_attn")]
-    modules = [model, model.base_model, decoder, *decoder.layers, *filter(None, parts)]
-    code: list[Any] = [type(each) for each in modules[2:]]
-    for each in modules:
-        code += [each.forward, *each._forward_hooks.values(), *each._forward_pre_hooks.values()]
-    if "/" not in attention and attention in ALL_ATTENTION_FUNCTIONS:  # a slash: a kernel from the Hub
-        code.append(ALL_ATTENTION_FUNCTIONS[attention])
-    names = [f"{each.__module__}.{getattr(each, '__qualname__', type(each).__qualname__)}" for each in code]
-    native = r"(transformers|accelerate)\.|.*modeling_vanilla_transformer\."
-    return [f"user-defined code in the decoder ({name})" for name in names if not re.match(native, name)]
+def is_stateless(processor: Any) -> bool:
+    """Return whether a logits processor can be applied to any subset of the rows."""
+    has_row_values = isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor)
+    return type(processor) in STATELESS_PROCESSORS and not has_row_values
 
 
-def unsupported_options(config: GenerationConfig) -> list[str]:
-    """Return the names of requested options that `beam_search` does not support."""
-    mode = config.get_generation_mode()
-    unsupported = {
-        mode.value: mode not in SUPPORTED_MODES,
-        "low_memory": getattr(config, "low_memory", False),
-        "guidance_scale": config.guidance_scale not in (None, 1),
-        "token_healing": config.token_healing,
-        "cache_implementation='quantized'": config.cache_implementation == "quantized",
-    }
-    return [name for name, is_requested in unsupported.items() if is_requested]
+def find_modification(model: Any) -> str | None:
+    """Return how this model differs from the classes of this package, or None. Reads no weights."""
+    home = next((each.__module__ for each in type(model).__mro__ if each.__name__ == MODEL_CLASS), None)
+    if home is None:
+        return f"a {type(model).__name__}"
+    if model.training:
+        return "a model in training mode"
+    if torch.is_autocast_enabled(model.device.type):
+        return "autocast"
+    implementation = model.config._attn_implementation
+    functions = {"eager": None, "sdpa": sdpa_attention_forward}
+    if implementation not in functions or ALL_ATTENTION_FUNCTIONS.get(implementation) is not functions[implementation]:
+        return f"attn_implementation={implementation!r}"
+    for name in OVERRIDABLE_METHODS:
+        if getattr(getattr(model, name, None), "__func__", None) is not getattr(GenerationMixin, name, None):
+            return f"an overridden {name}"
+    if any(isinstance(each, DTensor) for each in model.parameters()):
+        return "sharded weights (tensor parallelism, FSDP)"
+    modules: Iterable[Any] = (model, model.model, model.lm_head, *model.get_decoder().modules())
+    return next((f"a modified {type(each).__name__}" for each in modules if is_modified(each, home)), None)
+
+
+def is_modified(module: Any, home: str) -> bool:
+    """Return whether a module has hooks or another `forward` than the classes of the module `home` or of torch."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    if "forward" in vars(module) or any(each.__module__ != OUTPUT_CAPTURING for each in hooks):
+        return True
+    forward = type(module).forward
+    if forward.__module__ == home:
+        return forward.__qualname__.removesuffix(".forward") not in MODULE_CLASSES
+    return not forward.__module__.startswith(("torch.nn.", "transformers.activations"))
+
+
+OUTPUT_CAPTURING = "transformers.utils.output_capturing"  # its hooks stay after a call, and then have no effect
+
+
+def run_transformers_loop(
+    model: Any, input_ids: torch.Tensor, config: GenerationConfig, assistance: dict[str, Any], **prepared: Any
+) -> Any:
+    """Decode with the loop that `generate()` selects without `custom_generate`.
+
+    Args:
+        model: The model.
+        input_ids: Decoder prompt (B * K, T).
+        config: Generation config.
+        assistance: The streamer, assistant, tokenizers and source of `generate()`.
+        **prepared: Logits processors, stopping criteria, and the inputs of the model.
+    """
+    mode = config.get_generation_mode(assistance["assistant_model"])
+    name = GENERATION_MODES_MAPPING[mode]
+    if "/" in name:  # a repository of code, which generate() loads only without custom_generate
+        raise ValueError(f"beam_search does not support {mode.value}. Omit custom_generate to use generate() instead.")
+    loop = getattr(type(model), name)
+    tokenizers = {each: assistance[each] for each in ("tokenizer", "assistant_tokenizer")}
+    streamer, assistant = assistance["streamer"], assistance["assistant_model"]
+    options = model._extract_generation_mode_kwargs(None, tokenizers, None, assistant, streamer)
+    model._validate_generation_mode(mode, config, options)
+    if "inputs_tensor" in inspect.signature(loop).parameters:
+        options["inputs_tensor"] = assistance["inputs_tensor"]
+    return loop(model, input_ids, generation_config=config, **options, **prepared)
 
 
 def resolve_generation_config(model: Any, arguments: dict[str, Any]) -> GenerationConfig:
@@ -284,32 +337,13 @@ def resolve_generation_config(model: Any, arguments: dict[str, Any]) -> Generati
     return config
 
 
-def supports_generate_kwargs(model: Any, arguments: dict[str, Any]) -> bool:
-    """Return whether `beam_search` supports the code of this model and these arguments of `generate()`."""
-    unsupported = unsupported_options(resolve_generation_config(model, arguments)) + bypassed_code(model)
-    return not unsupported and arguments.get("assistant_model") is None
-
-
-SUPPORTED_MODES = (
-    *(GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE),
-    *(GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE),
-)
-
-
 def validate_option_combinations(
-    config: GenerationConfig,
-    processors: LogitsProcessorList,
-    extra_tokens: int | None,
-    ensemble: Sequence,
-    glossary: Any,
+    config: GenerationConfig, processors: LogitsProcessorList, extra_tokens: int | None, glossary: Any
 ) -> None:
     """Raise ValueError for options that exclude each other."""
-    has_states = config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states)
     has_forced_eos = any("ForcedEOS" in type(each).__name__ for each in processors)
     excluded = {
         "a glossary with a single beam": glossary is not None and config.num_beams == 1,
-        "a glossary with do_sample": glossary is not None and config.do_sample,
-        "output_attentions or output_hidden_states with an ensemble": has_states and ensemble,
         "forced_eos_token_id with extra_tokens": extra_tokens is not None and has_forced_eos,
     }
     if names := [name for name, is_requested in excluded.items() if is_requested]:
@@ -332,34 +366,26 @@ def validate_same_vocabularies(model: Any, other: Any) -> None:
 
 
 def prepare_custom_generate_kwargs(model: Any, function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Add the streamer and stop strings, which transformers drops with `custom_generate`, to the arguments."""
-    if arguments.get("assistant_model") is not None:
-        raise ValueError("custom_generate does not support assistant_model. Omit one of the two.")
+    """Bind the streamer and the assistant, which transformers drops with `custom_generate`, to the function."""
     configs = [each for each in (arguments.get("generation_config"), model.generation_config) if each is not None]
-
-    def setting(name: str) -> Any:
-        values = [arguments[name]] if name in arguments else [getattr(each, name, None) for each in configs]
-        return next((value for value in values if value is not None), None)
-
-    if (streamer := arguments.get("streamer")) is not None:
-        if "streamer" not in inspect.signature(function).parameters:
-            raise ValueError("custom_generate does not support a streamer. Omit custom_generate to use generate().")
-        if (setting("num_beams") or 1) > 1:
-            raise ValueError("A streamer requires num_beams=1, because beam search has no result before the end.")
-        function = partial(function, streamer=streamer)
-    strings, tokenizer = setting("stop_strings"), arguments.get("tokenizer")
-    if strings is not None and tokenizer is not None:
-        criteria = [*(arguments.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
-        arguments = arguments | {"stop_strings": None, "stopping_criteria": StoppingCriteriaList(criteria)}
+    values = [arguments["num_beams"]] if "num_beams" in arguments else [each.num_beams for each in configs]
+    for name, label in (("streamer", "a streamer"), ("assistant_model", "assistant_model")):
+        if arguments.get(name) is None:
+            continue
+        if name not in inspect.signature(function).parameters:
+            raise ValueError(f"custom_generate does not support {label}. Omit custom_generate to use generate().")
+        function = partial(function, **{name: arguments[name]})
+    if arguments.get("streamer") is not None and next((each for each in values if each is not None), 1) > 1:
+        raise ValueError("A streamer requires num_beams=1, because beam search has no result before the end.")
     return arguments | {"custom_generate": function}
 
 
 class VanillaTransformerGenerationMixin(GenerationMixin):
-    """Mixin for streamers and stop strings with `custom_generate`. Its name must end in GenerationMixin."""
+    """Mixin that keeps streamers and assistants. transformers requires that its name ends in GenerationMixin."""
 
     @wraps(GenerationMixin.generate)
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Override of `GenerationMixin.generate` that forwards the streamer and stop strings to `custom_generate`."""
+        """Override of `GenerationMixin.generate` that forwards streamer and assistant to `custom_generate`."""
         if hasattr(kwargs.get("tokenizer"), "stock"):  # stop strings use the target vocabulary
             kwargs["tokenizer"] = kwargs["tokenizer"].stock("target")
         bound = GENERATE_SIGNATURE.bind_partial(self, *args, **kwargs).arguments
@@ -374,7 +400,7 @@ GENERATE_SIGNATURE = inspect.signature(GenerationMixin.generate)
 __all__ = [
     "VanillaTransformerGenerationMixin",
     "beam_search",
-    "supports_generate_kwargs",
+    "find_obstacle",
     "prepare_custom_generate_kwargs",
     "resolve_generation_config",
 ]

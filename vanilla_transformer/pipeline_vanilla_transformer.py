@@ -14,8 +14,8 @@ from transformers.generation import StopStringCriteria
 from transformers.utils import logging
 
 from .alignment_vanilla_transformer import align, compute_token_log_probs
-from .constraints_vanilla_transformer import GlossaryMatcher
-from .generation_vanilla_transformer import beam_search, resolve_generation_config, supports_generate_kwargs
+from .generation_vanilla_transformer import beam_search, find_obstacle, resolve_generation_config
+from .glossary_vanilla_transformer import GlossaryMatcher
 
 logger = logging.get_logger(__name__)
 
@@ -78,8 +78,10 @@ class TranslationPipeline(Pipeline):
         total = len(sentences) if isinstance(sentences, Sized) else None
         progress, glossary = output_options.pop("progress", False), output_options.pop("glossary", None)
         matcher = None if glossary is None else GlossaryMatcher(glossary, self.tokenizer)
-        if matcher is not None and not self._supports_beam_search(generate_kwargs):
-            raise ValueError("A glossary requires `beam_search`, which does not support this model or these options.")
+        if matcher is not None and (obstacle := self._find_obstacle(generate_kwargs)):
+            raise ValueError(
+                f"A glossary requires `beam_search`, which does not support {obstacle}. Omit one of the two."
+            )
         if glossary and (resolve_generation_config(self.model, generate_kwargs).num_beams or 1) == 1:
             # also for sentences without terms, so that a translation does not depend on its batch
             generate_kwargs = {"num_beams": DEFAULT_GLOSSARY_BEAMS} | generate_kwargs
@@ -194,13 +196,15 @@ class TranslationPipeline(Pipeline):
             generate_kwargs["max_new_tokens"] = limit - start  # generate() would raise an error at the limit
         if generate_kwargs.get("glossary") is None:
             generate_kwargs.pop("glossary", None)
-        uses_beam_search = self._supports_beam_search(generate_kwargs)
-        if uses_beam_search:
+        obstacle = self._find_obstacle(generate_kwargs)
+        if obstacle is None:
             generate_kwargs.setdefault("custom_generate", beam_search)
         elif generate_kwargs.pop("ensemble", None):
-            raise ValueError("An ensemble requires `beam_search`, which does not support this model or these options.")
+            raise ValueError(
+                f"An ensemble requires `beam_search`, which does not support {obstacle}. Omit one of the two."
+            )
         config = resolve_generation_config(self.model, generate_kwargs)
-        needs_scores = return_scores and not (uses_beam_search and (config.num_beams or 1) > 1)
+        needs_scores = return_scores and generate_kwargs.get("custom_generate") is not beam_search
         output_flags = dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states"), False)
         output_flags |= {"return_dict_in_generate": return_scores, "output_scores": needs_scores}
         outputs = self.model.generate(**model_inputs, **(generate_kwargs | output_flags))
@@ -216,17 +220,16 @@ class TranslationPipeline(Pipeline):
             result["token_scores"] = scores.logsumexp(0) - math.log(len(models))  # of the mean probability
         return result
 
-    def _supports_beam_search(self, generate_kwargs: dict[str, Any]) -> bool:
-        """Return whether `beam_search` supports this model and these options. If not, `generate()` decodes."""
-        adapter = getattr(self.model, "active_peft_config", None)
-        has_prompt = adapter is not None and adapter.is_prompt_learning  # only generate() supports it
-        is_supported = self.model.config.model_type == "vanilla_transformer" and not has_prompt
-        return is_supported and supports_generate_kwargs(self.model, generate_kwargs)
+    def _find_obstacle(self, generate_kwargs: dict[str, Any]) -> str | None:
+        """Return what the loops of `beam_search` cannot decode, so that those of transformers do, or None."""
+        config = resolve_generation_config(self.model, generate_kwargs)
+        config.return_dict_in_generate = False  # `_forward` requests no per-step outputs from `beam_search`
+        return find_obstacle((self.model, *(generate_kwargs.get("ensemble") or ())), config, generate_kwargs)
 
     def _supports_extra_tokens(self, generate_kwargs: dict[str, Any], config: GenerationConfig) -> bool:
         """Return whether each sentence of a batch can have its own limit, with `extra_tokens` of `beam_search`."""
         is_default = generate_kwargs.get("custom_generate", beam_search) is beam_search
-        return is_default and config.forced_eos_token_id is None and self._supports_beam_search(generate_kwargs)
+        return is_default and config.forced_eos_token_id is None and self._find_obstacle(generate_kwargs) is None
 
     def _token_mask(
         self,

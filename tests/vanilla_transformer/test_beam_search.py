@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import MarianConfig, MarianMTModel
 
+from vanilla_transformer.beam_search_vanilla_transformer import best_token, best_tokens
 from vanilla_transformer.generation_vanilla_transformer import beam_search
-from vanilla_transformer.search_vanilla_transformer import best_token, best_tokens
 
 pytestmark = pytest.mark.usefixtures("search_mode")
 

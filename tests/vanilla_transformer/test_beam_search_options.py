@@ -4,9 +4,6 @@ import threading
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, TextIteratorStreamer
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
@@ -171,9 +168,8 @@ def test_left_padding_does_not_change_the_result(make_model, source):
     [
         ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "group_beam_search"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search"),
-        ({"prompt_lookup_num_tokens": 3}, "assisted_generation"),
-        ({"decoder_inputs_embeds": torch.zeros(5, 2, 32)}, "decoder_inputs_embeds"),
-        ({"decoder_attention_mask": torch.ones(5, 1, 1, 1)}, "decoder_attention_mask"),
+        ({"stop_strings": ["a"], "extra_tokens": 3}, "extra_tokens with stop_strings"),
+        ({"do_sample": True, "alpha": 0.6}, "alpha with do_sample"),
     ],
 )
 def test_rejects_unsupported_options(make_model, source, options, what):
@@ -187,14 +183,6 @@ def test_rejects_overflowing_penalty(make_model, source, options):
         make_model(vocab_size=30).generate(
             **source, num_beams=2, max_new_tokens=5, custom_generate=beam_search, **options
         )
-
-
-def test_rejects_non_empty_cache(make_model, source):
-    model = make_model(vocab_size=30)
-    cache = model(**source, decoder_input_ids=torch.ones(5, 2, dtype=torch.long), use_cache=True).past_key_values
-    prompt = {"decoder_input_ids": torch.full((5, 3), 4), "past_key_values": cache}
-    with pytest.raises(ValueError, match="does not support a non-empty past_key_values"):
-        model.generate(**source, **prompt, max_new_tokens=5, custom_generate=beam_search)
 
 
 def test_rejects_streamer_with_beams(make_model, source, train_bpe, sentences, special_tokens):
@@ -218,21 +206,6 @@ def test_rejects_streamer_with_beams(make_model, source, train_bpe, sentences, s
     thread.join()
     assert "requires num_beams=1" in errors[0]
     assert streamer.text_queue.empty()
-    with pytest.raises(ValueError, match="does not support assistant_model"):
-        model.generate(**source, assistant_model=model, max_new_tokens=5, custom_generate=beam_search)
-
-
-def test_rejects_sharded_weights(make_model, source, tmp_path):
-    """Tensor parallelism and FSDP shard weights, which `generate()` gathers, but `beam_search` does not."""
-    model = make_model(vocab_size=30, tie_word_embeddings=False)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        model.lm_head.weight = torch.nn.Parameter(distribute_tensor(model.lm_head.weight.data, mesh, [Shard(0)]))
-        with pytest.raises(ValueError, match="does not support sharded weights"):
-            model.generate(**source, max_new_tokens=5, custom_generate=beam_search)
-    finally:
-        dist.destroy_process_group()
 
 
 def test_ensemble_requires_input_ids(make_model, source):

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from vanilla_transformer import TranslationPipeline
-from vanilla_transformer.constraints_vanilla_transformer import GlossaryMatcher, LexicalConstraints
 from vanilla_transformer.generation_vanilla_transformer import beam_search
+from vanilla_transformer.glossary_vanilla_transformer import GlossaryMatcher, LexicalConstraints
 
 pytestmark = pytest.mark.usefixtures("search_mode")
 

@@ -12,148 +12,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import LogitsProcessorList
-from transformers.generation import logits_process
-
-LogitsFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ids (N, T), scores (N, V) -> scores (N, V)
-
-
-def build_logits_processor(
-    processors: LogitsProcessorList, vocab_size: int, device: torch.device
-) -> tuple[LogitsFunction | None, bool]:
-    """Combine the logits processors into one in-place function. Also return whether it treats rows independently."""
-    if not processors:
-        return None, True
-    with device:  # the tensors of the in-place versions are created on this device
-        functions: list[LogitsFunction] = [
-            IN_PLACE_EQUIVALENTS[type(each)](each, vocab_size) if type(each) in IN_PLACE_EQUIVALENTS else each
-            for each in processors
-        ]
-
-    def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        for function in functions:
-            scores = function(ids, scores)
-        return scores
-
-    return process, all(is_row_independent(each) for each in processors)
-
-
-def is_row_independent(processor: Any) -> bool:
-    """Return whether the output for a row depends only on that row. User-defined processors count as dependent."""
-    if isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor):  # one value per row
-        return False
-    return type(processor) in IN_PLACE_EQUIVALENTS or type(processor) in ROW_INDEPENDENT_PROCESSORS
-
-
-def make_ban_processor(ids: Any, vocab_size: int, applies: Callable[[int], bool]) -> LogitsFunction:
-    """Return a processor that bans the tokens `ids` if `applies(current_length)` is True."""
-    ids = torch.as_tensor(ids).flatten()
-    ids = ids[(ids >= 0) & (ids < vocab_size)]
-
-    def process(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores.index_fill_(1, ids.to(scores.device), -math.inf) if applies(tokens.shape[1]) else scores
-
-    return process
-
-
-def make_force_processor(token: Any, applies: Callable[[int], bool]) -> LogitsFunction:
-    """Return a processor that allows only `token` if `applies(current_length)` is True."""
-
-    def process(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if applies(tokens.shape[1]):
-            scores.fill_(-math.inf)
-            scores[:, token] = 0.0
-        return scores
-
-    return process
-
-
-def make_min_length_processor(native: Any, vocab_size: int) -> LogitsFunction:
-    return make_ban_processor(native.eos_token_id, vocab_size, lambda length: length < native.min_length)
-
-
-def make_min_new_tokens_processor(native: Any, vocab_size: int) -> LogitsFunction:
-    min_length = native.prompt_length_to_skip + native.min_new_tokens
-    return make_ban_processor(native.eos_token_id, vocab_size, lambda length: length < min_length)
-
-
-def make_suppress_processor(native: Any, vocab_size: int) -> LogitsFunction:
-    return make_ban_processor(native.suppress_tokens, vocab_size, lambda length: True)
-
-
-def make_begin_suppress_processor(native: Any, vocab_size: int) -> LogitsFunction:
-    return make_ban_processor(native.begin_suppress_tokens, vocab_size, lambda length: length == native.begin_index)
-
-
-def make_forced_bos_processor(native: Any, vocab_size: int) -> LogitsFunction:
-    return make_force_processor(native.bos_token_id, lambda length: length == 1)
-
-
-def make_forced_eos_processor(native: Any, vocab_size: int) -> LogitsFunction:
-    return make_force_processor(native.eos_token_id, lambda length: length == native.max_length - 1)
-
-
-def make_no_repeat_ngram_processor(native: Any, vocab_size: int) -> LogitsFunction:
-    """Return a processor that prevents any n-gram from occurring twice (`no_repeat_ngram_size`)."""
-    size = native.ngram_size
-
-    def process(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if tokens.shape[1] < size:
-            return scores
-        ngrams = tokens.unfold(1, size, 1)  # (N, T - n + 1, n)
-        last = tokens[:, None, tokens.shape[1] - size + 1 :]  # (N, 1, n - 1)
-        matches = (ngrams[..., :-1] == last).all(-1)  # (N, T - n + 1)
-        bans = torch.zeros_like(matches, dtype=scores.dtype).masked_fill_(matches, -math.inf)
-        return scores.scatter_add_(1, ngrams[..., -1], bans)  # without host-device synchronization
-
-    return process
-
-
-def make_sequence_bias_processor(native: Any, vocab_size: int) -> LogitsFunction:
-    """Return a processor that adds a sequence's bias to its last token if the hypothesis ends with its other tokens."""
-    if any(token >= vocab_size for sequence in native.sequence_bias for token in sequence):
-        return native  # raises the error of transformers
-    groups: dict[int, list[tuple[int, ...]]] = {}  # by length
-    for sequence in native.sequence_bias:
-        groups.setdefault(len(sequence), []).append(sequence)
-    sequences = {length: torch.tensor(group) for length, group in groups.items()}
-    biases = {length: torch.tensor([native.sequence_bias[each] for each in group]) for length, group in groups.items()}
-
-    def process(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        for length, group in sequences.items():
-            group, bias = group.to(scores.device), biases[length].to(scores)
-            if length - 1 > tokens.shape[1]:
-                continue
-            if length == 1:
-                scores.index_add_(1, group[:, 0], bias.expand(len(scores), -1))
-                continue
-            matches = (tokens[:, None, -(length - 1) :] == group[:, :-1]).all(-1)  # (N, sequences)
-            scores.index_add_(1, group[:, -1], torch.where(matches, bias, 0.0))
-        return scores
-
-    return process
-
-
-IN_PLACE_EQUIVALENTS: dict[type, Callable[[Any, int], LogitsFunction]] = {
-    logits_process.MinLengthLogitsProcessor: make_min_length_processor,
-    logits_process.MinNewTokensLengthLogitsProcessor: make_min_new_tokens_processor,
-    logits_process.NoRepeatNGramLogitsProcessor: make_no_repeat_ngram_processor,
-    logits_process.SequenceBiasLogitsProcessor: make_sequence_bias_processor,
-    logits_process.NoBadWordsLogitsProcessor: make_sequence_bias_processor,
-    logits_process.ForcedBOSTokenLogitsProcessor: make_forced_bos_processor,
-    logits_process.ForcedEOSTokenLogitsProcessor: make_forced_eos_processor,
-    logits_process.SuppressTokensLogitsProcessor: make_suppress_processor,
-    logits_process.SuppressTokensAtBeginLogitsProcessor: make_begin_suppress_processor,
-}
-ROW_INDEPENDENT_PROCESSORS = {
-    *(logits_process.RepetitionPenaltyLogitsProcessor, logits_process.InfNanRemoveLogitsProcessor),
-    *(logits_process.ExponentialDecayLengthPenalty, logits_process.LogitNormalization),
-}
 
 NO_TOKEN_ID = -1  # matches no token
 MAX_CONSTRAINT_TOKENS = 10_000  # exceeds the number of tokens of all terms of a sentence
@@ -322,6 +185,27 @@ class LexicalConstraints:
         values, missing = values.gather(1, picks), missing.gather(1, picks)
         return values, ids.gather(1, picks), parents.gather(1, picks), (missing == 0) & (values > MASKED_SCORE / 2)
 
+    def rank_finished(self, scores: torch.Tensor, is_complete: torch.Tensor) -> torch.Tensor:
+        """Return the order of finished hypotheses (B, n): by score, but those that lack a term last."""
+        order = scores.argsort(descending=True, stable=True)
+        return order.gather(1, is_complete.gather(1, order).logical_not().int().argsort(stable=True))
+
+    def select_running(
+        self, scores: torch.Tensor, is_complete: torch.Tensor, num_beams: int, has_enough: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Select the running hypotheses in the order of beam allocation.
+
+        Return indices (B, K), scores (B, K), and the best score (B). If there are enough finished hypotheses (B), those
+        that lack a term are ignored for the best score.
+        """
+        is_masked = scores < MASKED_SCORE / 2
+        positions = torch.arange(scores.shape[1], device=scores.device)
+        order = torch.add(-positions, is_masked, alpha=-MAX_CONSTRAINT_TOKENS).topk(num_beams).indices
+        scores, best_first = scores.gather(1, order).sort(descending=True)
+        order = order.gather(1, best_first)
+        is_ignored = has_enough[:, None] & ~is_complete.gather(1, order)
+        return order, scores, scores.masked_fill(is_ignored, -math.inf).amax(1)
+
 
 class GlossaryMatcher:
     """Matcher that finds the glossary terms of a sentence and reports which of them a translation contains.
@@ -415,4 +299,4 @@ def word_boundary_masks(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(continues), torch.tensor([bool(re.match(WORD, text[-1:])) for text in texts])
 
 
-__all__ = ["LexicalConstraints", "GlossaryMatcher", "build_logits_processor"]
+__all__ = ["LexicalConstraints", "GlossaryMatcher"]

@@ -1,0 +1,250 @@
+"""Calls that `beam_search` continues in the loops of transformers have the ids of `generate()`."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, LogitsProcessor, LogitsProcessorList
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import ModelOutput
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration, generation_vanilla_transformer
+from vanilla_transformer.generation_vanilla_transformer import beam_search
+
+CLASSES = (
+    *("VanillaTransformerForConditionalGeneration", "VanillaTransformerModel", "Decoder", "DecoderLayer"),
+    *("MultiHeadAttention", "PositionWiseFeedForward", "LayerNorm", "Linear", "Embedding", "ReLU"),
+)
+
+
+@pytest.fixture
+def loops(monkeypatch):
+    """The names of the generation modes that were decoded by loops of transformers."""
+    modes = []
+    run = generation_vanilla_transformer.run_transformers_loop
+
+    def record(model, input_ids, config, assistance, **prepared):
+        modes.append(config.get_generation_mode(assistance["assistant_model"]).value)
+        return run(model, input_ids, config, assistance, **prepared)
+
+    monkeypatch.setattr(generation_vanilla_transformer, "run_transformers_loop", record)
+    return modes
+
+
+@pytest.fixture
+def assert_equal_ids(source, loops):
+    """Return a function that compares the ids of both decoders, greedily and with beams."""
+
+    def compare(model, uses_loops: bool = True, beams=(1, 3), **options) -> None:
+        for num_beams in beams:
+            loops.clear()
+            arguments = source | {"max_new_tokens": 8, "num_beams": num_beams} | options
+            torch.manual_seed(0)
+            expected = model.generate(**arguments)
+            assert not loops
+            torch.manual_seed(0)
+            assert torch.equal(model.generate(**arguments, custom_generate=beam_search), expected)
+            assert len(loops) == uses_loops
+
+    return compare
+
+
+@pytest.fixture
+def model(make_model):
+    model = make_model(1, vocab_size=30, tie_word_embeddings=False)
+    model.generation_config.pad_token_id = 2  # the value with which generate() fills finished hypotheses
+    return model
+
+
+def modules_of(model) -> dict[str, nn.Module]:
+    """Return a module of each class, from the last layer of the decoder."""
+    modules = (model, model.model, *model.get_decoder().modules())
+    return {type(each).__name__: each for each in modules if type(each).__name__ in CLASSES} | {"head": model.lm_head}
+
+
+def change(output):
+    """Return a different output of a module."""
+    if isinstance(output, ModelOutput):
+        for name in ("logits", "last_hidden_state"):
+            if name in output:
+                output[name] = output[name].flip(-1)
+        return output
+    if isinstance(output, tuple):
+        return change(output[0]), *output[1:]
+    return output.flip(-1)
+
+
+def change_inputs(module, args, kwargs):
+    """Change the input of a module: other token ids, or other hidden states."""
+    name = next((each for each in ("decoder_input_ids", "input_ids") if kwargs.get(each) is not None), None)
+    if name is not None:
+        return args, kwargs | {name: (kwargs[name] + 1) % 30}
+    first = args[0].flip(-1) if args[0].is_floating_point() else (args[0] + 1) % 30
+    return (first, *args[1:]), kwargs
+
+
+def add_hook(module):
+    return module.register_forward_hook(lambda module, inputs, output: change(output))
+
+
+def add_pre_hook(module):
+    return module.register_forward_pre_hook(change_inputs, with_kwargs=True)
+
+
+def replace_forward(module):
+    forward = module.forward
+    module.forward = lambda *args, **kwargs: change(forward(*args, **kwargs))
+
+
+@pytest.mark.parametrize("modify", [add_hook, add_pre_hook, replace_forward])
+@pytest.mark.parametrize("name", [*CLASSES, "head"])
+def test_modified_modules(model, source, assert_equal_ids, modify, name):
+    before = model.generate(**source, max_new_tokens=8)
+    modify(modules_of(model)[name])
+    assert_equal_ids(model)
+    assert not torch.equal(model.generate(**source, max_new_tokens=8), before)
+
+
+def test_plain_calls_use_no_loop_of_transformers(model, source, assert_equal_ids):
+    """A call that records attention weights leaves hooks behind, which have no effect later."""
+    for options in ({}, {"no_repeat_ngram_size": 2, "min_length": 5}, {"use_cache": False}, {"output_scores": True}):
+        assert_equal_ids(model, uses_loops=False, **options)
+    model.set_attn_implementation("eager")
+    model(**source, decoder_input_ids=torch.ones(5, 3, dtype=torch.long), output_attentions=True)
+    assert model.get_decoder().layers[0].self_attn._forward_hooks
+    assert_equal_ids(model, uses_loops=False)
+
+
+def attend_twice(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=2 * scaling, **kwargs)
+
+
+def test_registered_attention_function(model, assert_equal_ids, monkeypatch):
+    monkeypatch.setattr(AttentionInterface, "_global_mapping", dict(AttentionInterface._global_mapping))
+    monkeypatch.setattr(AttentionMaskInterface, "_global_mapping", dict(AttentionMaskInterface._global_mapping))
+    AttentionInterface.register("twice", attend_twice)
+    AttentionMaskInterface.register("twice", sdpa_mask)
+    model.set_attn_implementation("twice")
+    assert_equal_ids(model)
+    model.set_attn_implementation("sdpa")
+    assert_equal_ids(model, uses_loops=False)
+    for name in ("sdpa", "eager"):
+        model.set_attn_implementation(name)
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, name, attend_twice)
+        assert_equal_ids(model)
+
+
+@pytest.mark.slow
+def test_flex_attention(model, assert_equal_ids):
+    model.set_attn_implementation("flex_attention")
+    assert_equal_ids(model, max_new_tokens=2)
+
+
+def test_subclasses(model, assert_equal_ids):
+    class WithForward(VanillaTransformerForConditionalGeneration):
+        def forward(self, *args, **kwargs):
+            return change(super().forward(*args, **kwargs))
+
+    class WithInputs(VanillaTransformerForConditionalGeneration):
+        def prepare_inputs_for_generation(self, *args, **kwargs):
+            inputs = super().prepare_inputs_for_generation(*args, **kwargs)
+            return inputs | {"decoder_input_ids": (inputs["decoder_input_ids"] + 1) % 30}
+
+    class WithoutChange(VanillaTransformerForConditionalGeneration):
+        pass
+
+    for kind in (WithForward, WithInputs, WithoutChange):
+        other = kind(model.config).eval()
+        other.load_state_dict(model.state_dict())
+        other.generation_config = model.generation_config
+        assert_equal_ids(other, uses_loops=kind is not WithoutChange)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(model, assert_equal_ids, dtype):
+    with torch.autocast("cpu", dtype=dtype):
+        assert_equal_ids(model)
+
+
+def test_training_mode(make_model, assert_equal_ids):
+    """Dropout draws the same random numbers."""
+    assert_equal_ids(make_model(vocab_size=30, dropout=0.3).train(), beams=(1,))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_peft(model, assert_equal_ids):
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig("SEQ_2_SEQ_LM", r=4, target_modules=["q_proj", "fc1", "lm_head"], init_lora_weights=False)
+    adapted = peft.get_peft_model(model, lora)
+    assert_equal_ids(adapted.eval())
+    merged = adapted.merge_and_unload()
+    assert_equal_ids(merged, uses_loops=False)
+    for kind in (peft.PromptTuningConfig, peft.PrefixTuningConfig):
+        tuned = peft.get_peft_model(merged, kind(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3))
+        for parameter in tuned.prompt_encoder.parameters():
+            nn.init.normal_(parameter, std=3.0)
+        assert_equal_ids(tuned.eval())
+
+
+def test_quantized_weights(make_model, assert_equal_ids):
+    """The weights are tensors of another class, which the layers of the model apply."""
+    torchao = pytest.importorskip("torchao.quantization")
+    model = make_model(1, vocab_size=30, d_model=64, tie_word_embeddings=False)
+    model.generation_config.pad_token_id = 2
+    torchao.quantize_(model, torchao.Int8WeightOnlyConfig(version=2))
+    assert "Int8" in type(model.lm_head.weight).__name__
+    assert_equal_ids(model, uses_loops=False)
+
+
+def test_4d_mask(model, source):
+    """`generate()` cannot extend such a mask, and neither can `beam_search`."""
+    options = {"decoder_input_ids": torch.tensor([[1, 7, 9]] * 5), "decoder_attention_mask": torch.ones(5, 1, 3, 3)}
+    for search in ({}, {"custom_generate": beam_search}):
+        with pytest.raises(RuntimeError, match="same number of dimensions"):
+            model.generate(**source, **options, **search, max_new_tokens=5)
+
+
+def test_filled_cache(model, source, loops):
+    """It is extended in place."""
+    prompt = torch.tensor([[1, 7, 9]]).repeat(5, 1)
+    results, lengths = [], []
+    for options in ({}, {"custom_generate": beam_search}):
+        with torch.no_grad():
+            cache = model(**source, decoder_input_ids=prompt[:, :2], use_cache=True).past_key_values
+        inputs = source | {"decoder_input_ids": prompt, "past_key_values": cache}
+        results.append(model.generate(**inputs, max_new_tokens=8, **options))
+        lengths.append(cache.get_seq_length())
+    assert torch.equal(*results)
+    assert loops == ["greedy_search"]
+    assert lengths[0] == lengths[1] > 2
+
+
+def test_assisted_decoding(model, make_model, source, assert_equal_ids, loops):
+    first = {name: tensor[:1] for name, tensor in source.items()}
+    assistant = make_model(vocab_size=30, encoder_layers=1, decoder_layers=1)
+    for options in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 2}):
+        assert_equal_ids(model, beams=(1,), **first, **options)
+        assert loops == ["assisted_generation"]
+
+
+def test_sampling_and_row_dependent_processors(model, assert_equal_ids):
+    class Rows(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            return scores.roll(1, 0)
+
+    assert_equal_ids(model, do_sample=True, temperature=0.7)
+    assert_equal_ids(model, logits_processor=LogitsProcessorList([Rows()]))
+    assert_equal_ids(model, encoder_no_repeat_ngram_size=1)
+
+
+def test_rejects_own_arguments_that_loops_of_transformers_lack(model, source):
+    """The message names both."""
+    options = {"max_new_tokens": 4, "custom_generate": beam_search, "num_beams": 2}
+    with pytest.raises(ValueError, match="alpha with output_scores"):
+        model.generate(**source, **options, alpha=0.6, return_dict_in_generate=True, output_scores=True)
+    add_hook(model.lm_head)
+    with pytest.raises(ValueError, match="extra_tokens with a modified Linear"):
+        model.generate(**source, **options, extra_tokens=5)
+    with pytest.raises(ValueError, match="an ensemble with a modified Linear"):
+        model.generate(**source, **options, ensemble=[model])
