@@ -94,13 +94,10 @@ class BeamHypotheses:
     scores: torch.Tensor  # log-probabilities, divided by the length penalty if finished (B, n)
     is_complete: torch.Tensor  # whether a finished hypothesis exists, with all terms of the glossary (B, n)
 
-    def apply(self, function: Callable[[torch.Tensor], torch.Tensor]) -> BeamHypotheses:
-        """Apply a function to each tensor."""
-        return BeamHypotheses(*map(function, (self.sequences, self.beam_indices, self.scores, self.is_complete)))
-
     def select_sentences(self, sentences: torch.Tensor) -> BeamHypotheses:
-        """Select sentences, by index or mask."""
-        return self.apply(lambda each: each[sentences])
+        """Select sentences, by index."""
+        tensors = (self.sequences, self.beam_indices, self.scores, self.is_complete)
+        return BeamHypotheses(*(each.index_select(0, sentences) for each in tensors))
 
     def select_hypotheses(self, order: torch.Tensor) -> BeamHypotheses:
         """Select m hypotheses of each sentence, by index (B, m)."""
@@ -166,8 +163,8 @@ class BeamSearch:
                 if self.inputs.should_check_done(length) and not unfinished.any():
                     break
             elif not is_active.all():
-                finished.select_sentences(~is_active).copy_to(results, active[~is_active])
-                sentences = is_active.nonzero()[:, 0]
+                sentences, done = is_active.nonzero()[:, 0], (~is_active).nonzero()[:, 0]
+                finished.select_sentences(done).copy_to(results, active[done])
                 active, unfinished, parents = active[sentences], unfinished[sentences], parents[sentences]
                 finished, running = finished.select_sentences(sentences), running.select_sentences(sentences)
                 if not len(active):

@@ -75,9 +75,10 @@ class DecoderCache:
         for layer in self.buffers:
             for i, each in enumerate(layer):
                 layer[i] = each.new_empty(len(sentences), *each.shape[1:])
-                layer[i][:, :, :end] = each[sentences, :, :end]
+                torch.index_select(each[:, :, :end], 0, sentences, out=layer[i][:, :, :end])
         for source in self.cross_attention_cache.layers:
-            source.keys, source.values = source.keys[sentences], source.values[sentences]
+            source.keys = source.keys.index_select(0, sentences)
+            source.values = source.values.index_select(0, sentences)
 
 
 class IncrementalDecoder:
@@ -182,7 +183,7 @@ class IncrementalDecoder:
             self.cache.select_sentences(sentences)
             for name in ("states", "source_mask", "prompt_mask", "counts", "own_beam_mask", "ancestry_mask"):
                 value = getattr(self, name)
-                setattr(self, name, None if value is None else value[sentences])
+                setattr(self, name, None if value is None else value.index_select(0, sentences))
         if parents is not None:
             reordered = self.ancestry_mask.gather(1, parents[..., None].expand_as(self.ancestry_mask))
             self.ancestry_mask.copy_(reordered)

@@ -21,9 +21,10 @@ from functools import partial, wraps
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria, logits_process
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria, logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateBeamEncoderDecoderOutput
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -100,35 +101,52 @@ def beam_search(
         assistance |= {"inputs_tensor": inputs_tensor}
         return run_transformers_loop(model, input_ids, generation_config, assistance, **options, **model_kwargs)
     validate_option_combinations(generation_config, logits_processor, extra_tokens, glossary)
-    num_beams, config = generation_config.num_beams, generation_config
+    lists = (logits_processor, stopping_criteria)
+    inputs = prepare_inputs(
+        (model, *ensemble), input_ids, inputs_tensor, generation_config, *lists, alpha, extra_tokens, model_kwargs
+    )
+    if generation_config.num_beams == 1:
+        sequences, scores = greedy_search(inputs, generation_config.return_dict_in_generate)
+        output = GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores)
+    else:
+        output = run_beam_search(inputs, generation_config, alpha, extra_tokens, glossary)
+    return output if generation_config.return_dict_in_generate else output.sequences
+
+
+def prepare_inputs(
+    models: Sequence[PreTrainedModel],
+    input_ids: torch.Tensor,
+    inputs_tensor: torch.Tensor,
+    config: GenerationConfig,
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    alpha: float | None,
+    extra_tokens: int | None,
+    model_kwargs: Mapping[str, Any],
+) -> DecodingInputs:
+    """Return the inputs of the loops of this package. See `beam_search` for the arguments."""
+    num_beams = config.num_beams
     prompt = input_ids[::num_beams]  # generate() has repeated each source K times
     masks = [model_kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask")]
     mask, prompt_mask = (each if each is None else each[::num_beams] for each in masks)
     states = [model_kwargs["encoder_outputs"][0][::num_beams]]
-    for other in ensemble:
-        validate_same_vocabularies(model, other)
+    for other in models[1:]:
+        validate_same_vocabularies(models[0], other)
         validate_ensemble_inputs(inputs_tensor)
         states.append(other.get_encoder()(inputs_tensor, attention_mask=mask).last_hidden_state)
-    models = (model, *ensemble)
-    limits = compute_limits(models, config, stopping_criteria, prompt, extra_tokens, mask, states[0])
-    eos_ids = [each.eos_token_id.flatten().to(prompt) for each in stopping_criteria if type(each) is EosTokenCriteria]
+    limits = compute_limits(models, config, criteria, prompt, extra_tokens, mask, states[0])
+    eos_ids = [each.eos_token_id.flatten().to(prompt) for each in criteria if type(each) is EosTokenCriteria]
     pad_id, is_static = config._pad_token_tensor, is_async_device(prompt.device)
-    inputs = DecodingInputs(
+    return DecodingInputs(
         decoder=Ensemble.create(models, states, mask, num_beams, prompt_mask, is_static),
         prompt=prompt,
         limits=limits,
         eos_ids=torch.cat([prompt.new_empty(0), *eos_ids]),
         pad_id=0 if pad_id is None else int(pad_id),
-        logits_processor=logits_processor or None,
+        logits_processor=processors or None,
         is_static=is_static,
         penalty=make_length_penalty(config, alpha, limits),
     )
-    if num_beams == 1:
-        sequences, scores = greedy_search(inputs, config.return_dict_in_generate)
-        output = GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores)
-    else:
-        output = run_beam_search(inputs, config, alpha, extra_tokens, glossary)
-    return output if config.return_dict_in_generate else output.sequences
 
 
 def compute_limits(
@@ -276,6 +294,8 @@ def find_modification(model: Any) -> str | None:
         return "a model in training mode"
     if torch.is_autocast_enabled(model.device.type):
         return "autocast"
+    if nn.modules.module._has_any_global_hook():
+        return "hooks of all modules"
     implementation = model.config._attn_implementation
     functions = {"eager": None, "sdpa": sdpa_attention_forward}
     if implementation not in functions or ALL_ATTENTION_FUNCTIONS.get(implementation) is not functions[implementation]:
@@ -290,9 +310,9 @@ def find_modification(model: Any) -> str | None:
 
 
 def is_modified(module: Any, home: str) -> bool:
-    """Return whether a module has hooks or another `forward` than the classes of the module `home` or of torch."""
+    """Return whether a module has hooks, or another `forward` than classes of the Python module `home` or of torch."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    if "forward" in vars(module) or any(each.__module__ != OUTPUT_CAPTURING for each in hooks):
+    if "forward" in vars(module) or any(getattr(each, "__module__", None) != OUTPUT_CAPTURING for each in hooks):
         return True
     forward = type(module).forward
     if forward.__module__ == home:
@@ -366,26 +386,35 @@ def validate_same_vocabularies(model: Any, other: Any) -> None:
 
 
 def prepare_custom_generate_kwargs(model: Any, function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Bind the streamer and the assistant, which transformers drops with `custom_generate`, to the function."""
+    """Bind the arguments that transformers drops with `custom_generate` to the function, and add the stop strings."""
     configs = [each for each in (arguments.get("generation_config"), model.generation_config) if each is not None]
-    values = [arguments["num_beams"]] if "num_beams" in arguments else [each.num_beams for each in configs]
+
+    def setting(name: str) -> Any:
+        values = [arguments[name]] if name in arguments else [getattr(each, name, None) for each in configs]
+        return next((value for value in values if value is not None), None)
+
+    dropped = ("streamer", "assistant_model", "tokenizer", "assistant_tokenizer")
+    values = {name: arguments[name] for name in dropped if arguments.get(name) is not None}
+    supported = inspect.signature(function).parameters.keys()
     for name, label in (("streamer", "a streamer"), ("assistant_model", "assistant_model")):
-        if arguments.get(name) is None:
-            continue
-        if name not in inspect.signature(function).parameters:
+        if name in values and name not in supported:
             raise ValueError(f"custom_generate does not support {label}. Omit custom_generate to use generate().")
-        function = partial(function, **{name: arguments[name]})
-    if arguments.get("streamer") is not None and next((each for each in values if each is not None), 1) > 1:
+    if "streamer" in values and (setting("num_beams") or 1) > 1:
         raise ValueError("A streamer requires num_beams=1, because beam search has no result before the end.")
-    return arguments | {"custom_generate": function}
+    strings = setting("stop_strings")
+    if strings is not None and "tokenizer" in values:
+        criteria = [*(arguments.get("stopping_criteria") or ()), StopStringCriteria(values["tokenizer"], strings)]
+        arguments = arguments | {"stop_strings": None, "stopping_criteria": StoppingCriteriaList(criteria)}
+    bound = {name: value for name, value in values.items() if name in supported}
+    return arguments | {"custom_generate": partial(function, **bound) if bound else function}
 
 
 class VanillaTransformerGenerationMixin(GenerationMixin):
-    """Mixin that keeps streamers and assistants. transformers requires that its name ends in GenerationMixin."""
+    """Mixin that forwards all arguments to `custom_generate`. transformers requires its name to end like this."""
 
     @wraps(GenerationMixin.generate)
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Override of `GenerationMixin.generate` that forwards streamer and assistant to `custom_generate`."""
+        """Override of `GenerationMixin.generate` that forwards all arguments to `custom_generate`."""
         if hasattr(kwargs.get("tokenizer"), "stock"):  # stop strings use the target vocabulary
             kwargs["tokenizer"] = kwargs["tokenizer"].stock("target")
         bound = GENERATE_SIGNATURE.bind_partial(self, *args, **kwargs).arguments

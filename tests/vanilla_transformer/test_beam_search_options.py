@@ -168,7 +168,7 @@ def test_left_padding_does_not_change_the_result(make_model, source):
     [
         ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "group_beam_search"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search"),
-        ({"stop_strings": ["a"], "extra_tokens": 3}, "extra_tokens with stop_strings"),
+        ({"max_time": 9.0, "extra_tokens": 3}, "extra_tokens with max_time"),
         ({"do_sample": True, "alpha": 0.6}, "alpha with do_sample"),
     ],
 )

@@ -167,7 +167,11 @@ class Comparison:
             return f"DIFFERENT, beam_search has {found}"
         if isinstance(expected, torch.Tensor):
             return "equal" if trimmed(found) == trimmed(expected) else "DIFFERENT ids"
-        names = {"sequences_scores", "beam_indices"} if scored else set(expected) - {"past_key_values", "sequences"}
+        names = (
+            {"sequences_scores", "beam_indices"} & set(found)
+            if scored
+            else set(expected) - {"past_key_values", "sequences"}
+        )
         wrong = [name for name in names if not same(found[name], expected[name])]
         wrong += [] if trimmed(found.sequences) == trimmed(expected.sequences) else ["sequences"]
         return f"DIFFERENT {wrong}" if wrong else "equal"
