@@ -44,10 +44,6 @@ class DecodingInputs:
         """Return whether to check for completion at this length."""
         return not self.is_static or length % DONE_CHECK_INTERVAL == 0
 
-    def process_scores(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Apply the logits processors to scores (N, V)."""
-        return scores if self.logits_processor is None else self.logits_processor(ids, scores)
-
 
 def greedy_search(inputs: DecodingInputs, return_scores: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Decode greedily until each sequence has ended or reached its limit. Return ids (B, T) and scores (B) or None."""
@@ -62,20 +58,22 @@ def greedy_search(inputs: DecodingInputs, return_scores: bool) -> tuple[torch.Te
         logits = inputs.decoder.step(tokens[active, length - 1, None])
         if length < start:
             continue
-        logits = inputs.process_scores(tokens[active, :length], logits)
+        if inputs.logits_processor is not None:
+            logits = inputs.logits_processor(tokens[active, :length], logits)
         new = best_token(logits)
         if return_scores:
             totals[active] += logits.log_softmax(-1).gather(1, new[:, None])[:, 0] * unfinished
         if inputs.is_static:
             new = torch.where(unfinished, new, inputs.pad_id)
         tokens[active, length] = new
-        lengths[active] += unfinished
         is_active = ~torch.isin(new, inputs.eos_ids) & (inputs.limits[active] > length + 1)
         if inputs.is_static:
+            lengths += unfinished
             unfinished &= is_active
             if inputs.should_check_done(length) and not unfinished.any():
                 break
         elif not is_active.all():
+            lengths[active[~is_active]] = length + 1
             sentences = is_active.nonzero()[:, 0]
             active, unfinished = active[sentences], unfinished[sentences]
             if not len(active):
@@ -87,33 +85,44 @@ def greedy_search(inputs: DecodingInputs, return_scores: bool) -> tuple[torch.Te
 
 @dataclass
 class BeamHypotheses:
-    """n hypotheses of each of B sentences: running ones, candidates for the next step, or finished ones."""
+    """The n best finished hypotheses of each sentence. Empty slots have low scores.
 
-    sequences: torch.Tensor  # token ids (B, n, T)
-    beam_indices: torch.Tensor  # row of the parent hypothesis of each new token (B, n, T - prompt), -1 after the end
-    scores: torch.Tensor  # log-probabilities, divided by the length penalty if finished (B, n)
-    is_complete: torch.Tensor  # whether a finished hypothesis exists, with all terms of the glossary (B, n)
+    `steps` has, for each position, the token and the row of the hypothesis that it continued, so that both are selected
+    at once. It is -1 after the end, and the rows of the prompt are -1.
+    """
+
+    steps: torch.Tensor  # (B, n, T, 2)
+    scores: torch.Tensor  # log-probabilities, divided by the length penalty (B, n)
+    is_complete: torch.Tensor  # whether there is a hypothesis, and it has all terms of the glossary (B, n)
+
+    @classmethod
+    def create(cls, size: int, n: int, length: int, device: torch.device) -> BeamHypotheses:
+        """Create empty slots for hypotheses of `length` tokens."""
+        steps = torch.full((size, n, length, 2), -1, device=device)
+        scores = torch.full((size, n), EMPTY_SCORE, device=device)
+        return cls(steps, scores, torch.zeros_like(scores, dtype=torch.bool))
 
     def select_sentences(self, sentences: torch.Tensor) -> BeamHypotheses:
         """Select sentences, by index."""
-        tensors = (self.sequences, self.beam_indices, self.scores, self.is_complete)
-        return BeamHypotheses(*(each.index_select(0, sentences) for each in tensors))
-
-    def select_hypotheses(self, order: torch.Tensor) -> BeamHypotheses:
-        """Select m hypotheses of each sentence, by index (B, m)."""
-        index = order[..., None]
         return BeamHypotheses(
-            self.sequences.gather(1, index.expand(-1, -1, self.sequences.shape[-1])),
-            self.beam_indices.gather(1, index.expand(-1, -1, self.beam_indices.shape[-1])),
-            self.scores.gather(1, order),
-            self.is_complete.gather(1, order),
+            *(each.index_select(0, sentences) for each in (self.steps, self.scores, self.is_complete))
         )
 
     def copy_to(self, other: BeamHypotheses, sentences: torch.Tensor) -> None:
-        """Copy the first hypotheses of each sentence to those of the sentences (B) of `other`."""
-        for name in ("sequences", "beam_indices", "scores", "is_complete"):
+        """Copy the best hypotheses of each sentence to the sentences (B) of `other`."""
+        for name in ("steps", "scores", "is_complete"):
             target = getattr(other, name)
             target[sentences] = getattr(self, name)[:, : target.shape[1]]
+
+
+@dataclass
+class Candidates:
+    """The W best continuations of each sentence."""
+
+    steps: torch.Tensor  # as in `BeamHypotheses` (B, W, T, 2)
+    scores: torch.Tensor  # log-probabilities (B, W)
+    parents: torch.Tensor  # beams that they continue (B, W)
+    has_all_terms: torch.Tensor | None  # whether they have all terms of the glossary (B, W), if there is one
 
 
 @dataclass
@@ -133,27 +142,26 @@ class BeamSearch:
     max_length: int | None  # length that `early_stopping="never"` assumes; defaults to the limits
     glossary: Any = None  # `LexicalConstraints` or None
 
-    def run(self) -> BeamHypotheses:
-        """Return the n best hypotheses of each sentence (B, n, T)."""
+    def run(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return ids (B * n, T), scores (B * n) and beam indices (B * n, new tokens) of the n best hypotheses."""
         prompt, limits, decoder = self.inputs.prompt, self.inputs.limits, self.inputs.decoder
-        start, end, device = prompt.shape[1], int(limits.max()), prompt.device
-        results = self.create_empty(len(prompt), self.num_return_sequences, end)
-        finished = self.create_empty(len(prompt), self.num_beams, end)
-        running = self.create_empty(len(prompt), self.num_beams, start)
-        running.sequences[:] = prompt[:, None]
-        running.scores = running.scores.fill_(MASKED_SCORE).index_fill_(1, torch.zeros_like(limits[:1]), 0.0)
-        active = torch.arange(len(prompt), device=device)  # sentences in the batch
+        start, end, size, device = prompt.shape[1], int(limits.max()), len(prompt), prompt.device
+        results = BeamHypotheses.create(size, self.num_return_sequences, end, device)
+        finished = BeamHypotheses.create(size, self.num_beams, end, device)
+        running = torch.stack([prompt, torch.full_like(prompt, -1)], -1)[:, None].repeat(1, self.num_beams, 1, 1)
+        scores = torch.full((size, self.num_beams), MASKED_SCORE, device=device)
+        scores[:, 0] = 0.0  # the search starts with one hypothesis
+        active = torch.arange(size, device=device)  # sentences in the batch
         unfinished = torch.ones_like(active, dtype=torch.bool)  # all True unless finished sentences stay in the batch
         for length in range(1, start):
-            decoder.step(running.sequences[..., length - 1])
+            decoder.step(running[..., length - 1, 0])
         for length in range(start, end):  # number of tokens before the step
-            candidates, parents = self.select_candidates(running, active, length)
-            has_ended = torch.isin(candidates.sequences[..., -1], self.inputs.eos_ids)
-            has_ended |= (limits[active] <= length + 1)[:, None]
+            candidates = self.select_candidates(running, scores, active)
+            has_ended = torch.isin(candidates.steps[..., -1, 0], self.inputs.eos_ids)
+            has_ended = has_ended | (limits[active] <= length + 1)[:, None]
             finished = self.update_finished(finished, candidates, has_ended, unfinished)
-            order, running_scores, best_scores = self.select_running(candidates, has_ended, finished)
-            running, parents = candidates.select_hypotheses(order), parents.gather(1, order)
-            running.scores = running_scores
+            order, scores, best_scores = self.select_running(candidates, has_ended, finished)
+            running, parents = gather_steps(candidates.steps, order), candidates.parents.gather(1, order)
             is_active = self.may_improve(best_scores, finished, active, length + 1) & (limits[active] > length + 1)
             if self.inputs.logits_processor is not None:
                 is_active &= ~has_ended.all(-1)
@@ -165,82 +173,63 @@ class BeamSearch:
             elif not is_active.all():
                 sentences, done = is_active.nonzero()[:, 0], (~is_active).nonzero()[:, 0]
                 finished.select_sentences(done).copy_to(results, active[done])
-                active, unfinished, parents = active[sentences], unfinished[sentences], parents[sentences]
-                finished, running = finished.select_sentences(sentences), running.select_sentences(sentences)
+                finished, active = finished.select_sentences(sentences), active[sentences]
+                running, scores = running.index_select(0, sentences), scores[sentences]
+                parents, unfinished = parents[sentences], unfinished[sentences]
                 if not len(active):
                     break
             decoder.reorder_cache(parents, sentences)
         finished.copy_to(results, active)
-        length = int((results.beam_indices >= 0).sum(-1).max())
-        results.sequences = results.sequences[..., : start + length]
-        results.beam_indices = results.beam_indices[..., :length]
-        return results
+        tokens, rows = results.steps.flatten(0, 1).unbind(-1)
+        num_new = int((rows >= 0).sum(-1).max())
+        tokens = tokens.masked_fill(tokens < 0, self.inputs.pad_id)[:, : start + num_new]
+        return tokens, results.scores.flatten(), rows[:, start : start + num_new].int()
 
-    def create_empty(self, size: int, n: int, length: int) -> BeamHypotheses:
-        """Return empty hypotheses of `length` tokens."""
-        prompt = self.inputs.prompt
-        shape = (size, n, length - prompt.shape[1])
-        return BeamHypotheses(
-            torch.full((size, n, length), self.inputs.pad_id, device=prompt.device),
-            torch.full(shape, -1, dtype=torch.int32, device=prompt.device),
-            torch.full((size, n), EMPTY_SCORE, device=prompt.device),
-            torch.zeros((size, n), dtype=torch.bool, device=prompt.device),
-        )
-
-    def select_candidates(
-        self, running: BeamHypotheses, active: torch.Tensor, length: int
-    ) -> tuple[BeamHypotheses, torch.Tensor]:
-        """Return the W best continuations of each sentence, and the beams that they continue (B, W)."""
-        log_probs = self.inputs.decoder.step(running.sequences[..., -1]).log_softmax(-1)
-        log_probs = self.inputs.process_scores(running.sequences.flatten(0, 1), log_probs)
+    def select_candidates(self, running: torch.Tensor, scores: torch.Tensor, active: torch.Tensor) -> Candidates:
+        """Return the W best continuations of the running hypotheses (B, K, T, 2) with their scores (B, K)."""
+        log_probs = self.inputs.decoder.step(running[..., -1, 0]).log_softmax(-1)
+        if self.inputs.logits_processor is not None:
+            log_probs = self.inputs.logits_processor(running[..., 0].flatten(0, 1), log_probs)
         values, ids = best_tokens(log_probs, min(self.num_candidates, log_probs.shape[-1]))  # (B * K, tokens)
-        shape = (*running.scores.shape, -1)
-        values, ids = running.scores[..., None] + values.view(shape), ids.view(shape)
+        shape = (*scores.shape, values.shape[-1])
+        values, ids, has_all_terms = scores[..., None] + values.view(shape), ids.view(shape), None
         if self.glossary is None:
-            num_tokens = values.shape[-1]
-            scores, picks = values.flatten(1).topk(self.num_candidates)  # (B, W)
-            ids, parents = ids.flatten(1).gather(1, picks), picks // num_tokens
-            is_complete = torch.ones_like(ids, dtype=torch.bool)
+            values, picks = values.flatten(1).topk(self.num_candidates)  # (B, W)
+            ids, parents = ids.flatten(1).gather(1, picks), picks // shape[-1]
         else:
-            remaining = self.inputs.limits[active] - length - 1
-            scores, ids, parents, is_complete = self.glossary.select_candidates(
-                values, ids, log_probs.view(shape), running.scores, running.sequences, active, self.inputs.eos_ids,
+            remaining = self.inputs.limits[active] - running.shape[2] - 1
+            values, ids, parents, has_all_terms = self.glossary.select_candidates(
+                values, ids, log_probs.view(*scores.shape, -1), scores, running[..., 0], active, self.inputs.eos_ids,
                 remaining, self.num_candidates,
             )  # fmt: skip
-        candidates = running.select_hypotheses(parents)
-        rows = (parents + active[:, None] * self.num_beams).int()
-        candidates.sequences = torch.cat([candidates.sequences, ids[..., None]], -1)
-        candidates.beam_indices = torch.cat([candidates.beam_indices, rows[..., None]], -1)
-        candidates.scores, candidates.is_complete = scores, is_complete
-        return candidates, parents
+        step = torch.stack([ids, torch.add(parents, active[:, None], alpha=self.num_beams)], -1)  # (B, W, 2)
+        steps = torch.cat([gather_steps(running, parents), step[:, :, None]], 2)
+        return Candidates(steps, values, parents, has_all_terms)
 
     def update_finished(
-        self, finished: BeamHypotheses, candidates: BeamHypotheses, has_ended: torch.Tensor, unfinished: torch.Tensor
+        self, finished: BeamHypotheses, candidates: Candidates, has_ended: torch.Tensor, unfinished: torch.Tensor
     ) -> BeamHypotheses:
         """Return the K best of the finished hypotheses and of the candidates that have ended."""
         is_result = has_ended & (torch.arange(self.num_candidates, device=has_ended.device) < self.num_beams)
         if not self.inputs.is_static and not is_result.any():
             return finished
-        missing = finished.sequences.shape[-1] - candidates.sequences.shape[-1]
-        scores = candidates.scores / self.inputs.penalty(candidates.beam_indices.shape[-1])
-        merged = BeamHypotheses(
-            torch.cat(
-                [finished.sequences, nn.functional.pad(candidates.sequences, (0, missing), value=self.inputs.pad_id)], 1
-            ),
-            torch.cat([finished.beam_indices, nn.functional.pad(candidates.beam_indices, (0, missing), value=-1)], 1),
-            torch.cat([finished.scores, torch.add(scores, ~is_result, alpha=2 * MASKED_SCORE)], 1),
-            torch.cat([finished.is_complete, candidates.is_complete & is_result], 1),
-        )
+        length = candidates.steps.shape[2]
+        scores = candidates.scores / self.inputs.penalty(length - self.inputs.prompt.shape[1])
+        scores = torch.cat([finished.scores, torch.add(scores, ~is_result, alpha=2 * MASKED_SCORE)], 1)
+        is_complete = is_result if candidates.has_all_terms is None else is_result & candidates.has_all_terms
+        is_complete = torch.cat([finished.is_complete, is_complete], 1)
         if self.glossary is None:
-            order = merged.scores.topk(self.num_beams).indices
+            order = scores.topk(self.num_beams).indices
         else:
-            order = self.glossary.rank_finished(merged.scores, merged.is_complete)[:, : self.num_beams]
+            order = self.glossary.rank_finished(scores, is_complete)[:, : self.num_beams]
         if self.inputs.is_static:  # finished sentences are left unchanged
             order = torch.where(unfinished[:, None], order, torch.arange(self.num_beams, device=order.device))
-        return merged.select_hypotheses(order)
+        padded = nn.functional.pad(candidates.steps, (0, 0, 0, finished.steps.shape[2] - length), value=-1)
+        steps = gather_steps(torch.cat([finished.steps, padded], 1), order)
+        return BeamHypotheses(steps, scores.gather(1, order), is_complete.gather(1, order))
 
     def select_running(
-        self, candidates: BeamHypotheses, has_ended: torch.Tensor, finished: BeamHypotheses
+        self, candidates: Candidates, has_ended: torch.Tensor, finished: BeamHypotheses
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return indices (B, K) and scores (B, K) of the next running hypotheses, and the best score (B)."""
         scores = torch.add(candidates.scores, has_ended, alpha=MASKED_SCORE)
@@ -249,7 +238,7 @@ class BeamSearch:
             return order, scores, scores[:, 0]
         required = self.num_return_sequences if self.early_stopping == "exact" else self.num_beams
         has_enough = finished.is_complete[:, required - 1]
-        return self.glossary.select_running(scores, candidates.is_complete, self.num_beams, has_enough)
+        return self.glossary.select_running(scores, candidates.has_all_terms, self.num_beams, has_enough)
 
     def may_improve(
         self, best_scores: torch.Tensor, finished: BeamHypotheses, active: torch.Tensor, length: int
@@ -269,6 +258,11 @@ class BeamSearch:
             return ~is_full
         bound = best_scores / penalty(limits - start if self.early_stopping == "never" else length - start)
         return bound > torch.where(is_full, finished.scores[:, -1], MASKED_SCORE)
+
+
+def gather_steps(steps: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Select hypotheses (B, m, T, 2) of `steps` (B, n, T, 2) by `order` (B, m)."""
+    return steps.gather(1, order[..., None, None].expand(-1, -1, *steps.shape[2:]))
 
 
 def best_token(logits: torch.Tensor) -> torch.Tensor:
@@ -304,4 +298,4 @@ def block_size(size: int) -> int:
     return next((block for block in range(64, 257) if size % block == 0 and size > 4 * block), 0)
 
 
-__all__ = ["BeamHypotheses", "BeamSearch", "DecodingInputs", "greedy_search"]
+__all__ = ["BeamSearch", "DecodingInputs", "greedy_search"]

@@ -1,9 +1,9 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
 """Incremental decoder for `beam_search`: the layers of the model, with a cache that beams share.
 
-The K hypotheses of a sentence are K positions of one decoder input (B, K, D). Cross-attention thus reads the keys and
-values of a sentence only once. In self-attention, keys and values stay with the beam that computed them, and a mask
-selects, for each earlier token of a hypothesis, this beam. When beams are reordered, only the mask changes.
+The K hypotheses of a sentence are K positions of one decoder input (B, K, D), so cross-attention reads the keys and
+values of a sentence only once. In self-attention, keys and values stay with the beam that computed them. A mask selects
+this beam for each earlier token of a hypothesis. When beams are reordered, only the mask changes.
 
 This module imports no other module of the package, so that it can be published separately. `model` arguments are
 `VanillaTransformerForConditionalGeneration` objects.
@@ -43,7 +43,7 @@ class DecoderCache:
         self.is_updated: dict[int, bool] = {}  # whether the cache of a layer has the keys and values of the source
         self.buffers: list[list[torch.Tensor]] = []  # keys and values of each layer (B, H, C * K, head_dim)
         self.capacity = self.length = 0  # tokens
-        self.slots: torch.Tensor  # (K), positions of the new tokens in the buffers; only if `is_static`
+        self.slots: torch.Tensor  # positions of the new tokens in the buffers (K), if `is_static`
 
     @property
     def self_attention_cache(self) -> DecoderCache:
@@ -112,6 +112,7 @@ class IncrementalDecoder:
         self.source_mask = None if mask is None or mask.bool().all() else to_additive_mask(mask, states)[:, None, None]
         self.prompt_mask = prompt_mask
         self.cache = DecoderCache(num_beams, is_static)
+        self.cache.slots = torch.arange(num_beams, device=states.device)
         self.replay: Callable[[], torch.Tensor] | None = None  # replays the captured step
         size, device = len(states), states.device
         self.tokens = torch.zeros((size, num_beams), dtype=torch.long, device=device)
@@ -159,7 +160,6 @@ class IncrementalDecoder:
             own_beam_mask = own_beam_mask.masked_fill(is_real[..., None] == 0, torch.finfo(own_beam_mask.dtype).min)
         self_mask: torch.Tensor | None = self.ancestry_mask[:, None]  # (B, 1, K, C * K)
         if self.is_static:
-            self.cache.slots = self.position * self.num_beams + torch.arange(self.num_beams, device=positions.device)
             self.ancestry_mask.index_copy_(2, self.cache.slots, own_beam_mask)
         elif self.num_beams == 1 and self.prompt_mask is None:
             self_mask = None
@@ -172,6 +172,7 @@ class IncrementalDecoder:
         for layer in self.decoder.layers:
             hidden_states = layer(hidden_states, self.states, **masks, past_key_values=self.cache)
         self.position += 1
+        self.cache.slots += self.num_beams
         return self.lm_head(self.decoder.norm(hidden_states)).flatten(0, 1)
 
     def reorder_cache(self, parents: torch.Tensor | None, sentences: torch.Tensor | None) -> None:

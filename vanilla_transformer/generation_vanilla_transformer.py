@@ -212,12 +212,8 @@ def run_beam_search(
         max_length=config.max_length if extra_tokens is None and alpha is None else None,
         glossary=glossary,
     )
-    found = search.run()
-    return GenerateBeamEncoderDecoderOutput(
-        sequences=found.sequences.flatten(0, 1),
-        sequences_scores=found.scores.flatten(),
-        beam_indices=found.beam_indices.flatten(0, 1),
-    )
+    sequences, scores, beam_indices = search.run()
+    return GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores, beam_indices=beam_indices)
 
 
 # Arguments of generate() with which the loops of this package decode; others require a loop of transformers

@@ -19,7 +19,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -29,11 +29,7 @@ from torch import nn
 from torch.export import Dim
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.modeling_vanilla_transformer import (
-    MultiHeadAttention,
-    create_position_ids,
-    scaled_dot_product_attention,
-)
+from vanilla_transformer.modeling_vanilla_transformer import create_position_ids
 
 OPSET = 18  # written by torch without a version conversion; supported since onnxruntime 1.14
 B, S, P, T = map(Dim, ("batch_size", "encoder_sequence_length", "past_sequence_length", "decoder_sequence_length"))
@@ -52,9 +48,7 @@ class EncoderGraph(nn.Module):
         states = self.encoder.embed(embedded, create_position_ids(attention_mask, embedded))
         mask = to_additive_mask(attention_mask, states)
         for layer in self.encoder.layers:
-            attention = partial(self_attend, layer.self_attn, mask=mask)
-            states = layer.apply_sublayer(layer.self_attn_layer_norm, states, attention)
-            states = layer.apply_sublayer(layer.feed_forward_layer_norm, states, layer.feed_forward)
+            states = layer(states, mask)
         return self.encoder.norm(states).float()
 
 
@@ -67,7 +61,7 @@ class CrossAttentionCacheGraph(nn.Module):
 
     def forward(self, encoder_hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         states = encoder_hidden_states.to(self.decoder.embed_tokens.weight.dtype)
-        pairs = [get_key_value_states(layer.cross_attn, states) for layer in self.decoder.layers]
+        pairs = [layer.cross_attn.get_key_value_states(states, None, None) for layer in self.decoder.layers]
         return tuple(tensor.float() for pair in pairs for tensor in pair)
 
 
@@ -106,48 +100,39 @@ class NextStepGraph(nn.Module):
         states = self.decoder.embed(embedded, positions)
         keys = torch.arange(length + input_ids.shape[1], device=states.device)[None]  # (1, P + T)
         causal = to_additive_mask(keys[:, None] <= positions[..., None], states)  # (1, 1, T, P + T)
-        padding = to_additive_mask(mask, states)  # (B, 1, 1, S)
-        present: list[torch.Tensor] = []
+        cache: Any = GraphCache(past, cross_cache, states.dtype)
         weights: list[torch.Tensor] = []
-
-        def self_attention(attention: MultiHeadAttention, i: int, states: torch.Tensor) -> torch.Tensor:
-            new: tuple[torch.Tensor, ...] = get_key_value_states(attention, states)
-            if past:
-                new = tuple(torch.cat([old.to(each.dtype), each], 2) for old, each in zip(past[i], new, strict=True))
-            present.extend(new)
-            key, value = new
-            return attend(attention, states, key, value, causal)[0]
-
-        def cross_attention(attention: MultiHeadAttention, i: int, states: torch.Tensor) -> torch.Tensor:
-            key, value = (each.to(states.dtype) for each in cross_cache[i])
-            output, attention_weights = attend(attention, states, key, value, padding)
-            weights.append(attention_weights)
-            return output
-
-        for i, layer in enumerate(self.decoder.layers):
-            attend_to_past = partial(self_attention, layer.self_attn, i)
-            states = layer.apply_sublayer(layer.self_attn_layer_norm, states, attend_to_past)
-            attend_to_source = partial(cross_attention, layer.cross_attn, i)
-            states = layer.apply_sublayer(layer.cross_attn_layer_norm, states, attend_to_source)
-            states = layer.apply_sublayer(layer.feed_forward_layer_norm, states, layer.feed_forward)
+        hooks = [
+            layer.cross_attn.register_forward_hook(lambda module, inputs, output: weights.append(output[1]))
+            for layer in self.decoder.layers
+        ]
+        for layer in self.decoder.layers:
+            states = layer(states, states, causal, to_additive_mask(mask, states), past_key_values=cache)
+        for hook in hooks:
+            hook.remove()
         logits = self.lm_head(self.decoder.norm(states))
-        return tuple(tensor.float() for tensor in (logits, *present, *weights))
+        return tuple(tensor.float() for tensor in (logits, *cache.present, *weights))
 
 
-def attend(attention: MultiHeadAttention, states, key, value, mask) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the attention output (B, T, D) and weights (B, H, T, S)."""
-    query = attention.split_heads(attention.q_proj(states), attention.key_head_dim)
-    heads, weights = scaled_dot_product_attention(attention, query, key, value, mask, attention.scaling)
-    return attention.out_proj(heads.flatten(2)), weights
+class GraphCache:
+    """Inputs and outputs of a graph that `MultiHeadAttention` uses as an `EncoderDecoderCache`."""
 
+    def __init__(self, past: Layers | None, cross_cache: Layers, dtype: torch.dtype):
+        self.self_attention_cache, self.past, self.dtype = self, past, dtype
+        layers = [SimpleNamespace(keys=key.to(dtype), values=value.to(dtype)) for key, value in cross_cache]
+        self.cross_attention_cache = SimpleNamespace(layers=layers)
+        self.is_updated = dict.fromkeys(range(len(layers)), True)
+        self.present: list[torch.Tensor] = []  # keys and values of each layer, including the new ones
 
-def self_attend(attention: MultiHeadAttention, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return attend(attention, states, *get_key_value_states(attention, states), mask)[0]
-
-
-def get_key_value_states(attention: MultiHeadAttention, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    key = attention.split_heads(attention.k_proj(states), attention.key_head_dim)
-    return key, attention.split_heads(attention.v_proj(states), attention.value_head_dim)
+    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> list[torch.Tensor]:
+        """Return the past and new keys and values of a layer."""
+        pair = [key, value]
+        if self.past:
+            pair = [
+                torch.cat([old.to(self.dtype), new], 2) for old, new in zip(self.past[layer_idx], pair, strict=True)
+            ]
+        self.present += pair
+        return pair
 
 
 def to_additive_mask(mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -164,6 +149,7 @@ def export_graphs(model: VanillaTransformerForConditionalGeneration, half: bool 
     """Trace all graphs except the merged one, and the `CROSS_CACHE` graph. `half` computes in float16 internally."""
     model = copy.deepcopy(model).eval()
     model = model.half() if half else model.float()
+    model.set_attn_implementation("eager")  # returns attention weights
     config: Any = model.config
     heads, layers = config.decoder_attention_heads, range(config.decoder_layers)
     attention: Any = model.get_decoder().layers[0].self_attn

@@ -107,7 +107,7 @@ def test_modified_modules(model, source, assert_equal_ids, modify, name):
 
 
 def test_plain_calls_use_no_loop_of_transformers(model, source, assert_equal_ids):
-    """A call that records attention weights leaves hooks behind, which have no effect later."""
+    """After a call that records attention weights, its hooks remain in the model, but have no effect."""
     for options in ({}, {"no_repeat_ngram_size": 2, "min_length": 5}, {"use_cache": False}, {"output_scores": True}):
         assert_equal_ids(model, uses_loops=False, **options)
     model.set_attn_implementation("eager")
@@ -168,7 +168,7 @@ def test_autocast(model, assert_equal_ids, dtype):
 
 
 def test_training_mode(make_model, assert_equal_ids):
-    """Dropout draws the same random numbers."""
+    """Dropout uses the same random numbers."""
     assert_equal_ids(make_model(vocab_size=30, dropout=0.3).train(), beams=(1,))
 
 
@@ -239,7 +239,7 @@ def test_sampling_and_row_dependent_processors(model, assert_equal_ids):
 
 
 def test_rejects_own_arguments_that_loops_of_transformers_lack(model, source):
-    """The message names both."""
+    """The message contains both names."""
     options = {"max_new_tokens": 4, "custom_generate": beam_search, "num_beams": 2}
     with pytest.raises(ValueError, match="alpha with output_scores"):
         model.generate(**source, **options, alpha=0.6, return_dict_in_generate=True, output_scores=True)
