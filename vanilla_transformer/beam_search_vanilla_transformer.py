@@ -83,6 +83,26 @@ def greedy_search(inputs: DecodingInputs, return_scores: bool) -> tuple[torch.Te
     return tokens[:, : int(lengths.max())], scores
 
 
+def make_length_penalty(
+    length_penalty: float | None, alpha: float | None, max_length: int
+) -> Callable[[torch.Tensor | int], Any]:
+    """Return the length penalty of `generate()`, or with `alpha` that of the paper. Raise ValueError on overflow.
+
+    The score of a hypothesis of n tokens is its log-probability / penalty(n).
+    """
+    name, exponent = ("length_penalty", length_penalty) if alpha is None else ("alpha", alpha)
+    exponent = 1.0 if exponent is None else exponent
+
+    def penalty(length: torch.Tensor | int) -> Any:
+        return length**exponent if alpha is None else ((5 + length) / 6) ** exponent
+
+    try:
+        penalty(max_length)
+    except OverflowError as error:
+        raise ValueError(f"{name}={exponent} overflows. Set it to a value such as 1.0.") from error
+    return penalty
+
+
 @dataclass
 class BeamHypotheses:
     """The n best finished hypotheses of each sentence. Empty slots have low scores.
@@ -298,4 +318,4 @@ def block_size(size: int) -> int:
     return next((block for block in range(64, 257) if size % block == 0 and size > 4 * block), 0)
 
 
-__all__ = ["BeamSearch", "DecodingInputs", "greedy_search"]
+__all__ = ["BeamSearch", "DecodingInputs", "greedy_search", "make_length_penalty"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -30,7 +30,12 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateBeam
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .beam_search_vanilla_transformer import BeamSearch, DecodingInputs, greedy_search
+from .beam_search_vanilla_transformer import (
+    BeamSearch,
+    DecodingInputs,
+    greedy_search,
+    make_length_penalty,
+)
 from .decoder_vanilla_transformer import Ensemble, is_async_device
 from .glossary_vanilla_transformer import LexicalConstraints
 
@@ -145,7 +150,7 @@ def prepare_inputs(
         pad_id=0 if pad_id is None else int(pad_id),
         logits_processor=processors or None,
         is_static=is_static,
-        penalty=make_length_penalty(config, alpha, limits),
+        penalty=make_length_penalty(config.length_penalty, alpha, int(limits.max())),
     )
 
 
@@ -168,23 +173,6 @@ def compute_limits(
     configs = [each.config for each in models]
     lengths += [each.max_position_embeddings for each in configs if each.position_embedding_type == "learned"]
     return limits.clamp(max=min(lengths)) if lengths else limits
-
-
-def make_length_penalty(
-    config: GenerationConfig, alpha: float | None, limits: torch.Tensor
-) -> Callable[[torch.Tensor | int], Any]:
-    """Return the function by whose value at its length the log-probability of a hypothesis is divided."""
-    name, exponent = ("length_penalty", config.length_penalty) if alpha is None else ("alpha", alpha)
-    exponent = 1.0 if exponent is None else exponent
-
-    def penalty(length: torch.Tensor | int) -> Any:
-        return length**exponent if alpha is None else ((5 + length) / 6) ** exponent
-
-    try:
-        penalty(int(limits.max()))
-    except OverflowError as error:
-        raise ValueError(f"{name}={exponent} overflows. Set it to a value such as 1.0.") from error
-    return penalty
 
 
 def run_beam_search(
