@@ -181,8 +181,8 @@ class IncrementalDecoder:
         None keeps all sentences, or the order of the beams.
         """
         if sentences is not None:
-            self.cache.select_sentences(sentences)
-            for name in ("states", "source_mask", "prompt_mask", "counts", "own_beam_mask", "ancestry_mask"):
+            self.cache.select_sentences(sentences)  # after the first step, `states` have no effect
+            for name in ("source_mask", "prompt_mask", "counts", "own_beam_mask", "ancestry_mask"):
                 value = getattr(self, name)
                 setattr(self, name, None if value is None else value.index_select(0, sentences))
         if parents is not None:
