@@ -249,7 +249,7 @@ def find_obstacle(
     unsupported = [
         *(name for name, values in NEUTRAL_VALUES.items() if getattr(config, name, None) not in (None, *values)),
         *(name for name in STEP_OUTPUTS if config.return_dict_in_generate and getattr(config, name)),
-        *(each for each in given if each not in SUPPORTED_ARGUMENTS and not hasattr(config, each)),
+        *(each for each in given if each not in SUPPORTED_ARGUMENTS and each not in vars(config)),
         *(type(each).__name__ for each in given.get("logits_processor", ()) if not is_stateless(each)),
         *(type(each).__name__ for each in given.get("stopping_criteria", ()) if type(each) not in CRITERIA),
     ]
