@@ -391,6 +391,10 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
             hidden_states = self.embedding_layer_norm(hidden_states)
         return apply_dropout(hidden_states, self.config.dropout, self.training)
 
+    def may_skip_mask(self, mask: torch.Tensor | None) -> bool:
+        """Return whether transformers may test if a mask has padding; on a GPU, this would synchronize each step."""
+        return mask is None or mask.device.type == "cpu" or not self.training
+
 
 def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
     """Return the tensor-parallel plan of a layer: q, k, v and fc1 are split by columns, the others by rows."""
@@ -428,7 +432,10 @@ class Encoder(TransformerStack):
         positions = create_position_ids(attention_mask if is_padding_mask else None, inputs_embeds)
         hidden_states = self.embed(inputs_embeds, positions)
         attention_mask = create_bidirectional_mask(
-            config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            allow_is_bidirectional_skip=self.may_skip_mask(attention_mask),
         )
         for layer in self.layers:
             hidden_states = layer(hidden_states, attention_mask, **kwargs)
@@ -489,6 +496,7 @@ class Decoder(TransformerStack):
             inputs_embeds=inputs_embeds,
             attention_mask=encoder_attention_mask,
             encoder_hidden_states=encoder_hidden_states,
+            allow_is_bidirectional_skip=self.may_skip_mask(encoder_attention_mask),
         )
         for layer in self.layers:
             hidden_states = layer(

@@ -1,0 +1,204 @@
+"""Training on a simulated CUDA device: complete runs, few synchronizations, precision.
+
+`test_simulated_cuda.py` runs these tests in a process with simulated devices.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import simulated_cuda
+import torch
+from transformers import TrainerCallback
+
+from training import train
+from training.demo import corpus
+from training.run.compilation import masked_training_loss
+from training.run.trainer import TokenBatchTrainer
+
+DEMO = Path(__file__).parents[2] / "training/recipes/demo.yaml"
+SMALL = {
+    "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+    "tokenizer_vocab_size": 300, "num_processes": 1, "warmup_steps": 10, "disable_tqdm": "true", "report_to": "none",
+    "eval_strategy": "no", "max_new_tokens": 8, "num_beams": 1,
+}  # fmt: skip
+
+
+class UpdateCounter(TrainerCallback):
+    """Counts the synchronizations of all updates from the third on. The run must not log, evaluate or save."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            self.start = simulated_cuda.synchronizations.copy()
+        self.synchronizations = simulated_cuda.synchronizations - self.start if state.global_step > 2 else None
+
+
+@pytest.fixture(autouse=True)
+def _small_corpus(monkeypatch):
+    """Reduce the built-in corpus, which takes seconds to generate."""
+    generate = corpus.generate
+    monkeypatch.setattr(corpus, "generate", lambda: generate(train=1500, validation=20, test=20))
+
+
+@pytest.fixture
+def configure():
+    """Function (settings): change the settings of the simulated devices, until the end of the test."""
+    yield lambda **settings: simulated_cuda.install(devices=2, **settings)
+    simulated_cuda.install(devices=2)
+
+
+@pytest.fixture
+def run_train(monkeypatch, tmp_path):
+    """Function (keys): run `training.train` with the demo recipe, and return log history, trainer and results."""
+    count = iter(range(100))
+
+    def run(setup=lambda trainer: None, **keys):
+        trainers, folder = [], tmp_path / str(next(count))
+        init = TokenBatchTrainer.__init__
+
+        def make(self, **kwargs):
+            init(self, **kwargs)
+            setup(self)
+            trainers.append(self)
+
+        settings = SMALL | {"output_dir": str(folder)} | keys
+        arguments = [f"--{name}={value}" for name, value in settings.items()]
+        monkeypatch.setattr(sys, "argv", ["training.train", str(DEMO), *arguments])
+        monkeypatch.setattr(sys.stdout, "reconfigure", lambda **kwargs: None, raising=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(TokenBatchTrainer, "__init__", make)
+            train.main()
+        (trainer,) = trainers
+        return trainer, json.loads((folder / "all_results.json").read_text())
+
+    return run
+
+
+def losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"eval_strategy": "steps", "eval_steps": 5, "num_beams": 2},
+        {"ema_decay": 0.9, "gradient_accumulation_steps": 2},
+        {"rdrop_alpha": 1},
+        {"simcut_alpha": 1},
+    ],
+)
+def test_run_is_complete(run_train, keys):
+    trainer, results = run_train(max_steps=10, logging_steps=5, **keys)
+    assert trainer.args.device == torch.device("cuda:0")
+    assert trainer.args.precision == "bf16"
+    assert trainer.state.global_step == 10
+    assert math.isfinite(results["test_bleu"])
+    assert losses(trainer)[-1] < losses(trainer)[0]
+
+
+@pytest.mark.parametrize("step_mode", ["eager", "compiled"])
+def test_updates_do_not_synchronize(run_train, step_mode):
+    """Only logging does. The loss is not compiled here, which would take minutes."""
+    counter = UpdateCounter()
+
+    def setup(trainer):
+        trainer.add_callback(counter)
+        if trainer.compiled_loss is not None:
+            trainer.compiled_loss.compiled = masked_training_loss
+            trainer.compiled_loss.is_new_shape = lambda inputs: False
+
+    keys = {"max_steps": 8, "logging_steps": 1000, "gradient_accumulation_steps": 2, "ema_decay": 0.9}
+    trainer, _ = run_train(setup, step_mode=step_mode, **keys)
+    assert (trainer.compiled_loss is not None) == (step_mode == "compiled")
+    assert counter.synchronizations == {}
+
+
+def test_fp16_reaches_the_loss_of_bf16(run_train, configure):
+    keys = {"max_steps": 100, "logging_steps": 20, "tokens_per_update": 256, "seed": 1}
+    expected = losses(run_train(**keys)[0])[-1]
+    configure(capability=(7, 5))
+    trainer, _ = run_train(**keys)
+    assert trainer.args.precision == "fp16"
+    assert losses(trainer)[-1] == pytest.approx(expected, rel=0.02)
+
+
+def test_skipped_updates_are_logged(run_train, configure):
+    configure(capability=(7, 5))
+    initial = []
+
+    def overflow(trainer):
+        trainer.accelerator.scaler.load_state_dict(trainer.accelerator.scaler.state_dict() | {"scale": 2.0**100})
+        initial.extend(parameter.clone() for parameter in trainer.model.parameters())
+
+    trainer, _ = run_train(overflow, max_steps=4, logging_steps=2, tokens_per_update=64)
+    logged = [entry["skipped_updates"] for entry in trainer.state.log_history if "skipped_updates" in entry]
+    assert logged == [2, 4]
+    assert all(a.equal(b) for a, b in zip(trainer.model.parameters(), initial, strict=True))
+
+
+class PooledGradients(torch.autograd.Function):
+    """A captured step: the gradients of each replay overwrite those of the last one, in the memory of the graph."""
+
+    @staticmethod
+    def forward(ctx, compute, pool, *weights):
+        with torch.enable_grad():
+            loss = compute()
+        for buffer, gradient in zip(pool, torch.autograd.grad(loss, weights), strict=True):
+            buffer.copy_(gradient)
+        ctx.pool = pool
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx, scale):
+        for buffer in ctx.pool:
+            buffer.mul_(scale)
+        return None, None, *(buffer.detach() for buffer in ctx.pool)
+
+
+def compile_with_pools(function, mode=None, **options):
+    """Simulate `torch.compile`: with mode="reduce-overhead", gradients are stored in the memory of a CUDA graph."""
+    pools = {}
+
+    def run(model, *args):
+        if mode != "reduce-overhead":
+            return function(model, *args)
+        weights = list(model.parameters())
+        pool = pools.setdefault(model, [torch.zeros_like(weight) for weight in weights])
+        return PooledGradients.apply(lambda: function(model, *args), pool, *weights)
+
+    return run
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_cuda_graphs_do_not_overwrite_accumulated_gradients(run_train, monkeypatch, capsys, accumulation_steps):
+    keys = {"max_steps": 3, "tokens_per_update": 128, "dropout": 0, "precision": "fp32", "adam_epsilon": 1e-3}
+    keys["gradient_accumulation_steps"] = accumulation_steps
+    monkeypatch.setattr(torch, "compile", compile_with_pools)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
+    weights = [
+        list(run_train(step_mode=step_mode, **keys)[0].model.parameters()) for step_mode in ("compiled", "cuda_graph")
+    ]
+    assert ("overwrites accumulated gradients" in capsys.readouterr().out) == (accumulation_steps > 1)
+    for expected, found in zip(*weights, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_micro_batches_are_halved_if_memory_is_too_small(run_train, configure, capsys):
+    """The updates remain the same."""
+    keys = {"max_steps": 6, "logging_steps": 1, "dropout": 0, "tokens_per_update": 512, "precision": "fp32"}
+    expected = run_train(**keys)[0]
+    assert expected.args.gradient_accumulation_steps == 1
+    configure(max_tokens=300)
+    trainer = run_train(lambda trainer: configure(), **keys)[0]  # the limit ends before the evaluation
+    assert trainer.args.gradient_accumulation_steps == 2
+    assert "larger batches do not fit into memory: 2 accumulation steps, not 1" in capsys.readouterr().out
+    assert losses(trainer) == pytest.approx(losses(expected), rel=1e-3)
+
+
+def test_requested_max_tokens_that_does_not_fit_is_an_error(run_train, configure, capsys):
+    configure(max_tokens=300)
+    with pytest.raises(SystemExit):
+        run_train(max_steps=6, max_tokens=512, tokens_per_update=512)
+    assert "max_tokens=512 does not fit into the memory of the device, but 256 does" in capsys.readouterr().err
