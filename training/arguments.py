@@ -165,7 +165,8 @@ UNSUPPORTED_ADVICE = {  # advice for unsupported fields
     ),
     "load_best_model_at_end": "set average_by: best, which selects the best checkpoint if average_checkpoints is 1",
     "save_only_model": "a run cannot be resumed from such a checkpoint",
-    **dict.fromkeys(("fp16", "tf32"), "set precision: bf16"),
+    "fp16": "set precision: fp16",
+    "tf32": "set precision: bf16",
     **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), "evaluations use float32"),
     **dict.fromkeys(("gradient_checkpointing", "gradient_checkpointing_kwargs"), "set activation_checkpointing"),
     **dict.fromkeys(("torch_compile_backend", "torch_compile_mode"), "set step_mode: compiled"),
@@ -221,8 +222,10 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     gradient_accumulation_steps: int = option(  # an integer after `__post_init__`
         "auto", "The minimum number of micro-batches per process and update. `max_tokens` may require more."
     )
-    precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto", "The precision. `auto`: bf16 on GPUs that support it; on CPUs the faster one (short runs: fp32)."
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
+        "auto",
+        "The precision. `fp16`: with a gradient scaler, only on a GPU. `auto`: on NVIDIA GPUs bf16 if they support it "
+        "natively, else fp16; on CPUs the faster one of fp32 and bf16 (short runs: fp32).",
     )
     attn_implementation: str = option(
         "auto",
@@ -233,8 +236,8 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         "auto",
         "How to run a training step. `compiled`: use at most 12 batch shapes and compile the step with "
         "`torch.compile`; compiled code is cached in TORCHINDUCTOR_CACHE_DIR. `cuda_graph`: also capture one CUDA "
-        "graph per batch shape on a GPU, for small models that are limited by kernel-launch overhead. `auto`: on a GPU "
-        "`cuda_graph` below 30 million parameters, else `compiled`; on a CPU `eager`.",
+        "graph per batch shape, with one GPU, one process and no accumulation; this has not run on a real GPU yet. "
+        "`auto`: `compiled` on a GPU for at least 5,000 updates, else `eager`.",
     )
     torch_compile: bool = option(False, "Whether to use the Trainer's `torch_compile`. See also `step_mode`.")
     num_processes: int | str = option(

@@ -228,8 +228,8 @@ def resolve_recipe(recipe: Recipe) -> None:
         if training.lr_scheduler_type != "inverse_sqrt" or training.warmup_steps < 1:
             raise ValueError("learning_rate is required unless lr_scheduler_type=inverse_sqrt and warmup_steps >= 1.")
         training.learning_rate = (recipe.model.d_model * training.warmup_steps) ** -0.5
-    if training.bf16 and training.precision == "fp32":
-        raise ValueError("bf16=true contradicts precision=fp32. Remove bf16.")
+    if training.bf16 and training.precision in ("fp32", "fp16"):
+        raise ValueError(f"bf16=true contradicts precision={training.precision}. Remove bf16.")
     if training.bf16:
         training.precision = "bf16"
     validate_training_setup(training)

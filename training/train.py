@@ -40,7 +40,7 @@ from training.run.factories import (
     make_train_set,
     resolve_precision_and_attention,
 )
-from training.run.hardware import configure_malloc
+from training.run.hardware import configure_malloc, fit_micro_batches
 from training.run.output_dir import (
     prepare_output_dir,
     validate_run_info,
@@ -95,6 +95,7 @@ def run(recipe: Recipe) -> None:
     print(f"{model.num_parameters():,} parameters, vocabulary {vocabulary_sizes(tokenizer)[1]:,}")
     collator = PaddingCollator(tokenizer.pad_token_id)
     resolve_precision_and_attention(recipe, model, train_set, collator, folder)
+    fit_micro_batches(args, model, train_set)
     print(describe_plan(args))
     if args.process_index == 0 and not checkpoint:
         write_recipe(recipe, folder)

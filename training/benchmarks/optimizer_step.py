@@ -63,7 +63,7 @@ def build_candidates(config: VanillaTransformerConfig, batch: Batch, tokens: int
         "Marian eager": loop_updates(to_marian(model).to(device), batch, precision),
     }
     if device.type == "cuda":  # on a CPU, compilation is not faster
-        candidates["Vanilla auto"] = trainer_updates(deepcopy(model), batch, tokens, precision, "auto")
+        candidates["Vanilla compiled"] = trainer_updates(deepcopy(model), batch, tokens, precision, "compiled")
         candidates["Marian compiled"] = loop_updates(torch.compile(to_marian(model).to(device)), batch, precision)
     return candidates
 

@@ -34,6 +34,10 @@ class Shape:
         """Return the shape of each of `micro_batches` parts of an update."""
         return replace(self, rows=-(-self.rows // micro_batches))
 
+    def without_ones(self) -> "Shape":
+        """Return the shape with sizes of at least 2: `torch.compile` would compile separate code for a size of 1."""
+        return Shape(max(2, self.rows), max(2, self.source), max(2, self.target))
+
 
 def choose_shapes(lengths: np.ndarray, tokens_per_update: int) -> list[Shape]:
     """Choose the fewest shapes of updates whose padding fraction is at most `MAX_PADDING_FRACTION`.

@@ -42,6 +42,26 @@ class EmaCallback(TrainerCallback):
         torch._foreach_lerp_(ema_weights, list(kwargs["model"].parameters()), 1 - decay)
 
 
+class SkippedUpdates(TrainerCallback):
+    """Counts the updates that the gradient scaler of fp16 skips, because gradients overflow.
+
+    The scaler then lowers its scale. The comparison runs on the device, without synchronization.
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler):
+        self.scaler = scaler
+        self.count: torch.Tensor | int = 0  # since the last start of the run
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._scale: torch.Tensor | float = self.scaler.get_scale()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        scale = self.scaler._scale  # `get_scale()` synchronizes
+        assert scale is not None
+        self.count = self.count + (scale < self._scale)
+        self._scale = scale.clone()
+
+
 class StopOnSignal(TrainerCallback):
     """Saves a checkpoint and ends training on Ctrl-C or SIGTERM, after the current update.
 

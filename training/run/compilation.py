@@ -4,35 +4,45 @@ The loss equals that of `training.run.losses`. It covers all positions and multi
 tensor sizes follow from the batch shape, without host-device synchronization.
 """
 
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo
-import torch._inductor.exc
+import torch._inductor.config
+import torch.distributed
 import torch.fx.experimental._config
 from huggingface_hub.constants import HF_HOME
 from peft import PeftModel
 from torch import nn
+from transformers import PreTrainedModel
 
-from training.run.losses import cross_entropy, supports_fused_loss
+from training.arguments import TrainingArguments
+from training.data.tokenization import sequence_lengths
+from training.run.losses import cross_entropy, supports_fused_loss, training_loss
 
 BACKEND = "inductor"
-# Smaller models are limited by kernel-launch overhead. On an H100 the base model (60 million) gains nothing.
-MAX_CUDA_GRAPH_PARAMETERS = 30_000_000
+MIN_UPDATES = 5_000  # for `auto`; on an H100, compilation took 90 s and saved 40 ms per step of the base model
 HEARTBEAT = 20  # seconds between progress messages during compilation
-COMPILER_ERRORS = (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError)
+CUDA_GRAPH_CALLS = 3  # per shape: the first is a warm-up, the second is captured, the third is replayed
+# Relative difference of loss and gradient norm from those of the eager step, without dropout
+TOLERANCE = 1e-3
+LOW_PRECISION_TOLERANCE = 2e-2  # with bf16 or fp16
 
 
-def resolve_step_mode(step_mode: str, model: Any, args: Any, lengths_vary: bool = False) -> str:
+def resolve_step_mode(
+    step_mode: str, model: Any, args: Any, lengths_vary: bool = False, updates: float = math.inf
+) -> str:
     """Return "eager", "compiled" or "cuda_graph", and print the reason if the requested mode is not supported.
 
-    `lengths_vary` means that the number of tokens of a sentence changes between epochs.
+    `lengths_vary` means that the number of tokens of a sentence changes between epochs. `updates` is the length of the
+    run. "auto" never selects CUDA graphs.
     """
     device = args.device.type
     if step_mode == "eager" or (step_mode == "auto" and device != "cuda"):
@@ -44,32 +54,121 @@ def resolve_step_mode(step_mode: str, model: Any, args: Any, lengths_vary: bool 
         "with BPE-dropout, sentences can become longer than the batch shapes": lengths_vary,
         "SimCut masks embeddings in hooks": bool(args.simcut_alpha),
         f"model type {model.config.model_type} is not supported": not supports_fused_loss(model),
+        f"a run of less than {MIN_UPDATES:,} updates is too short": step_mode == "auto" and updates < MIN_UPDATES,
     }
     if active := [reason for reason, holds in reasons.items() if holds]:
         print(f"the training step is not compiled: {active[0]}")
         return "eager"
-    if step_mode == "cuda_graph" and device != "cuda":
-        print("the training step is compiled, but not captured: CUDA graphs require a GPU")
-        return "compiled"
     if step_mode == "auto":
-        return "cuda_graph" if model.num_parameters() < MAX_CUDA_GRAPH_PARAMETERS else "compiled"
+        return "compiled"
+    obstacles = {
+        "CUDA graphs require a GPU": device != "cuda",
+        "CUDA graphs require a single process": args.world_size > 1,
+        "a replayed CUDA graph overwrites accumulated gradients": args.gradient_accumulation_steps > 1,
+    }
+    if step_mode == "cuda_graph" and (active := [reason for reason, holds in obstacles.items() if holds]):
+        print(f"the training step is compiled, but not captured: {active[0]}")
+        return "compiled"
     return step_mode
 
 
-def compile_loss(use_cuda_graphs: bool) -> Callable[..., torch.Tensor]:
-    """Return `masked_training_loss`, compiled at the first call for all batch shapes, optionally with CUDA graphs."""
-    folder = Path(HF_HOME, "vanilla_transformer", "compiled")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))  # reused by later runs
-    torch.fx.experimental._config.use_duck_shape = False  # equal sizes in the first batch are coincidental
-    options: dict[str, Any] = {"mode": "reduce-overhead"} if use_cuda_graphs else {}
-    compiled = torch.compile(masked_training_loss, dynamic=True, backend=BACKEND, **options)
+def make_compiled_loss(model: Any, args: TrainingArguments, dataset: Any) -> "CompiledLoss | None":
+    """Return the compiled loss for `step_mode`, or None for eager steps."""
+    lengths_vary = "lengths" in (getattr(dataset, "column_names", None) or ())  # BPE-dropout
+    updates = float(args.max_steps)
+    if args.max_steps <= 0:
+        tokens_per_epoch = float(sequence_lengths(dataset).max(1).sum())
+        updates = args.num_train_epochs * tokens_per_epoch / args.tokens_per_update
+    step_mode = resolve_step_mode(args.step_mode, model, args, lengths_vary, updates)
+    if step_mode == "eager":
+        return None
+    return CompiledLoss(step_mode == "cuda_graph", LOW_PRECISION_TOLERANCE if args.bf16 or args.fp16 else TOLERANCE)
 
-    def run(*arguments: Any) -> torch.Tensor:
-        if use_cuda_graphs:
+
+class CompiledLoss:
+    """`masked_training_loss`, compiled at the first call for all batch shapes, optionally with CUDA graphs.
+
+    `tolerance` is the relative difference from the eager step at which `find_error` reports an error.
+    """
+
+    def __init__(self, use_cuda_graphs: bool, tolerance: float = TOLERANCE):
+        folder = Path(HF_HOME, "vanilla_transformer", "compiled")
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))  # reused by later runs
+        torch.fx.experimental._config.use_duck_shape = False  # equal sizes in the first batch are coincidental
+        torch._dynamo.config.specialize_float = True  # otherwise traced twice, with float64 tensors on the CPU
+        options: dict[str, Any] = {"mode": "reduce-overhead"} if use_cuda_graphs else {}
+        if use_cuda_graphs:  # one graph per shape is intended
+            torch._inductor.config.triton.cudagraph_dynamic_shape_warn_limit = None
+        self.use_cuda_graphs, self.tolerance = use_cuda_graphs, tolerance
+        self.compiled = torch.compile(masked_training_loss, dynamic=True, backend=BACKEND, **options)
+        self.shapes: set[tuple[torch.Size, ...]] = set()  # of verified batches
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        if self.use_cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
-        return compiled(*arguments)
+        return self.compiled(*arguments)
 
-    return run
+    def is_new_shape(self, inputs: dict[str, torch.Tensor]) -> bool:
+        """Return whether no batch of this shape was checked before."""
+        shape = tuple(each.shape for each in inputs.values())
+        is_new = shape not in self.shapes
+        self.shapes.add(shape)
+        return is_new
+
+    def find_error(
+        self,
+        model: PreTrainedModel,
+        inputs: dict[str, torch.Tensor],
+        smoothing: float,
+        rdrop_alpha: float,
+        autocast: Callable[[], AbstractContextManager],
+    ) -> str | None:
+        """Run forward and backward pass on a batch, and return an error message, or None.
+
+        Without dropout, loss and gradient norm must be those of the eager step. With dropout, the first calls must not
+        raise an exception. Accumulated gradients and random numbers do not change.
+        """
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        rates = (model.config.dropout, model.config.attention_dropout, model.config.activation_dropout)
+
+        def run(is_compiled: bool) -> list[float]:
+            with autocast():
+                if is_compiled:
+                    loss = self(model, inputs, smoothing, rdrop_alpha)
+                else:
+                    loss, _ = training_loss(model, inputs, smoothing, rdrop_alpha, use_fused_loss=True)
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            norm = nn.utils.get_total_norm([each for each in gradients if each is not None])
+            return torch.stack([loss.detach(), norm]).tolist()
+
+        with torch.random.fork_rng([parameters[0].device] if parameters[0].is_cuda else []):
+            model.train(not any(rates))
+            try:
+                expected, found = run(is_compiled=False), run(is_compiled=True)
+                model.train()
+                for _ in range(CUDA_GRAPH_CALLS if self.use_cuda_graphs else 1):
+                    run(is_compiled=True)
+            except Exception as error:  # also of compilers, and torch.OutOfMemoryError
+                reason = " ".join(str(error).partition("\n\n")[0].split())
+                return f"{type(error).__name__}: {reason}"
+            finally:
+                model.train()
+        for name, value, other in zip(("loss", "gradient norm"), found, expected, strict=True):
+            if math.isfinite(other) and not math.isclose(value, other, rel_tol=self.tolerance):
+                return f"the {name} is {value:.6g} instead of {other:.6g}"
+        return None
+
+
+def average_gradients(model: nn.Module) -> None:
+    """Replace gradients by their mean over processes.
+
+    A compiled step does not call `DistributedDataParallel`, which would split it into three graphs.
+    """
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    mean = torch.cat([gradient.flatten() for gradient in gradients]) / torch.distributed.get_world_size()
+    torch.distributed.all_reduce(mean)
+    for gradient, part in zip(gradients, mean.split([each.numel() for each in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
 
 
 def masked_training_loss(

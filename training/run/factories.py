@@ -159,6 +159,8 @@ def load_base_model(recipe: Recipe) -> Any:
 def resolve_precision_and_attention(recipe: Recipe, model: Any, train_set: Any, collator: Any, folder: Path) -> None:
     """Resolve `precision` and `attn_implementation`, from the `recipe.yaml` of a resumed run or by timing."""
     args = recipe.training
+    if args.precision == "fp16" and args.device.type == "cpu":
+        raise ValueError("precision=fp16 is not supported on a CPU. Set precision to bf16 or fp32.")
     if saved := read_run_recipe(folder):
         args.precision = saved.get("precision", "fp32")
         args.attn_implementation = saved.get("attn_implementation", "sdpa")
@@ -179,8 +181,8 @@ def resolve_precision_and_attention(recipe: Recipe, model: Any, train_set: Any, 
             timings = ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in seconds.items())
             print(f"time per training step: {timings}. Chosen: {args.precision}, {args.attn_implementation}.")
     model.set_attn_implementation(args.attn_implementation)
-    if args.precision == "bf16":
-        args.bf16, args.mixed_precision = True, "bf16"
+    if args.precision != "fp32":
+        args.bf16, args.fp16, args.mixed_precision = args.precision == "bf16", args.precision == "fp16", args.precision
 
 
 def first_batches(train_set: Any, args: TrainingArguments) -> tuple[list[Any], float]:

@@ -1,4 +1,4 @@
-"""Hardware: memory allocator, choice of precision and attention by timing, description of the machine."""
+"""Hardware: memory allocator, precision and attention by timing, size of micro-batches, description of the machine."""
 
 import argparse
 import ctypes
@@ -13,9 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from transformers import PreTrainedModel
 
+from training.arguments import TrainingArguments
+from training.data.batch_shapes import Shape
+from training.data.streaming import TokenBatchStream
+from training.data.tokenization import sequence_lengths
+from training.run.losses import add_decoder_input_ids, supports_fused_loss, training_loss
+
 MAX_TIMING_FRACTION = 0.03  # of the run time, for timing precision and attention
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MAX_SLOWDOWN = 2  # slower candidates, relative to the fastest, are not timed further
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h of glibc
 
@@ -38,7 +47,7 @@ def choose_precision_and_attention(
     steps: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[str, str, dict[str, float]]:
-    """Resolve "auto": sdpa and bf16 (if supported) on a GPU, the fastest combination on a CPU.
+    """Resolve "auto": sdpa on a GPU, with bf16 if its hardware supports it, else fp16; the fastest choice on a CPU.
 
     The timing takes at most `MAX_TIMING_FRACTION` of the `steps` of the run, plus one step. The first batch is a
     warm-up. `batches` must have different shapes: oneDNN compiles bf16 kernels for each shape, so that bf16 would look
@@ -49,8 +58,9 @@ def choose_precision_and_attention(
         Precision, attention implementation, and median seconds per step of each timed candidate.
     """
     if model.device.type != "cpu":
-        has_gpu_bf16 = model.device.type == "cuda" and torch.cuda.is_bf16_supported()
-        best_precision = "bf16" if has_gpu_bf16 else "fp32"
+        best_precision = "fp32"
+        if model.device.type == "cuda":  # emulated bf16 is slow, and not supported by compilers
+            best_precision = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
         return best_precision if precision == "auto" else precision, "sdpa" if attention == "auto" else attention, {}
     candidates = [
         (p, a)
@@ -83,6 +93,78 @@ def choose_precision_and_attention(
     model.set_attn_implementation(implementation)
     best = min(candidates, key=lambda candidate: medians.get(candidate, math.inf))
     return *best, {" ".join(candidate): median for candidate, median in medians.items()}
+
+
+def fit_micro_batches(args: TrainingArguments, model: Any, train_set: Any) -> None:
+    """Double `gradient_accumulation_steps` until the largest micro-batch fits into the memory of the accelerator.
+
+    This runs forward and backward pass of the largest micro-batch, before any update. The pairs of an update do not
+    change. Nothing is tried on a CPU, or if FSDP shards the model.
+
+    Raises:
+        ValueError: If `max_tokens` was set and is too large, or if a single pair is too large.
+    """
+    if args.device.type == "cpu" or args.fsdp:
+        return
+    model.to(args.device)
+    update = largest_update(args, train_set)
+    requested = args.gradient_accumulation_steps
+    while not all(gather_object([fits_memory(args, model, update.split(args.gradient_accumulation_steps))])):
+        if args.gradient_accumulation_steps >= update.rows:
+            raise ValueError(
+                f"a pair of {update.source} and {update.target} tokens does not fit into the memory of the device. "
+                "Reduce max_length or the size of the model."
+            )
+        args.gradient_accumulation_steps *= 2
+    if args.gradient_accumulation_steps == requested:
+        return
+    tokens = -(-args.tokens_per_update // (args.world_size * args.gradient_accumulation_steps))
+    if args.max_tokens != "auto":
+        raise ValueError(
+            f"max_tokens={args.max_tokens} does not fit into the memory of the device, but {tokens} does. Set "
+            f"max_tokens to {tokens}, or remove it."
+        )
+    print(
+        f"larger batches do not fit into memory: {args.gradient_accumulation_steps} accumulation steps, not {requested}"
+    )
+    if isinstance(train_set, TokenBatchStream):
+        train_set.micro_batches = args.gradient_accumulation_steps
+
+
+def largest_update(args: TrainingArguments, train_set: Any) -> Shape:
+    """Return the shape of the part of this process of an update with the longest source and target."""
+    if isinstance(train_set, TokenBatchStream):
+        source = target = train_set.arguments.max_length
+    else:
+        source, target = map(int, sequence_lengths(train_set).max(0))
+    rows = max(1, args.tokens_per_update // max(source, target))
+    return Shape(-(-rows // args.world_size), source, target)
+
+
+def fits_memory(args: TrainingArguments, model: Any, shape: Shape) -> bool:
+    """Return whether forward and backward pass of a batch fit into memory, in addition to all copies of the weights."""
+    copies = 2 + bool(args.ema_decay) + (args.world_size > 1)  # Adam, moving average, gradients in DDP
+    ids = torch.ones(shape.rows, shape.source, dtype=torch.long, device=args.device)
+    labels = torch.ones(shape.rows, shape.target, dtype=torch.long, device=args.device)
+    batch = add_decoder_input_ids(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels})
+    settings = args.label_smoothing_factor, args.rdrop_alpha, supports_fused_loss(model), args.simcut_alpha
+    dtype = AUTOCAST_DTYPES.get(args.precision)
+    model.train()
+    try:
+        weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        reserved = [torch.empty_like(weight) for weight in weights * copies]
+        with torch.autocast(args.device.type, dtype, enabled=dtype is not None):
+            loss, _ = training_loss(model, batch, *settings)
+        loss.backward()
+        del reserved
+    except Exception as error:
+        if not should_reduce_batch_size(error):
+            raise
+        return False
+    finally:
+        model.zero_grad()
+        clear_device_cache(garbage_collection=True)
+    return True
 
 
 def has_bf16() -> bool:

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from transformers.trainer import FSDP_MODEL_NAME
 from transformers.trainer_utils import speed_metrics
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from training.arguments import TrainingArguments
 from training.data.batch_shapes import Shape, ShapedPairs, choose_shapes
 from training.data.batching import TokenBatchSampler
 from training.data.collators import FixedShapeCollator, defer_stop_signals
@@ -32,7 +33,14 @@ from training.data.parallel_text import ParallelText
 from training.data.streaming import TokenBatchStream
 from training.data.tokenization import sequence_lengths
 from training.metrics import translate_and_score
-from training.run.callbacks import EmaCallback, IgnoredSourceWarning, SamplerEpochCallback, StopOnSignal, TokenProgress
+from training.run.callbacks import (
+    EmaCallback,
+    IgnoredSourceWarning,
+    SamplerEpochCallback,
+    SkippedUpdates,
+    StopOnSignal,
+    TokenProgress,
+)
 from training.run.checkpoints import (
     EMA_SUBFOLDER,
     TEMPORARY,
@@ -41,7 +49,7 @@ from training.run.checkpoints import (
     select_checkpoints,
     write_manifest,
 )
-from training.run.compilation import COMPILER_ERRORS, compile_loss, log_progress, resolve_step_mode
+from training.run.compilation import average_gradients, log_progress, make_compiled_loss
 from training.run.distributed import fix_bucket_order
 from training.run.losses import add_decoder_input_ids, supports_fused_loss, training_loss
 from training.translators import GREEDY_OVERRIDES
@@ -68,8 +76,10 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
     control: TrainerControl
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, *, args: TrainingArguments, **kwargs: Any):
+        if args.device.type == "cuda":  # otherwise each copy of a tensor to the GPU would block
+            args.dataloader_pin_memory = args.accelerator_config.non_blocking = True
+        super().__init__(args=args, **kwargs)
         if isinstance(self.train_dataset, TokenBatchStream):
             self.args.ignore_data_skip = True  # the stream resumes from its own state
         self.stop = StopOnSignal()
@@ -89,10 +99,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.args.ema_decay:
             self.ema_model = deepcopy(self.model)
             self.add_callback(EmaCallback(self.ema_model, self.args.ema_decay))
-        lengths_vary = "lengths" in (getattr(self.train_dataset, "column_names", None) or ())  # BPE-dropout
-        step_mode = resolve_step_mode(self.args.step_mode, self.model, self.args, lengths_vary)
-        self.compiled_loss = None if step_mode == "eager" else compile_loss(use_cuda_graphs=step_mode == "cuda_graph")
-        self._has_compiled = False
+        self.skipped_updates: SkippedUpdates | None = None
+        if self.accelerator.scaler is not None:
+            self.add_callback(skipped_updates := SkippedUpdates(self.accelerator.scaler))
+            self.skipped_updates = skipped_updates
+        self.compiled_loss = make_compiled_loss(self.model, self.args, self.train_dataset)
         self._target_tokens, self._uncounted_tokens = 0, list[Any]()
         self._had_stopped_early = False  # whether early stopping had ended the resumed run
         # loss until the last log entry, loss since this entry, and the update of this entry
@@ -178,7 +189,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         is_stream = isinstance(dataset, TokenBatchStream)  # already split across processes
         micro_batches = self.args.gradient_accumulation_steps * (1 if is_stream else self.args.world_size)
         if shapes:
-            micro_batch_shapes = [shape.split(micro_batches) for shape in shapes]
+            micro_batch_shapes = [shape.split(micro_batches).without_ones() for shape in shapes]
             loading["collate_fn"] = FixedShapeCollator(micro_batch_shapes, self.processing_class.pad_token_id)
         if is_stream:
             generator = torch.Generator()  # separate: sampling a seed from the global one would break resuming
@@ -187,7 +198,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         sampler = TokenBatchSampler(lengths, tokens, seed, micro_batches, shapes)
         if shapes and self.args.device.type == "cuda" and not loading["num_workers"]:  # faster for small models
             # The workers are kept between epochs, because without fork, they take seconds to start.
-            loading |= {"num_workers": NUM_DATALOADER_WORKERS, "pin_memory": True, "persistent_workers": True}
+            loading |= {"num_workers": NUM_DATALOADER_WORKERS, "persistent_workers": True}
         if shapes:
             print(f"batches of {len(shapes)} shapes, with {100 * sampler.padding:.1f} % padding")
             dataset = ShapedPairs(dataset)
@@ -217,19 +228,20 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return add_decoder_input_ids(self.unwrapped_model, super()._prepare_inputs(inputs))
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Override that compiles at the first step, and falls back to eager steps if that fails."""
-        if self.compiled_loss is None or self._has_compiled:
-            return super().training_step(model, inputs, *args, **kwargs)
-        self._has_compiled = True
-        try:
-            with log_progress("compiling the training step"):
-                return super().training_step(model, dict(inputs), *args, **kwargs)
-        except COMPILER_ERRORS as error:
-            reason = " ".join(str(error).partition("\n\n")[0].split())
-            print(f"compiling failed, training continues with eager steps: {type(error).__name__}: {reason}")
-            self.compiled_loss = None
-            model.zero_grad()
-            return super().training_step(model, inputs, *args, **kwargs)
+        """Override that verifies the compiled step at each new batch shape, and averages its gradients."""
+        if self.compiled_loss is not None and self.compiled_loss.is_new_shape(inputs):
+            is_first = len(self.compiled_loss.shapes) == 1
+            settings = self.args.label_smoothing_factor, self.args.rdrop_alpha, self.compute_loss_context_manager
+            with log_progress("compiling the training step") if is_first else nullcontext():
+                error = self.compiled_loss.find_error(self.model, self._prepare_inputs(inputs), *settings)
+            if reason := next(filter(None, gather_object([error])), None):  # in any process
+                print(f"the compiled training step failed, training continues with eager steps: {reason}")
+                self.compiled_loss = None
+                torch.compiler.reset()  # frees the memory of CUDA graphs
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        if self.compiled_loss is not None and self.args.world_size > 1 and self.accelerator.sync_gradients:
+            average_gradients(self.model)
+        return loss
 
     def compute_loss(
         self,
@@ -243,7 +255,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         items = num_items_in_batch if num_items_in_batch is not None else (labels != -100).sum()
         outputs = None
         if self.compiled_loss is not None and not return_outputs:
-            loss = self.compiled_loss(model, inputs, smoothing, self.args.rdrop_alpha)
+            loss = self.compiled_loss(self.model, inputs, smoothing, self.args.rdrop_alpha)
         else:
             settings = self.args.rdrop_alpha, self.uses_fused_loss, self.args.simcut_alpha
             loss, outputs = training_loss(model, inputs, smoothing, *settings)
@@ -300,6 +312,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             speed = round(tokens / (now - self._last_log), 1)
             logs |= {"target_tokens": self.target_tokens, "tokens_per_second": speed}
             self._last_log, self._tokens_at_last_log = now, self.target_tokens
+            if self.skipped_updates is not None:
+                logs["skipped_updates"] = int(self.skipped_updates.count)
         if "train_runtime" in logs:
             logs["train_steps_per_second"] = round(self.state.global_step / self.seconds, 3)
         super().log(logs, *args, **kwargs)

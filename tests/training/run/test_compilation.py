@@ -2,7 +2,11 @@
 
 import json
 import logging
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -80,25 +84,28 @@ def test_at_most_twelve_shapes_and_no_compilation_after_first_epoch(make_trainer
 
     trainer.training_step = step
     trainer.train()
-    updates = trainer.state.max_steps // 4
     assert 1 < len(seen) <= 12
-    assert after_epoch[updates - 1] == after_epoch[-1] <= 12
+    assert set(after_epoch) == {1}
 
 
 @pytest.mark.slow
 def test_compiled_training_equals_eager_training(make_trainer):
     weights = []
-    for step in ("compiled", "compiled", "eager"):
+    for step in ("compiled", "eager"):
         torch.manual_seed(0)
         trainer = make_trainer(
-            layers=1, step_mode=step, tokens_per_update=24, max_steps=6, ema_decay=0.9, gradient_accumulation_steps=2
+            layers=1,
+            step_mode="compiled",
+            tokens_per_update=24,
+            max_steps=6,
+            ema_decay=0.9,
+            gradient_accumulation_steps=2,
         )
         if step == "eager":
-            trainer.compiled_loss = masked_training_loss
+            trainer.compiled_loss.compiled = masked_training_loss
         trainer.train()
         weights.append([*trainer.model.parameters(), *trainer.ema_model.parameters()])
-    for one, again, other in zip(*weights, strict=True):
-        assert one.equal(again)
+    for one, other in zip(*weights, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
@@ -134,10 +141,98 @@ def test_falls_back_to_eager_if_compilation_fails(make_trainer, monkeypatch, cap
     trainer = make_trainer(layers=1, step_mode="compiled", max_steps=2)
     trainer.train()
     output = capsys.readouterr().out
-    assert "compiling failed, training continues with eager steps" in output
+    assert "the compiled training step failed, training continues with eager steps" in output
     assert "no such machine" in output
     assert trainer.compiled_loss is None
     assert trainer.state.global_step == 2
+
+
+@pytest.mark.slow
+def test_graph_has_no_scalar_inputs(make_trainer, monkeypatch):
+    """Smoothing and weight of R-Drop are constants. Inputs would be traced twice, and be float64 tensors on the CPU."""
+    scalars = []
+
+    def backend(graph, inputs):
+        scalars.append([value for value in inputs if isinstance(value, torch.Tensor) and value.ndim == 0])
+        return graph
+
+    monkeypatch.setattr(compilation, "BACKEND", backend)
+    make_trainer(layers=1, step_mode="compiled", max_steps=1, label_smoothing_factor=0.1).train()
+    assert scalars == [[]]
+
+
+def wrong_loss(*args):
+    return 1.01 * masked_training_loss(*args)
+
+
+def wrong_gradient(*args):
+    loss = masked_training_loss(*args)
+    return 1.01 * loss - 0.01 * loss.detach()
+
+
+class FailingLoss:
+    """Loss that fails like a GPU, from the first batch of the second shape on."""
+
+    def __init__(self):
+        self.first = None
+
+    def __call__(self, model, inputs, *settings):
+        shape = inputs["input_ids"].shape, inputs["labels"].shape
+        self.first = self.first or shape
+        if shape != self.first:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return masked_training_loss(model, inputs, *settings)
+
+
+def train_with_loss(make_trainer, loss):
+    torch.manual_seed(0)
+    keys = {"tokens_per_update": 24, "max_steps": 6, "gradient_accumulation_steps": 2, "adam_epsilon": 1e-4}
+    trainer = make_trainer(dropout=0.1, layers=1, step_mode="compiled", **keys)
+    trainer.compiled_loss.compiled = loss
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (wrong_loss, "the loss is"),
+        (wrong_gradient, "the gradient norm is"),
+        (FailingLoss(), "OutOfMemoryError: CUDA out of memory"),
+    ],
+)
+def test_falls_back_to_eager_if_compiled_loss_is_wrong(make_trainer, monkeypatch, capsys, loss, reason):
+    """The weights become those of a run that is eager from the start."""
+    trainer = train_with_loss(make_trainer, loss)
+    output = capsys.readouterr().out
+    assert output.count("training continues with eager steps") == 1
+    assert reason in output
+    assert trainer.compiled_loss is None
+    monkeypatch.setattr(compilation.CompiledLoss, "find_error", lambda *args: "not tried")
+    eager = train_with_loss(make_trainer, None)
+    for one, other in zip(trainer.model.parameters(), eager.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_verification_changes_neither_gradients_nor_random_numbers(make_trainer, monkeypatch):
+    trainer = train_with_loss(make_trainer, masked_training_loss)
+    assert trainer.compiled_loss is not None
+    monkeypatch.setattr(compilation.CompiledLoss, "is_new_shape", lambda *args: False)
+    other = train_with_loss(make_trainer, masked_training_loss)
+    assert all(a.equal(b) for a, b in zip(trainer.model.parameters(), other.model.parameters(), strict=True))
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_same_model_as_eager_steps(tmp_path):
+    """A compiled step does not call `DistributedDataParallel`, and averages the gradients of the processes itself."""
+    program = Path(__file__).with_name("train_in_processes.py")
+    root = Path(__file__).parents[3]
+    subprocess.run([sys.executable, program, tmp_path], check=True, env=os.environ | {"PYTHONPATH": str(root)})
+    weights = [torch.load(tmp_path / f"{mode}_{rank}.pt") for mode in ("compiled", "eager") for rank in (0, 1)]
+    for tensors in zip(*weights, strict=True):
+        assert tensors[0].equal(tensors[1])
+        assert tensors[2].equal(tensors[3])
+        torch.testing.assert_close(tensors[0], tensors[2], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -145,6 +240,12 @@ def test_nonfinite_loss_ends_the_run(make_trainer):
     trainer = make_trainer(layers=1, step_mode="compiled", learning_rate=1e30, max_steps=6, max_grad_norm=0)
     with pytest.raises(FloatingPointError, match="Lower learning_rate"):
         trainer.train()
+
+
+def make_args(device="cuda", **keys):
+    defaults = {"fsdp": False, "gradient_checkpointing": False, "simcut_alpha": 0.0, "world_size": 1}
+    defaults |= {"gradient_accumulation_steps": 1, "device": torch.device(device)}
+    return SimpleNamespace(**(defaults | keys))
 
 
 @pytest.mark.parametrize(
@@ -156,14 +257,12 @@ def test_nonfinite_loss_ends_the_run(make_trainer):
     ],
 )
 def test_unsupported_settings_are_not_compiled(make_model, capsys, keys, reason):
-    defaults = {"fsdp": False, "gradient_checkpointing": False, "simcut_alpha": 0.0, "device": torch.device("cuda")}
-    assert resolve_step_mode("compiled", make_model(), SimpleNamespace(**(defaults | keys))) == "eager"
+    assert resolve_step_mode("compiled", make_model(), make_args(**keys)) == "eager"
     assert reason in capsys.readouterr().out
 
 
 def test_bpe_dropout_is_not_compiled(make_model, capsys):
-    keys = {"fsdp": False, "gradient_checkpointing": False, "simcut_alpha": 0.0, "device": torch.device("cuda")}
-    assert resolve_step_mode("cuda_graph", make_model(), SimpleNamespace(**keys), lengths_vary=True) == "eager"
+    assert resolve_step_mode("cuda_graph", make_model(), make_args(), lengths_vary=True) == "eager"
     assert "BPE-dropout" in capsys.readouterr().out
 
 
@@ -180,21 +279,31 @@ def test_bpe_dropout_trains_with_step_mode_compiled(make_trainer, tokenizer, sen
 
 
 @pytest.mark.parametrize(
-    ("requested", "device", "expected"),
+    ("requested", "keys", "expected", "reason"),
     [
-        ("auto", "cpu", "eager"),
-        ("auto", "cuda", "cuda_graph"),
-        ("compiled", "cuda", "compiled"),
-        ("cuda_graph", "cpu", "compiled"),
-        ("eager", "cuda", "eager"),
+        ("auto", {"device": "cpu"}, "eager", ""),
+        ("auto", {}, "compiled", ""),
+        ("compiled", {}, "compiled", ""),
+        ("cuda_graph", {}, "cuda_graph", ""),
+        ("cuda_graph", {"device": "cpu"}, "compiled", "require a GPU"),
+        ("cuda_graph", {"world_size": 2}, "compiled", "require a single process"),
+        ("cuda_graph", {"gradient_accumulation_steps": 2}, "compiled", "overwrites accumulated gradients"),
+        ("eager", {}, "eager", ""),
     ],
 )
-def test_resolve_step_mode(make_model, requested, device, expected):
-    args = SimpleNamespace(fsdp=False, gradient_checkpointing=False, simcut_alpha=0.0, device=torch.device(device))
-    assert resolve_step_mode(requested, make_model(), args) == expected
+def test_resolve_step_mode(make_model, capsys, requested, keys, expected, reason):
+    assert resolve_step_mode(requested, make_model(), make_args(**keys)) == expected
+    assert reason in (output := capsys.readouterr().out)
+    assert bool(output) == bool(reason)
 
 
-def test_large_model_is_not_captured(make_model, monkeypatch):
-    monkeypatch.setattr(compilation, "MAX_CUDA_GRAPH_PARAMETERS", 10)
-    args = SimpleNamespace(fsdp=False, gradient_checkpointing=False, simcut_alpha=0.0, device=torch.device("cuda"))
-    assert resolve_step_mode("auto", make_model(), args) == "compiled"
+@pytest.mark.parametrize(("requested", "expected"), [("auto", "eager"), ("compiled", "compiled")])
+def test_short_run_is_only_compiled_on_request(make_model, capsys, requested, expected):
+    assert resolve_step_mode(requested, make_model(), make_args(), updates=1600) == expected
+    assert ("too short" in capsys.readouterr().out) == (requested == "auto")
+
+
+def test_many_cuda_graphs_are_intended(monkeypatch):
+    monkeypatch.setattr(torch._inductor.config.triton, "cudagraph_dynamic_shape_warn_limit", 8)
+    compilation.CompiledLoss(use_cuda_graphs=True)
+    assert torch._inductor.config.triton.cudagraph_dynamic_shape_warn_limit is None
