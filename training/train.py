@@ -12,6 +12,7 @@ command resumes an interrupted run from its last valid checkpoint.
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from transformers import EarlyStoppingCallback, set_seed
@@ -24,6 +25,7 @@ from training.metrics import make_metric
 from training.recipe import Recipe, read_recipe
 from training.run.checkpoints import MANIFEST, all_checkpoints, keep_only
 from training.run.distributed import (
+    LAUNCHED,
     describe_plan,
     exit_after_barrier,
     launch,
@@ -42,6 +44,7 @@ from training.run.factories import (
 )
 from training.run.hardware import configure_malloc, fit_micro_batches
 from training.run.output_dir import (
+    lock_output_dir,
     prepare_output_dir,
     validate_run_info,
     validate_same_recipe,
@@ -59,11 +62,13 @@ def main() -> None:
     launcher.watch()
     with exit_on_user_error("training.train", FloatingPointError, ImportError):
         recipe = read_recipe()
-        if "LOCAL_RANK" not in os.environ and (processes := resolve_num_processes(recipe.training)) > 1:
-            sys.exit(launch(processes, sys.argv[1:]))
-        mute_other_ranks(recipe.training)
-        with main_process_reports_first(recipe.training):
-            run(recipe)
+        is_first_process = LAUNCHED not in os.environ and os.environ.get("RANK", "0") == "0"
+        with lock_output_dir(Path(recipe.training.output_dir)) if is_first_process else nullcontext():
+            if "LOCAL_RANK" not in os.environ and (processes := resolve_num_processes(recipe.training)) > 1:
+                sys.exit(launch(processes, sys.argv[1:]))
+            mute_other_ranks(recipe.training)
+            with main_process_reports_first(recipe.training):
+                run(recipe)
 
 
 def run(recipe: Recipe) -> None:

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from training.run.output_dir import lock_output_dir
+
 pytestmark = pytest.mark.slow
 
 DATA = {
@@ -134,6 +136,14 @@ def assert_user_error(process, message: str) -> None:
     assert "Traceback" not in process.stderr
     errors = [line for line in process.stderr.splitlines() if line.startswith("training.")]
     assert len(errors) == 1
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_rejects_a_second_run_in_the_output_directory(programs, recipe, tmp_path, processes):
+    with lock_output_dir(tmp_path / "out"):
+        process = programs.run("training.train", recipe, "--num_processes", processes, status=2)
+    assert_user_error(process, "another command trains in")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run.lock"]
 
 
 @pytest.mark.parametrize("other", ["model", "run", "data"])

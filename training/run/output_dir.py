@@ -1,6 +1,8 @@
 """Output directory of a run: creation, checks before resuming, `recipe.yaml` and `run.json`."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,33 +11,61 @@ import yaml
 from training.arguments import MACHINE_KEYS, UNSUPPORTED, former_tokens_per_update
 from training.data.parallel_text import ParallelText
 from training.recipe import Recipe
-from training.run.checkpoints import last_valid_checkpoint
+from training.run.checkpoints import all_checkpoints, last_valid_checkpoint
 from training.translators import read_run_recipe
-from vanilla_transformer.shared.atomic_io import atomic_write
+from vanilla_transformer.shared.atomic_io import atomic_write, lock
 
 RESUME_MUTABLE_KEYS = {  # keys that may change when a run is resumed
     *("output_dir", "data_dir", "report_to", "logging_steps", "attention_plot_lines", "disable_tqdm"),
     *MACHINE_KEYS,
 }
 RUN_INFO = "run.json"  # hashes of the data at the start of the run
+LOCK = "run.lock"  # empty file that is locked during training; the system unlocks the file of a killed process
+
+
+@contextmanager
+def lock_output_dir(folder: Path) -> Iterator[None]:
+    """Context manager that creates the output directory, and locks it against other commands until the run is finished.
+
+    Raises:
+        ValueError: if another command trains in it, or if it contains a model without `recipe.yaml`.
+    """
+    if (folder / "all_results.json").exists():
+        yield
+        return
+    existing = [path for name in ("*config.json", "*.safetensors", "checkpoint-*") for path in folder.glob(name)]
+    if existing and not (folder / "recipe.yaml").exists():
+        raise ValueError(f"{folder} already contains {existing[0].name}. Move it, or choose another --output_dir.")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a") as file:
+        try:
+            lock(file, wait=False)
+        except BlockingIOError as error:
+            message = f"another command trains in {folder}. Wait until it ends, or choose another --output_dir."
+            raise ValueError(message) from error
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
 def prepare_output_dir(recipe: Recipe, folder: Path) -> Path | None:
-    """Create or check the output directory.
+    """Write the recipe to a new output directory, or check whether the run can be resumed.
 
     Returns:
         Checkpoint to resume from, or None if there is no valid checkpoint.
 
     Raises:
-        ValueError: if the directory contains a model without `recipe.yaml`, or a different run.
+        ValueError: if the directory contains a different run, or a `recipe.yaml` that is not from a run.
     """
     if not (folder / "recipe.yaml").exists():
-        existing = [path for name in ("*config.json", "*.safetensors", "checkpoint-*") for path in folder.glob(name)]
-        if existing:
-            raise ValueError(f"{folder} already contains {existing[0].name}. Move it, or choose another --output_dir.")
-        folder.mkdir(parents=True, exist_ok=True)
         write_recipe(recipe, folder)
         return None
+    is_started = (folder / RUN_INFO).exists() or all_checkpoints(folder)
+    if not is_started and recipe.to_dict().keys() - read_run_recipe(folder).keys():
+        raise ValueError(
+            f"{folder / 'recipe.yaml'} is not from a run, because it has only some of the keys. A run would overwrite "
+            f"it with all settings. Move it, or choose another --output_dir."
+        )
     validate_same_recipe(recipe, folder)
     checkpoint = last_valid_checkpoint(folder)
     if checkpoint and "tokens_per_update" not in read_run_recipe(folder):

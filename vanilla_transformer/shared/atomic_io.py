@@ -14,6 +14,8 @@ from safetensors import SafetensorError
 try:
     import fcntl
 except ImportError:  # Windows
+    import msvcrt
+
     fcntl = None  # type: ignore[assignment]
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -67,13 +69,18 @@ def get_errno(error: Exception) -> int | None:
 
 
 def lock(file: IO, wait: bool = True) -> None:
-    """Lock an open file against other processes until it is closed. Does nothing on Windows.
+    """Lock an open file against other processes until it is closed. On Windows, does nothing if `wait` is True.
 
     Raises:
         BlockingIOError: If another process holds the lock and `wait` is False.
     """
     if CAN_LOCK:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    elif not wait:
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        except OSError as error:
+            raise BlockingIOError(*error.args) from error
 
 
 def remove(path: Path) -> None:

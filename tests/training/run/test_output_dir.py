@@ -1,9 +1,13 @@
 """Output directory of a run: which commands can resume it."""
 
+import os
+import signal
+import sys
+
 import pytest
 
 from training.recipe import read_recipe
-from training.run.output_dir import prepare_output_dir
+from training.run.output_dir import lock_output_dir, prepare_output_dir
 
 
 @pytest.fixture
@@ -18,6 +22,7 @@ def test_resumes_recipe_without_a_newer_key(read, tmp_path, key):
     """Earlier versions did not have these keys."""
     out = tmp_path / "out"
     prepare_output_dir(read(), out)
+    (out / "run.json").write_text("{}")
     lines = (out / "recipe.yaml").read_text().splitlines()
     remaining = [line for line in lines if not line.startswith(f"{key}:")]
     assert len(remaining) == len(lines) - 1
@@ -27,3 +32,52 @@ def test_resumes_recipe_without_a_newer_key(read, tmp_path, key):
     defaults = {"torch_compile": "False", "moses": "False", "d_model": "512", "on_eval_overlap": "keep"}
     with pytest.raises(ValueError, match=f"{key} was {defaults[key]}, now it is (?i:{others[key]})"):
         prepare_output_dir(read(f"--{key}", others[key]), out)
+
+
+def test_rejects_recipe_of_the_user_in_the_output_directory(tmp_path):
+    """The run would overwrite it."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "recipe.yaml").write_text(f"output_dir: {out}\nmax_steps: 3\nreport_to: none\nuse_cpu: true\n")
+    recipe = read_recipe([str(out / "recipe.yaml")])
+    with pytest.raises(ValueError, match=r"recipe.yaml is not from a run.* Move it, or choose another --output_dir"):
+        prepare_output_dir(recipe, out)
+
+
+def test_run_that_failed_before_reading_data_can_be_started_again(read, tmp_path):
+    assert prepare_output_dir(read("--data_dir", "wrong"), tmp_path / "out") is None
+    assert prepare_output_dir(read("--data_dir", "right"), tmp_path / "out") is None
+
+
+def test_lock_excludes_a_second_command(tmp_path):
+    out = tmp_path / "new" / "out"
+    with lock_output_dir(out):
+        with pytest.raises(ValueError, match=r"another command trains in .*out. Wait until it ends"):  # noqa: SIM117
+            with lock_output_dir(out):
+                pass
+        with lock_output_dir(tmp_path / "other"):
+            pass
+    with lock_output_dir(out):
+        pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
+def test_lock_ends_with_a_killed_process(tmp_path):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        with lock_output_dir(tmp_path):
+            os.write(writing, b"x")
+            signal.pause()
+    try:
+        os.read(reading, 1)
+        with pytest.raises(ValueError, match="another command trains in"):  # noqa: SIM117
+            with lock_output_dir(tmp_path):
+                pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+    with lock_output_dir(tmp_path):
+        pass

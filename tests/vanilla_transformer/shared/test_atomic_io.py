@@ -1,8 +1,11 @@
 """Atomic writes."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from vanilla_transformer.shared.atomic_io import atomic_write
+from vanilla_transformer.shared import atomic_io
+from vanilla_transformer.shared.atomic_io import atomic_write, lock
 
 
 def test_atomic_write_leaves_complete_file_or_none(tmp_path):
@@ -20,3 +23,20 @@ def test_atomic_write_leaves_complete_file_or_none(tmp_path):
         temporary.write_text("complete")
     assert path.read_text() == "complete"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_lock_on_windows(tmp_path, monkeypatch):
+    locked = []
+
+    def locking(descriptor, mode, size):
+        if locked:
+            raise PermissionError(13, "Permission denied")
+        locked.append((mode, size))
+
+    monkeypatch.setattr(atomic_io, "fcntl", None)
+    monkeypatch.setattr(atomic_io, "msvcrt", SimpleNamespace(locking=locking, LK_NBLCK=2), raising=False)
+    with (tmp_path / "lock").open("a") as file:
+        lock(file, wait=False)
+        with pytest.raises(BlockingIOError):
+            lock(file, wait=False)
+    assert locked == [(2, 1)]
