@@ -7,10 +7,13 @@ python -m training.average OUT RUN --best 5        # by the evaluation metric of
 
 import argparse
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from training.recipe import LOWER_IS_BETTER, default_metric
 from training.run.checkpoints import all_checkpoints, average_checkpoints, checkpoint_error, select_checkpoints
-from training.translators import read_run_recipe
+from training.translators import read_run_recipe, validate_same_tokenizer
 from vanilla_transformer.shared.atomic_io import atomic_write
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 from vanilla_transformer.shared.loading import load_tokenizer
@@ -43,13 +46,35 @@ def run(arguments: argparse.Namespace) -> None:
         reason = checkpoint_error(folder) if folder.name.startswith("checkpoint-") else None
         if reason:
             raise ValueError(f"{folder} is incomplete: {reason}. Remove it from the list.")
+    tokenizers = load_same_tokenizers(folders)
+    recipe = read_common_recipe(folders)
     model = average_checkpoints(folders)
-    sources = [folder for folder in (*folders, folders[-1].parent) if (folder / "tokenizer_config.json").exists()]
-    tokenizers = [load_tokenizer(folder) for folder in sources[-1:]]
     with atomic_write(out) as folder:
-        for each in (model, *tokenizers):
+        for each in (model, *tokenizers[-1:]):
             each.save_pretrained(folder)
+        if recipe:
+            text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+            (folder / "recipe.yaml").write_text(text, encoding="utf-8")
     print(f"{out}: mean of {', '.join(map(str, folders))}")
+
+
+def load_same_tokenizers(folders: list[Path]) -> list[Any]:
+    """Load the tokenizers of checkpoints or of their runs, if any. Raises ValueError if they differ."""
+    tokenizers = []
+    for folder in folders:
+        sources = [each for each in (folder, folder.parent) if (each / "tokenizer_config.json").exists()]
+        tokenizers += [(str(folder), load_tokenizer(each)) for each in sources[:1]]
+    for name, tokenizer in tokenizers[1:]:
+        validate_same_tokenizer(*tokenizers[0], name, tokenizer)
+    return [tokenizer for _, tokenizer in tokenizers]
+
+
+def read_common_recipe(folders: list[Path]) -> dict[str, Any]:
+    """Return the settings that the recipes of all checkpoints have in common, except the output directory."""
+    first, *others = (read_run_recipe(folder) or read_run_recipe(folder.parent) for folder in folders)
+    settings = {key: value for key, value in first.items() if all(each.get(key) == value for each in others)}
+    settings.pop("output_dir", None)
+    return settings
 
 
 def select_run_checkpoints(run_folder: Path, count: int, by: str) -> list[Path]:

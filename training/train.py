@@ -62,8 +62,8 @@ def main() -> None:
     launcher.watch()
     with exit_on_user_error("training.train", FloatingPointError, ImportError):
         recipe = read_recipe()
-        is_first_process = LAUNCHED not in os.environ and os.environ.get("RANK", "0") == "0"
-        with lock_output_dir(Path(recipe.training.output_dir)) if is_first_process else nullcontext():
+        holds_lock = LAUNCHED not in os.environ and os.environ.get("RANK", "0") == "0"
+        with lock_output_dir(Path(recipe.training.output_dir)) if holds_lock else nullcontext():
             if "LOCAL_RANK" not in os.environ and (processes := resolve_num_processes(recipe.training)) > 1:
                 sys.exit(launch(processes, sys.argv[1:]))
             mute_other_ranks(recipe.training)

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from training.recipe import read_recipe
+from training.run.factories import load_base_model
 
 OTHERS = {"vocab_size": 259, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64}
 OTHERS |= {"decoder_ffn_dim": 64, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
@@ -143,6 +144,13 @@ def test_lora_resumes_bit_for_bit(make_base, tune, programs, tmp_path):
 )
 def test_rejects_keys_that_contradict_the_base_model(tune, arguments, message):
     assert message in tune(*arguments, status=2).stderr
+
+
+def test_rejects_upload_of_another_class_before_training(make_base, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"base_model: {make_base('marian')}\noutput_dir: out\nlearning_rate: 0.001\npush_to_hub: true\n")
+    with pytest.raises(ValueError, match="push_to_hub does not support the marian model"):
+        load_base_model(read_recipe([str(path)]))
 
 
 def test_requires_learning_rate_and_base_model(programs, tmp_path):

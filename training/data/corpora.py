@@ -31,6 +31,8 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
     if use_dataset(arguments):
         corpus = read_dataset(arguments)
     else:
+        if arguments.dataset_name is not None:
+            print(f"reading the files in {arguments.data_dir}, not the dataset {arguments.dataset_name}")
         names = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
         if arguments.streaming:
             del names["train"]

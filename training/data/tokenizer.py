@@ -88,6 +88,11 @@ def load_training_tokenizer(path: str, key: str) -> PreTrainedTokenizerFast:
     for name in ("pad_token", "eos_token"):
         if getattr(tokenizer, name) is None:
             raise ValueError(f"{key}={path}: the tokenizer has no {name}. Add one and save it.")
+    if getattr(tokenizer, "tgt_lang", "") is None:  # its class would mark targets with the source language
+        raise ValueError(
+            f"{key}={path}: the tokenizer has no tgt_lang, the language of the targets. Load it with src_lang=... and "
+            f"tgt_lang=..., and save it again."
+        )
     if tokenizer(text_target="a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
         raise ValueError(
             f"{key}={path}: the tokenizer must end targets with {tokenizer.eos_token!r}, or decoding would never stop. "

@@ -144,6 +144,11 @@ def load_base_model(recipe: Recipe) -> Any:
     args = recipe.training
     dropouts = {name: value for name, value in vars(recipe.model).items() if name in recipe.explicit_keys}
     model = load_model(str(args.base_model), f"base_model={args.base_model}:", dtype=torch.float32, **dropouts)
+    if args.push_to_hub and model.config.model_type != VanillaTransformerConfig.model_type:  # see hub.push
+        raise ValueError(
+            f"push_to_hub does not support the {model.config.model_type} model base_model={args.base_model}. Remove "
+            f"push_to_hub, and upload the final model with its own method push_to_hub."
+        )
     if unused := [name for name, value in dropouts.items() if getattr(model.config, name, None) != value]:
         raise ValueError(f"base_model={args.base_model} has no setting {unused[0]}. Remove {unused[0]}.")
     overrides: dict[str, Any] = {"max_length": None}  # removes the value of the checkpoint

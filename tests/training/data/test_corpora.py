@@ -44,6 +44,18 @@ def test_missing_dataset_error_contains_remedies(tmp_path, monkeypatch):
         read_corpus(DataArguments(dataset_name="no-such/dataset"))
 
 
+def test_files_have_priority_over_the_dataset(write, tmp_path, monkeypatch, capsys):
+    """The output states which data are used, because a directory `data` may exist by chance."""
+    (tmp_path / "data").mkdir()
+    for name in ("train.en", "train.de", "val.en", "val.de"):
+        write(f"data/{name}", f"{name}\n")
+    monkeypatch.chdir(tmp_path)
+    assert read_corpus(DataArguments())["train"].sources == ["train.en"]
+    assert capsys.readouterr().out == ""
+    assert read_corpus(DataArguments(dataset_name="user/name"))["train"].sources == ["train.en"]
+    assert capsys.readouterr().out == "reading the files in data, not the dataset user/name\n"
+
+
 def test_explicit_data_dir_is_never_replaced_by_the_dataset(tmp_path):
     with pytest.raises(ValueError, match=r"cannot read .*train.en"):
         read_corpus(DataArguments(data_dir=str(tmp_path / "mine"), dataset_name="no-such/dataset"))

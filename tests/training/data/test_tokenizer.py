@@ -1,10 +1,11 @@
 from types import SimpleNamespace
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, NllbTokenizerFast, PreTrainedTokenizerFast
 
 from training.arguments import TokenizerArguments
-from training.data.tokenizer import add_bpe_dropout, train_tokenizer, vocabulary_sizes
+from training.data.tokenization import tokenize_rows
+from training.data.tokenizer import add_bpe_dropout, load_training_tokenizer, train_tokenizer, vocabulary_sizes
 
 SOURCES = ["The 3 dogs run, don't they?", "A man's hat."]
 TARGETS = ["Die 3 Hunde rennen – oder?", "Ein Hut für Müller."]
@@ -66,6 +67,22 @@ def test_loads_tokenizer_path(tmp_path):
         train_tokenizer([], [], TokenizerArguments(tokenizer_path=str(tmp_path / "no_eos")))
     with pytest.raises(ValueError, match="cannot be loaded"):
         train_tokenizer([], [], TokenizerArguments(tokenizer_path=str(tmp_path / "nothing")))
+
+
+def test_rejects_tokenizer_without_target_language(tmp_path):
+    """Its class would mark targets with the source language."""
+    vocab = {token: i for i, token in enumerate(("<s>", "<pad>", "</s>", "<unk>", "▁", "b"))}
+    languages = {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}
+    NllbTokenizerFast(vocab=vocab, merges=[], src_lang="eng_Latn").save_pretrained(tmp_path / "one")
+    with pytest.raises(ValueError, match=r"base_model=.*one: the tokenizer has no tgt_lang"):
+        load_training_tokenizer(str(tmp_path / "one"), "base_model")
+    AutoTokenizer.from_pretrained(tmp_path / "one", **languages).save_pretrained(tmp_path / "both")
+    tokenizer = load_training_tokenizer(str(tmp_path / "both"), "base_model")
+    tokens = [
+        tokenizer.convert_ids_to_tokens(tokenize_rows(tokenizer, ["b"], ["b"])[side][0][0])
+        for side in ("input_ids", "labels")
+    ]
+    assert tokens == list(languages.values())
 
 
 def test_limits_vocabulary_size():

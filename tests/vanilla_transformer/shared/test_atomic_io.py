@@ -33,7 +33,7 @@ def test_lock_on_windows(tmp_path, monkeypatch):
             raise PermissionError(13, "Permission denied")
         locked.append((mode, size))
 
-    monkeypatch.setattr(atomic_io, "fcntl", None)
+    monkeypatch.setattr(atomic_io, "CAN_LOCK", False)
     monkeypatch.setattr(atomic_io, "msvcrt", SimpleNamespace(locking=locking, LK_NBLCK=2), raising=False)
     with (tmp_path / "lock").open("a") as file:
         lock(file, wait=False)
