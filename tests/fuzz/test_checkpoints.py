@@ -4,7 +4,6 @@ import copy
 import json
 import math
 import random
-import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -218,6 +217,7 @@ def make_command(rng: random.Random, name: str, tiny: Path, folder: Path) -> tup
 
 @pytest.fixture
 def memory_limit():
+    resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, before[1]))
     yield
