@@ -104,6 +104,9 @@ def test_greedy_score_is_mean_log_probability(make_translator):
         log_probabilities = translator.model(**source, decoder_input_ids=ids[:, :-1]).logits.log_softmax(-1)
     expected = log_probabilities.gather(-1, ids[:, 1:, None]).mean().item()
     assert greedy["score"] == pytest.approx(expected, abs=1e-4)
+    length = ids.shape[1] - 1
+    (paper,) = translator(TEXTS[1], return_scores=True, alpha=0.6)
+    assert paper["score"] == pytest.approx(expected * length / ((5 + length) / 6) ** 0.6, abs=1e-4)
 
 
 def test_call_overrides_constructor(make_model, tokenizer):
