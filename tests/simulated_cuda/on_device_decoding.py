@@ -13,8 +13,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from training import score, translate
 from vanilla_transformer import TranslationPipeline, beam_search
-from vanilla_transformer.constraints_vanilla_transformer import LexicalConstraints
-from vanilla_transformer.search_vanilla_transformer import DONE_CHECK_INTERVAL
+from vanilla_transformer.beam_search_vanilla_transformer import DONE_CHECK_INTERVAL
+from vanilla_transformer.glossary_vanilla_transformer import LexicalConstraints
 
 
 def to_cuda(inputs: dict) -> dict:
