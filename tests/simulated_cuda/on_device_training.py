@@ -180,9 +180,9 @@ def test_cuda_graphs_do_not_overwrite_accumulated_gradients(run_train, monkeypat
     weights = [
         list(run_train(step_mode=step_mode, **keys)[0].model.parameters()) for step_mode in ("compiled", "cuda_graph")
     ]
-    assert ("overwrites accumulated gradients" in capsys.readouterr().out) == (accumulation_steps > 1)
     for expected, found in zip(*weights, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+    assert ("overwrites accumulated gradients" in capsys.readouterr().out) == (accumulation_steps > 1)
 
 
 def test_micro_batches_are_halved_if_memory_is_too_small(run_train, configure, capsys):
