@@ -109,7 +109,7 @@ def select_engine(
     options: dict[str, Any] | None = None,
     quantization: str | None = None,
 ) -> TranslationPipeline:
-    """Return a pipeline that decodes with an engine, and print which one "auto" selects.
+    """Return a pipeline that decodes with an engine. For many sentences, print which one "auto" selects and why.
 
     Args:
         translator: The pipeline with transformers.
@@ -123,13 +123,11 @@ def select_engine(
     """
     if quantization and engine != "ctranslate2":
         raise ValueError(f"--quantization {quantization} requires --engine ctranslate2, got --engine {engine}.")
-    if engine == "transformers":
+    if engine == "transformers" or (engine == "auto" and num_sentences < MIN_CTRANSLATE2_SENTENCES):
         return translator
     try:
         if find_spec("ctranslate2") is None:
             raise ValueError("ctranslate2 is not installed (pip install ctranslate2).")
-        if engine == "auto" and num_sentences < MIN_CTRANSLATE2_SENTENCES:
-            raise ValueError(f"{num_sentences} sentences are fewer than {MIN_CTRANSLATE2_SENTENCES}.")
         validate_ctranslate2_options(translator, options or {})
         model, tokenizer, batch_size = translator.model, translator.tokenizer, translator._batch_size
         result = CTranslate2Pipeline(quantization, model=model, tokenizer=tokenizer, batch_size=batch_size)

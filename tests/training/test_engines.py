@@ -81,7 +81,6 @@ def test_the_engine_of_the_final_test_does_not_change_scores(checkpoint, sentenc
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({}, "4 sentences are fewer than 500."),
         ({"num_beams": 3, "early_stopping": False}, "CTranslate2 does not support early_stopping=False with beam"),
         ({"glossary": {"dog": "Hund"}}, "CTranslate2 does not support glossary."),
         ({"return_alignments": True, "min_length": 3}, "CTranslate2 does not support return_alignments, min_length."),
@@ -90,13 +89,18 @@ def test_the_engine_of_the_final_test_does_not_change_scores(checkpoint, sentenc
 def test_transformers_decodes_what_ctranslate2_does_not(checkpoint, capsys, options, reason):
     pytest.importorskip("ctranslate2")
     translator = load_translator(checkpoint, "cpu")
-    assert select_engine(translator, "auto", 9999 if options else 4, options) is translator
+    assert select_engine(translator, "auto", 9999, options) is translator
     assert f"engine: transformers, because: {reason}" in capsys.readouterr().err
-    if options:
-        with pytest.raises(ValueError, match=f"--engine ctranslate2: {reason}.* Use --engine transformers."):
-            select_engine(translator, "ctranslate2", 4, options)
-    else:
-        assert select_engine(translator, "ctranslate2", 4, options) is not translator
+    with pytest.raises(ValueError, match=f"--engine ctranslate2: {reason}.* Use --engine transformers."):
+        select_engine(translator, "ctranslate2", 4, options)
+
+
+def test_transformers_decodes_few_sentences(checkpoint, capsys):
+    pytest.importorskip("ctranslate2")
+    translator = load_translator(checkpoint, "cpu")
+    assert select_engine(translator, "auto", 4) is translator
+    assert capsys.readouterr().err == ""
+    assert select_engine(translator, "ctranslate2", 4) is not translator
 
 
 def test_transformers_decodes_without_ctranslate2_and_ensembles(checkpoint, monkeypatch, capsys):
