@@ -243,7 +243,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     num_processes: int | str = option(
         "auto",
         "The number of processes to start, unless a launcher such as torchrun has started them. `auto`: one per GPU; "
-        "on a CPU one per core, if each has at least 500 tokens of an update; on Windows and on MPS one.",
+        "on a CPU one per core, at most 8, if each has at least 500 tokens of an update; on Windows and on MPS one.",
     )
     rdrop_alpha: float = option(0.0, "The weight of the divergence between two passes (R-Drop, Wu et al. 2021).")
     simcut_alpha: float = option(

@@ -268,11 +268,13 @@ def validate_tokens_per_update(training: TrainingArguments, explicit_keys: Conta
         if "gradient_accumulation_steps" in values:
             values["gradient_accumulation_steps"] = training.requested_accumulation_steps
         processes = {"num_processes": training.world_size} if training.world_size > 1 else {}
-        raise ValueError(
-            f"{', '.join(f'{name}={value}' for name, value in values.items())} requires tokens_per_update, the number "
-            f"of tokens of an update. For the same updates as in earlier versions, set tokens_per_update: "
-            f"{former_tokens_per_update(values | processes)}."
-        )
+        tokens = former_tokens_per_update(values | processes)
+        if tokens != training.tokens_per_update:
+            raise ValueError(
+                f"{', '.join(f'{name}={value}' for name, value in values.items())} requires tokens_per_update, the "
+                f"number of tokens of an update. For the same updates as in earlier versions, set tokens_per_update: "
+                f"{tokens}."
+            )
 
 
 def validate_streaming(data: DataArguments, tokenizer: TokenizerArguments, training: TrainingArguments) -> None:

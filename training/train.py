@@ -64,7 +64,8 @@ def main() -> None:
         recipe = read_recipe()
         holds_lock = LAUNCHED not in os.environ and os.environ.get("RANK", "0") == "0"
         with lock_output_dir(Path(recipe.training.output_dir)) if holds_lock else nullcontext():
-            if "LOCAL_RANK" not in os.environ and (processes := resolve_num_processes(recipe.training)) > 1:
+            is_launched = bool({"LOCAL_RANK", "ACCELERATE_USE_CPU"} & os.environ.keys())  # also by `accelerate launch`
+            if not is_launched and (processes := resolve_num_processes(recipe.training)) > 1:
                 sys.exit(launch(processes, sys.argv[1:]))
             mute_other_ranks(recipe.training)
             with main_process_reports_first(recipe.training):

@@ -131,7 +131,7 @@ def select_engine(
         validate_ctranslate2_options(translator, options or {})
         model, tokenizer, batch_size = translator.model, translator.tokenizer, translator._batch_size
         result = CTranslate2Pipeline(quantization, model=model, tokenizer=tokenizer, batch_size=batch_size)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, OSError, RuntimeError) as error:  # such as a full disk
         if engine == "ctranslate2":
             raise ValueError(f"--engine ctranslate2: {error} Use --engine transformers.") from error
         print(f"engine: transformers, because: {error}", file=sys.stderr)

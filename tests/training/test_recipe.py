@@ -325,6 +325,10 @@ def test_recipe_of_an_earlier_version_needs_tokens_per_update(path, capsys, keys
     assert message in capsys.readouterr().err
 
 
+def test_one_process_needs_no_other_key(path):
+    assert read_recipe([str(with_keys(path, {"num_processes": "1"}))]).training.tokens_per_update == 2048
+
+
 def test_keys_of_the_machine_are_no_part_of_the_run(path):
     keys = {"tokens_per_update": "1000", "max_tokens": "300", "num_processes": "auto"}
     recipe = read_recipe([str(with_keys(path, keys))])

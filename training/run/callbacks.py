@@ -3,6 +3,7 @@
 import math
 import signal
 import threading
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -81,7 +82,8 @@ class StopOnSignal(TrainerCallback):
     _saved_update = -1
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._group = torch.distributed.new_group(backend="gloo") if args.world_size > 1 else None
+        timeout = timedelta(seconds=args.ddp_timeout)
+        self._group = torch.distributed.new_group(backend="gloo", timeout=timeout) if args.world_size > 1 else None
         launcher.on_signal = self._request_stop
         self._handlers: dict[int, Any] = {}  # to restore
         if threading.current_thread() is threading.main_thread():

@@ -23,6 +23,8 @@ from training.arguments import TrainingArguments
 
 # Smaller parts of an update are not faster in multiple processes than in multiple threads.
 MIN_CPU_TOKENS = 500
+MAX_CPU_PROCESSES = 8  # each has its own copy of the model, the optimizer and the data; other cores become threads
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a Linux container: microseconds of CPU time per period, and the period
 CPU_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"  # of Linux; hardware threads of a core
 LAUNCHED = "VANILLA_TRANSFORMER_LAUNCHED"  # set in the processes that `launch` starts
 COMMAND = ("-m", "training.train")
@@ -36,7 +38,9 @@ def resolve_num_processes(args: TrainingArguments) -> int:
     device, requested = args.device.type, args.num_processes
     devices = count_cores() if device == "cpu" else torch.get_device_module(device).device_count()
     if requested == "auto":
-        most = max(1, args.tokens_per_update // MIN_CPU_TOKENS) if device == "cpu" else devices
+        most = devices
+        if device == "cpu":
+            most = min(MAX_CPU_PROCESSES, max(1, args.tokens_per_update // MIN_CPU_TOKENS))
         return 1 if sys.platform == "win32" else min(devices, most)
     if device != "cpu" and int(requested) > devices:
         raise ValueError(
@@ -51,13 +55,16 @@ def count_cores() -> int:
     if not hasattr(os, "sched_getaffinity"):  # macOS and Windows
         return os.cpu_count() or 1
     paths = [Path(CPU_TOPOLOGY.format(number)) for number in os.sched_getaffinity(0)]
-    return len({path.read_text(encoding="utf-8") if path.exists() else path for path in paths})
+    cores = len({path.read_text(encoding="utf-8") if path.exists() else path for path in paths})
+    quota = CPU_QUOTA.read_text(encoding="utf-8").split() if CPU_QUOTA.exists() else ["max"]
+    return cores if quota[0] == "max" else min(cores, max(1, math.ceil(int(quota[0]) / int(quota[1]))))
 
 
 def describe_plan(args: TrainingArguments) -> str:
     """Return how processes and micro-batches share the tokens of an update."""
     processes, batches, tokens = args.world_size, args.gradient_accumulation_steps, args.tokens_per_update
-    machine = f"CPU, {count_cores()} cores" if args.device.type == "cpu" else args.device.type.upper()
+    cores = count_cores()
+    machine = f"CPU, {cores} core{'s' * (cores > 1)}" if args.device.type == "cpu" else args.device.type.upper()
     return (
         f"{processes} process{'es' * (processes > 1)} x {batches} batch{'es' * (batches > 1)} of "
         f"{math.ceil(tokens / processes / batches):,} tokens = {tokens:,} tokens per update "

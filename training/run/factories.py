@@ -186,8 +186,8 @@ def resolve_precision_and_attention(recipe: Recipe, model: Any, train_set: Any, 
             timings = ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in seconds.items())
             print(f"time per training step: {timings}. Chosen: {args.precision}, {args.attn_implementation}.")
     model.set_attn_implementation(args.attn_implementation)
-    if args.precision != "fp32":
-        args.bf16, args.fp16, args.mixed_precision = args.precision == "bf16", args.precision == "fp16", args.precision
+    args.bf16, args.fp16 = args.precision == "bf16", args.precision == "fp16"
+    args.mixed_precision = "no" if args.precision == "fp32" else args.precision  # not that of `accelerate launch`
 
 
 def first_batches(train_set: Any, args: TrainingArguments) -> tuple[list[Any], float]:

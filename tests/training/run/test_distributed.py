@@ -164,6 +164,7 @@ def simulate(monkeypatch):
     [
         ({"devices": 2}, 2),
         ({"devices": 64}, 4),  # at least 500 tokens each
+        ({"devices": 64, "tokens_per_update": 25_000}, 8),  # each has a copy of model and data
         ({"devices": 8, "tokens_per_update": 499}, 1),
         ({"devices": 8, "platform": "win32"}, 1),
         ({"devices": 1, "num_processes": 3}, 3),
@@ -226,7 +227,8 @@ def test_one_process_never_uses_several_devices(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="requires sched_getaffinity")
 def test_counts_physical_cores(monkeypatch, tmp_path):
-    """Two hardware threads of a core count once; without information each counts."""
+    """Two hardware threads of a core count once; without information each counts. A container may have fewer."""
+    monkeypatch.setattr(distributed, "CPU_QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2})
     siblings = {"cpu0": "0-1", "cpu1": "0-1", "cpu2": "2-3"}
     for name, text in siblings.items():
@@ -236,3 +238,6 @@ def test_counts_physical_cores(monkeypatch, tmp_path):
     assert count_cores() == 2
     monkeypatch.setattr(distributed, "CPU_TOPOLOGY", f"{tmp_path}/none{{}}")
     assert count_cores() == 3
+    for quota, cores in (("max 100000", 3), ("150000 100000", 2), ("50000 100000", 1), ("900000 100000", 3)):
+        (tmp_path / "cpu.max").write_text(quota)
+        assert count_cores() == cores
