@@ -232,8 +232,8 @@ STATELESS_PROCESSORS = {  # the scores of a row depend only on this row
 CRITERIA = (MaxLengthCriteria, EosTokenCriteria)
 MODEL_CLASS = "VanillaTransformerForConditionalGeneration"
 MODULE_CLASSES = (
-    *(MODEL_CLASS, "VanillaTransformerModel", "Decoder", "DecoderLayer", "MultiHeadAttention"),
-    *("PositionWiseFeedForward", "LearnedPositionalEmbedding"),
+    *(MODEL_CLASS, "VanillaTransformerModel", "Encoder", "EncoderLayer", "Decoder", "DecoderLayer"),
+    *("MultiHeadAttention", "PositionWiseFeedForward", "LearnedPositionalEmbedding"),
 )
 
 
@@ -269,8 +269,11 @@ def is_stateless(processor: Any) -> bool:
     return type(processor) in STATELESS_PROCESSORS and not has_row_values
 
 
-def find_modification(model: Any) -> str | None:
-    """Return how this model differs from the classes of this package, or None. Reads no weights."""
+def find_modification(model: Any, with_encoder: bool = False) -> str | None:
+    """Return how this model differs from the classes of this package, or None. Reads no weights.
+
+    `with_encoder` also examines the modules of the encoder, which the loops of this package call in the usual way.
+    """
     home = next((each.__module__ for each in type(model).__mro__ if each.__name__ == MODEL_CLASS), None)
     if home is None:
         return f"a {type(model).__name__}"
@@ -290,6 +293,8 @@ def find_modification(model: Any) -> str | None:
     if any(isinstance(each, DTensor) for each in model.parameters()):
         return "sharded weights (tensor parallelism, FSDP)"
     modules: Iterable[Any] = (model, model.model, model.lm_head, *model.get_decoder().modules())
+    if with_encoder:
+        modules = (*modules, *model.get_encoder().modules())
     return next((f"a modified {type(each).__name__}" for each in modules if is_modified(each, home)), None)
 
 

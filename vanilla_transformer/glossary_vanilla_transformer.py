@@ -166,10 +166,12 @@ class LexicalConstraints:
         values = values.masked_fill(is_eos & (missing > 0) & (remaining_length > 0)[:, None, None], -math.inf)
         is_late = missing + 1 > remaining_length[:, None, None]  # cannot complete its terms: ranked last
         values, ids, missing = values.flatten(1), ids.flatten(1), missing.flatten(1)
-        keys = values + MASKED_SCORE * (is_late.flatten(1) & (missing > 0)) * (1 + missing)
+        lateness = (is_late.flatten(1) & (missing > 0)) * (1 + missing)
 
         # round-robin over banks: the best of each number of missing tokens, then the second best of each, ...
-        keys, order = keys.sort(descending=True)
+        order = values.argsort(descending=True, stable=True)
+        order = order.gather(1, lateness.gather(1, order).argsort(stable=True))
+        is_last = lateness.gather(1, order) > 0
         missing, values, ids = missing.gather(1, order), values.gather(1, order), ids.gather(1, order)
         parents = order // (order.shape[1] // beams)
         by_bank = missing.argsort(stable=True)
@@ -179,7 +181,8 @@ class LexicalConstraints:
         bank_starts = (positions * is_first).cummax(1).values
         rank = torch.empty_like(by_bank).scatter_(1, by_bank, positions - bank_starts)
         rank[:, 0].fill_(-1)  # the best of all banks is always selected
-        rank = rank + ((keys < MASKED_SCORE / 2) + (values < MASKED_SCORE / 2).int()) * MAX_CONSTRAINT_TOKENS
+        is_masked = values < MASKED_SCORE / 2
+        rank = rank + ((is_last | is_masked).int() + is_masked) * MAX_CONSTRAINT_TOKENS
         keys = rank * MAX_CONSTRAINT_TOKENS + missing.clamp(max=MAX_CONSTRAINT_TOKENS - 1)
         picks = keys.argsort(stable=True)[:, :num_candidates]
         values, missing = values.gather(1, picks), missing.gather(1, picks)

@@ -205,7 +205,8 @@ class TranslationPipeline(Pipeline):
                 f"An ensemble requires `beam_search`, which does not support {obstacle}. Omit one of the two."
             )
         config = resolve_generation_config(self.model, generate_kwargs)
-        needs_scores = return_scores and generate_kwargs.get("custom_generate") is not beam_search
+        uses_own_loops = obstacle is None and generate_kwargs["custom_generate"] is beam_search
+        needs_scores = return_scores and not uses_own_loops  # those of `beam_search` need no option
         output_flags = dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states"), False)
         output_flags |= {"return_dict_in_generate": return_scores, "output_scores": needs_scores}
         outputs = self.model.generate(**model_inputs, **(generate_kwargs | output_flags))

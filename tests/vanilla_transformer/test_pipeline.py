@@ -109,6 +109,15 @@ def test_greedy_score_is_mean_log_probability(make_translator):
     assert paper["score"] == pytest.approx(expected * length / ((5 + length) / 6) ** 0.6, abs=1e-4)
 
 
+def test_scores_of_calls_that_continue_in_the_loops_of_transformers(make_translator):
+    translator, results = make_translator(), []
+    for options in ({}, {"custom_generate": beam_search}):
+        torch.manual_seed(0)
+        results.append(translator(TEXTS[:2], do_sample=True, return_scores=True, **options))
+    assert results[0] == results[1]
+    assert all("score" in result for result in results[0])
+
+
 def test_call_overrides_constructor(make_model, tokenizer):
     model = make_model(vocab_size=len(tokenizer))
     translator = TranslationPipeline(model=model, tokenizer=tokenizer, num_beams=3, return_scores=True, batch_size=2)

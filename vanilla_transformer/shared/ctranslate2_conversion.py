@@ -81,8 +81,12 @@ def to_spec(
 
 
 def banned_token_ids(model: VanillaTransformerForConditionalGeneration) -> list[int]:
-    """Return the tokens that the generation config suppresses, such as the pad token of an OPUS-MT model."""
-    banned = model.generation_config.bad_words_ids or []
+    """Return the tokens that the generation config suppresses, such as the pad token of an OPUS-MT model.
+
+    Like `generate()`, this ignores the EOS token in `bad_words_ids`.
+    """
+    eos = model.generation_config.eos_token_id or model.config.eos_token_id
+    banned = [ids for ids in model.generation_config.bad_words_ids or [] if ids != [eos]]
     return sorted({*(ids[0] for ids in banned if len(ids) == 1), *(model.generation_config.suppress_tokens or [])})
 
 

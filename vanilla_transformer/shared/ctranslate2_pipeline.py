@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from vanilla_transformer import TranslationPipeline
-from vanilla_transformer.generation_vanilla_transformer import resolve_generation_config
+from vanilla_transformer.generation_vanilla_transformer import find_modification, resolve_generation_config
 from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS
 
 QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16")
@@ -106,6 +106,7 @@ def validate_ctranslate2_options(translator: TranslationPipeline, options: dict[
     """Raise ValueError if CTranslate2 does not decode as the pipeline does with the options of a call."""
     model, options = translator.model, translator._forward_params | translator._postprocess_params | options
     config, parameters = resolve_generation_config(model, options), model.parameters()
+    modification = find_modification(model, with_encoder=True) if model.device.type == "cpu" else None
     has_beams = (config.num_beams or 1) > 1
     finds_best_only = config.length_penalty == 0 and (config.num_return_sequences or 1) == 1
     fields = {name for name, value in config.to_diff_dict().items() if value != NEUTRAL_VALUES.get(name)}
@@ -114,7 +115,7 @@ def validate_ctranslate2_options(translator: TranslationPipeline, options: dict[
         **dict.fromkeys(sorted(fields - SUPPORTED_OPTIONS - NEUTRAL_FIELDS), True),
         f"the model type {model.config.model_type}": model.config.model_type != "vanilla_transformer",
         f"the device {model.device} here": model.device.type != "cpu",
-        "adapters": getattr(model, "_hf_peft_config_loaded", False),
+        f"{modification}": modification is not None,
         "weights that are not float32": any(
             type(p) is not nn.Parameter or p.dtype != torch.float32 for p in parameters
         ),

@@ -81,7 +81,8 @@ def test_translates_a_source_of_one_special_token(make_pair):
 
 def test_bans_tokens_with_greedy_decoding(make_pair, sentences):
     translator, engine = make_pair()
-    for banned in ({"bad_words_ids": [[26], [11]]}, {"suppress_tokens": [26, 36]}):
+    eos = translator.model.config.eos_token_id  # generate() ignores it in `bad_words_ids`
+    for banned in ({"bad_words_ids": [[26], [11], [eos]]}, {"suppress_tokens": [26, 36]}):
         translator.model.generation_config.update(**(dict.fromkeys(["bad_words_ids", "suppress_tokens"]) | banned))
         engine = CTranslate2Pipeline(model=translator.model, tokenizer=translator.tokenizer)
         assert engine(sentences["en"], max_new_tokens=9) == translator(sentences["en"], max_new_tokens=9)
@@ -122,6 +123,11 @@ def test_rejects_options(make_pair, options, reason):
         engine("the dog runs", **options)
 
 
+def add_lora(model):
+    peft = pytest.importorskip("peft")
+    peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -129,6 +135,9 @@ def test_rejects_options(make_pair, options, reason):
         (lambda model: model.to("meta"), "the device meta here"),
         (lambda model: model.generation_config.update(forced_eos_token_id=2), "forced_eos_token_id"),
         (lambda model: setattr(model.config, "activation_function", "mish"), "activation_function=mish"),
+        (lambda model: add_lora(model), "a modified Linear"),
+        (lambda model: model.get_encoder().layers[0].register_forward_hook(print), "a modified EncoderLayer"),
+        (lambda model: setattr(model.lm_head, "forward", abs), "a modified Linear"),
     ],
 )
 def test_rejects_models(make_pair, change, reason):
