@@ -30,12 +30,7 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateBeam
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .beam_search_vanilla_transformer import (
-    BeamSearch,
-    DecodingInputs,
-    greedy_search,
-    make_length_penalty,
-)
+from .beam_search_vanilla_transformer import BeamSearch, DecodingInputs, greedy_search, make_length_penalty
 from .decoder_vanilla_transformer import Ensemble, is_async_device
 from .glossary_vanilla_transformer import LexicalConstraints
 
