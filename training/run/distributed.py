@@ -21,8 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training.arguments import TrainingArguments
 
-# Smaller parts of an update are not faster in multiple processes than in multiple threads.
-MIN_CPU_TOKENS = 500
+MIN_CPU_TOKENS = 500  # of an update per process: the recipe of the demo has two processes of 512 tokens
 MAX_CPU_PROCESSES = 8  # each has its own copy of the model, the optimizer and the data; other cores become threads
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a Linux container: microseconds of CPU time per period, and the period
 CPU_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"  # of Linux; hardware threads of a core
