@@ -17,7 +17,7 @@ def validate_new_dir(out: Path) -> None:
     for leftover in find_unfinished(out):
         with contextlib.suppress(BlockingIOError), (leftover / LOCK).open("w") as file:
             lock(file, wait=False)
-            shutil.rmtree(leftover)
+            remove_temporary(leftover)
             print(f"Removed {leftover}, which a killed run had left.")
     if os.path.lexists(out):
         raise ValueError(f"{out} already exists. Choose a directory that does not exist.")
@@ -32,8 +32,14 @@ def find_unfinished(out: Path) -> list[Path]:
     """Return the temporary directories of running and killed processes that write `out`."""
     if not CAN_LOCK or not out.parent.is_dir():
         return []
-    prefix = f"{out.name}.unfinished-"
-    return [path for path in out.parent.iterdir() if path.name.startswith(prefix) and (path / LOCK).is_file()]
+    paths = [path for path in out.parent.iterdir() if path.name.startswith(f"{out.name}.unfinished-")]
+    return [path for path in paths if (path / LOCK).is_file() or (path.is_dir() and not any(path.iterdir()))]
+
+
+def remove_temporary(path: Path) -> None:
+    """Remove a temporary directory, its lock last, so that what a kill leaves of it is recognized."""
+    shutil.rmtree(path / "result", ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def write_dir_atomically(out: Path, write: Callable[[Path], None]) -> None:
@@ -47,7 +53,7 @@ def write_dir_atomically(out: Path, write: Callable[[Path], None]) -> None:
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}.unfinished-", dir=out.parent))
-            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+            stack.callback(remove_temporary, temporary)
             lock(stack.enter_context((temporary / LOCK).open("w")), wait=False)
             result = temporary / "result"
             result.mkdir()

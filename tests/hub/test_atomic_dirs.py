@@ -1,3 +1,7 @@
+import contextlib
+import itertools
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,6 +93,46 @@ def test_removes_leftovers_of_killed_runs(tmp_path, repository, capsys):
     finally:
         process.kill()
         process.stdout.close()
+
+
+def test_removes_leftovers_of_every_moment(tmp_path):
+    """A run killed before any of its operations on files leaves nothing that the next run does not remove."""
+    if not hasattr(os, "fork"):
+        pytest.skip("Windows has no fork")
+    out, complete = tmp_path / "out", False
+    for operations in itertools.count():
+        child = os.fork()
+        if not child:
+            sys.addaudithook(KillBeforeOperation(operations))
+            with contextlib.suppress(BaseException):
+                write_dir_atomically(out, lambda folder: (folder / "file").write_text("x"))
+                os._exit(0)
+            os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status in (0, -signal.SIGKILL)
+        if out.exists():
+            complete = True
+            assert (out / "file").read_text() == "x"
+            shutil.rmtree(out)
+        validate_new_dir(out)
+        assert list(tmp_path.iterdir()) == []
+        if status == 0:
+            break
+    assert complete
+    assert operations > 8
+
+
+class KillBeforeOperation:
+    """Audit hook that kills the process before its operation `remaining` on files, counted from 0."""
+
+    def __init__(self, remaining: int) -> None:
+        self.remaining = remaining
+
+    def __call__(self, event: str, arguments: tuple) -> None:
+        if event == "open" or event.startswith(("os.", "shutil.", "tempfile.", "fcntl.")):
+            self.remaining -= 1  # before `os.kill`, which is an event itself
+            if self.remaining == -1:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_rejects_paths_that_cannot_be_created(tmp_path):
