@@ -123,7 +123,7 @@ def test_removes_leftovers_of_every_moment(tmp_path):
 
 
 class KillBeforeOperation:
-    """Audit hook that kills the process before its operation `remaining` on files, counted from 0."""
+    """Audit hook that kills the process before its (`remaining` + 1)-th operation on files."""
 
     def __init__(self, remaining: int) -> None:
         self.remaining = remaining
