@@ -1,5 +1,6 @@
 """Glossaries: all terms occur as separate words, and sentences without terms do not change."""
 
+import math
 import random
 
 import pytest
@@ -286,3 +287,24 @@ def test_pipeline_uses_terms(make_model, make_tokenizer, shared):
         translator(texts, glossary=glossary, num_beams=1)
     with pytest.raises(ValueError, match="A glossary requires `beam_search`"):
         translator(texts, glossary=glossary, guidance_scale=2.0)
+
+
+def test_ranks_candidates_that_are_too_late_by_score():
+    """If no continuation can complete its terms, their order is that of their scores, in any order of input."""
+    constraints = LexicalConstraints([[[[7, 8, 9]]]])
+    values = torch.tensor([[[-1.2, -1.0, -1.1], [-1.3, -0.9, -1.4]]])
+    selected, ids, parents, is_complete = constraints.select_candidates(
+        values,
+        torch.tensor([[[3, 4, 5], [3, 4, 5]]]),
+        torch.full((1, 2, 12), -math.inf),
+        torch.zeros(1, 2),
+        torch.zeros(1, 2, 1, dtype=torch.long),
+        torch.tensor([0]),
+        torch.tensor([2]),
+        torch.tensor([0]),
+        4,
+    )
+    torch.testing.assert_close(selected, torch.tensor([[-0.9, -1.0, -1.1, -1.2]]))
+    assert ids.tolist() == [[4, 4, 5, 3]]
+    assert parents.tolist() == [[1, 0, 0, 0]]
+    assert not is_complete.any()
