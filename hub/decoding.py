@@ -21,7 +21,7 @@ from hub.hub_errors import hub_error_message
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
 PACKAGE = Path(vanilla_transformer.__file__).parent
-NAMES = ("generation", "decoder", "beam_search", "glossary")
+NAMES = ("generation", "decoder", "beam_search")
 CODE = [PACKAGE / f"{name}_vanilla_transformer.py" for name in NAMES]
 GENERATE = f'''"""Entry point of `generate(custom_generate=REPOSITORY)`: calls `beam_search`."""
 
@@ -34,7 +34,6 @@ from .{CODE[0].stem} import beam_search, prepare_custom_generate_kwargs
 # transformers copies only the modules that this file imports
 from .{CODE[1].stem} import IncrementalDecoder  # noqa: F401
 from .{CODE[2].stem} import BeamSearch  # noqa: F401
-from .{CODE[3].stem} import LexicalConstraints  # noqa: F401
 
 
 def generate(model: Any, **kwargs: Any) -> Any:

@@ -4,7 +4,8 @@
     align(model, tokenizer, ["The dog sleeps."], ["Der Hund schläft."])[0]
     # [((0, 3), (0, 3)), ((4, 7), (4, 8)), ((8, 14), (9, 16)), ((14, 15), (16, 17))]: character spans
 
-Both need one forward pass with teacher forcing. They do not depend on the decoding method.
+Both need one forward pass with teacher forcing. They do not depend on the decoding method. Checkpoints do not contain
+this module.
 
 Shapes: B batch, S source length, T target length, L layers, H heads, V target vocabulary.
 """

@@ -40,10 +40,6 @@ class DecodingInputs:
     is_static: bool  # whether finished sentences stay in the batch
     penalty: Callable[[Any], Any]  # length penalty of a number of tokens, by which the log-probability is divided
 
-    def should_check_done(self, length: int) -> bool:
-        """Return whether to check for completion at this length."""
-        return not self.is_static or length % DONE_CHECK_INTERVAL == 0
-
 
 def greedy_search(inputs: DecodingInputs, return_scores: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Decode greedily until each sequence has ended or reached its limit. Return ids (B, T) and scores (B) or None."""
@@ -70,7 +66,7 @@ def greedy_search(inputs: DecodingInputs, return_scores: bool) -> tuple[torch.Te
         if inputs.is_static:
             lengths += unfinished
             unfinished &= is_active
-            if inputs.should_check_done(length) and not unfinished.any():
+            if length % DONE_CHECK_INTERVAL == 0 and not unfinished.any():
                 break
         elif not is_active.all():
             lengths[active[~is_active]] = length + 1
@@ -188,7 +184,7 @@ class BeamSearch:
             sentences = None
             if self.inputs.is_static:
                 unfinished &= is_active
-                if self.inputs.should_check_done(length) and not unfinished.any():
+                if length % DONE_CHECK_INTERVAL == 0 and not unfinished.any():
                     break
             elif not is_active.all():
                 sentences, done = is_active.nonzero()[:, 0], (~is_active).nonzero()[:, 0]

@@ -206,14 +206,8 @@ def to_additive_mask(mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
     return zeros.masked_fill(mask == 0, torch.finfo(states.dtype).min)
 
 
-class GraphsOfThread(threading.local):
-    """The last captured graph of each stream. Threads share none: a replay overwrites the results of the same pool."""
-
-    def __init__(self) -> None:
-        self.by_stream: dict[Any, tuple[Any, Any]] = {}  # current stream -> capture stream, last captured graph
-
-
-LAST_GRAPHS = GraphsOfThread()
+# The last captured graph of each stream. Threads share none: a replay overwrites the results of the same pool
+LAST_GRAPHS = threading.local()
 
 
 def capture_cuda_graph(function: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], torch.Tensor]:
@@ -226,7 +220,8 @@ def capture_cuda_graph(function: Callable[[], torch.Tensor], device: torch.devic
     """
     with torch.cuda.device(device):
         current = torch.cuda.current_stream()
-        stream, last = LAST_GRAPHS.by_stream.get(current) or (torch.cuda.Stream(), None)
+        last_graphs: Any = vars(LAST_GRAPHS)  # of this thread: current stream -> capture stream, last captured graph
+        stream, last = last_graphs.get(current) or (torch.cuda.Stream(), None)
         graph = torch.cuda.CUDAGraph()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
@@ -236,7 +231,7 @@ def capture_cuda_graph(function: Callable[[], torch.Tensor], device: torch.devic
             finally:
                 graph.capture_end()
         current.wait_stream(stream)
-        LAST_GRAPHS.by_stream[current] = stream, graph
+        last_graphs[current] = stream, graph
 
     def replay() -> torch.Tensor:
         graph.replay()
@@ -246,30 +241,21 @@ def capture_cuda_graph(function: Callable[[], torch.Tensor], device: torch.devic
 
 
 class Ensemble:
-    """Decoders whose probabilities are averaged."""
+    """Decoders of one or more models, whose probabilities are averaged. For the arguments, see `IncrementalDecoder`."""
 
-    def __init__(self, decoders: Sequence[IncrementalDecoder]):
-        self.decoders = decoders
-        self.vocab_size = decoders[0].decoder.config.decoder_vocab_size
-
-    @classmethod
-    def create(
-        cls,
+    def __init__(
+        self,
         models: Sequence[PreTrainedModel],
         states: Sequence[torch.Tensor],
         mask: torch.Tensor | None,
         num_beams: int,
         prompt_mask: torch.Tensor | None,
         is_static: bool,
-    ) -> Ensemble:
-        """Create a decoder for each model and its encoder output. See `IncrementalDecoder` for the arguments."""
+    ):
         has_graphs = is_static and all(map(supports_cuda_graphs, models))
-        return cls(
-            [
-                IncrementalDecoder(model, state, mask, num_beams, prompt_mask, is_static, has_graphs)
-                for model, state in zip(models, states, strict=True)
-            ]
-        )
+        options: Any = (mask, num_beams, prompt_mask, is_static, has_graphs)
+        self.decoders = [IncrementalDecoder(*each, *options) for each in zip(models, states, strict=True)]
+        self.vocab_size = models[0].config.decoder_vocab_size
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """Run one step. Return the logits of a single model, or the log-probabilities of several."""

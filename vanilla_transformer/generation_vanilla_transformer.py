@@ -32,7 +32,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .beam_search_vanilla_transformer import BeamSearch, DecodingInputs, greedy_search, make_length_penalty
 from .decoder_vanilla_transformer import Ensemble, is_async_device
-from .glossary_vanilla_transformer import LexicalConstraints
 
 
 def beam_search(
@@ -45,7 +44,7 @@ def beam_search(
     alpha: float | None = None,
     extra_tokens: int | None = None,
     ensemble: Sequence[PreTrainedModel] = (),
-    glossary: LexicalConstraints | None = None,
+    glossary: Any = None,
     streamer: Any = None,
     assistant_model: PreTrainedModel | None = None,
     tokenizer: Any = None,
@@ -73,7 +72,7 @@ def beam_search(
         extra_tokens: Number of tokens that a translation may have more than its source (section 6.1: 50). Replaces the
             limit of `generation_config`.
         ensemble: Additional models with the same vocabularies.
-        glossary: Terms that must occur in each translation, created by `TranslationPipeline`. Requires several beams.
+        glossary: `LexicalConstraints`, created by `TranslationPipeline`, or None. Requires several beams.
             Terms that do not fit into the length limit are missing.
         streamer: Streamer of `generate()`.
         assistant_model: Assistant of `generate()`.
@@ -93,14 +92,19 @@ def beam_search(
     options = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
     assistance = {"streamer": streamer, "assistant_model": assistant_model}
     obstacle = find_obstacle((model, *ensemble), generation_config, model_kwargs | options | assistance)
+    own = {"alpha": alpha, "extra_tokens": extra_tokens, "an ensemble": ensemble or None, "a glossary": glossary}
+    names = [name for name, value in own.items() if value is not None]
+    conflicts = [f"{name} with {obstacle}" for name in names if obstacle is not None]
+    if glossary is not None and generation_config.num_beams == 1:
+        conflicts.append("a glossary with a single beam")
+    if extra_tokens is not None and any("ForcedEOS" in type(each).__name__ for each in logits_processor):
+        conflicts.append("forced_eos_token_id with extra_tokens")
+    if conflicts:
+        raise ValueError(f"beam_search does not support {conflicts[0]}. Omit one of the two.")
     if obstacle is not None:
-        own = {"alpha": alpha, "extra_tokens": extra_tokens, "an ensemble": ensemble or None, "a glossary": glossary}
-        if names := [name for name, value in own.items() if value is not None]:
-            raise ValueError(f"beam_search does not support {names[0]} with {obstacle}. Omit one of the two.")
         assistance |= {"tokenizer": tokenizer, "assistant_tokenizer": assistant_tokenizer}
         assistance |= {"inputs_tensor": inputs_tensor}
         return run_transformers_loop(model, input_ids, generation_config, assistance, **options, **model_kwargs)
-    validate_option_combinations(generation_config, logits_processor, extra_tokens, glossary)
     lists = (logits_processor, stopping_criteria)
     inputs = prepare_inputs(
         (model, *ensemble), input_ids, inputs_tensor, generation_config, *lists, alpha, extra_tokens, model_kwargs
@@ -131,14 +135,13 @@ def prepare_inputs(
     mask, prompt_mask = (each if each is None else each[::num_beams] for each in masks)
     states = [model_kwargs["encoder_outputs"][0][::num_beams]]
     for other in models[1:]:
-        validate_same_vocabularies(models[0], other)
-        validate_ensemble_inputs(inputs_tensor)
+        validate_ensemble(models[0], other, inputs_tensor)
         states.append(other.get_encoder()(inputs_tensor, attention_mask=mask).last_hidden_state)
     limits = compute_limits(models, config, criteria, prompt, extra_tokens, mask, states[0])
     eos_ids = [each.eos_token_id.flatten().to(prompt) for each in criteria if type(each) is EosTokenCriteria]
     pad_id, is_static = config._pad_token_tensor, is_async_device(prompt.device)
     return DecodingInputs(
-        decoder=Ensemble.create(models, states, mask, num_beams, prompt_mask, is_static),
+        decoder=Ensemble(models, states, mask, num_beams, prompt_mask, is_static),
         prompt=prompt,
         limits=limits,
         eos_ids=torch.cat([prompt.new_empty(0), *eos_ids]),
@@ -175,7 +178,7 @@ def run_beam_search(
     config: GenerationConfig,
     alpha: float | None,
     extra_tokens: int | None,
-    glossary: LexicalConstraints | None,
+    glossary: Any,
 ) -> GenerateBeamEncoderDecoderOutput:
     """Run beam search with the settings of `generate()`, or with those of the paper if `alpha` is given."""
     if glossary is not None:
@@ -341,32 +344,16 @@ def resolve_generation_config(model: Any, arguments: dict[str, Any]) -> Generati
     return config
 
 
-def validate_option_combinations(
-    config: GenerationConfig, processors: LogitsProcessorList, extra_tokens: int | None, glossary: Any
-) -> None:
-    """Raise ValueError for options that exclude each other."""
-    has_forced_eos = any("ForcedEOS" in type(each).__name__ for each in processors)
-    excluded = {
-        "a glossary with a single beam": glossary is not None and config.num_beams == 1,
-        "forced_eos_token_id with extra_tokens": extra_tokens is not None and has_forced_eos,
-    }
-    if names := [name for name, is_requested in excluded.items() if is_requested]:
-        raise ValueError(f"beam_search does not support {names[0]}. Omit one of the two.")
-
-
-def validate_ensemble_inputs(inputs: torch.Tensor) -> None:
-    """Raise ValueError if the source is not token ids, which the models of an ensemble have to encode."""
-    if inputs.is_floating_point() or bool((inputs == -100).all()):  # -100: placeholder for encoder_outputs
-        raise ValueError("An ensemble requires input_ids. Do not pass inputs_embeds or encoder_outputs.")
-
-
-def validate_same_vocabularies(model: Any, other: Any) -> None:
+def validate_ensemble(model: Any, other: Any, inputs: torch.Tensor) -> None:
+    """Raise ValueError if two models have different vocabularies, or if the source is not token ids to encode."""
     for name in ("model_type", "vocab_size", "decoder_vocab_size"):
         expected, value = getattr(model.config, name), getattr(other.config, name, None)
         if expected != value:
             raise ValueError(
                 f"Models of an ensemble must have the same {name} and tokenizer, got {expected} and {value}."
             )
+    if inputs.is_floating_point() or bool((inputs == -100).all()):  # -100: placeholder for encoder_outputs
+        raise ValueError("An ensemble requires input_ids. Do not pass inputs_embeds or encoder_outputs.")
 
 
 def prepare_custom_generate_kwargs(model: Any, function: Any, arguments: dict[str, Any]) -> dict[str, Any]:

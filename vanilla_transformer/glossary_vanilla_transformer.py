@@ -1,8 +1,5 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
-"""Constraints for `beam_search`: in-place logits processors and lexical constraints from glossaries.
-
-The logits processors of transformers copy all scores at every step. The versions below modify only the affected scores.
-This module imports no other module of the package, so that it can be published in a separate repository.
+"""Lexical constraints for `beam_search`, from glossaries. Checkpoints do not contain this module.
 
 Shapes: B sentences, K beams, N hypotheses, T tokens so far, V target vocabulary.
 C terms per sentence, R variants of the terms of a sentence, L tokens per variant.

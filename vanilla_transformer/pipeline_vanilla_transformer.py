@@ -2,6 +2,7 @@
 """Translation pipeline for strings. It replaces the translation pipeline that transformers 5 has removed."""
 
 import copy
+import importlib
 import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
@@ -13,9 +14,7 @@ from transformers import GenerationConfig, Pipeline, PreTrainedModel
 from transformers.generation import StopStringCriteria
 from transformers.utils import logging
 
-from .alignment_vanilla_transformer import align, compute_token_log_probs
 from .generation_vanilla_transformer import beam_search, find_obstacle, resolve_generation_config
-from .glossary_vanilla_transformer import GlossaryMatcher
 
 logger = logging.get_logger(__name__)
 
@@ -59,7 +58,8 @@ class TranslationPipeline(Pipeline):
 
     An empty string has an empty translation with score 0. A sentence that is too long for learned positions is not
     truncated. Its translation is empty with score -inf, `"error"` states the reason, and a warning is logged.
-    A translation does not depend on the other sentences of its batch.
+    A translation does not depend on the other sentences of its batch. The options `glossary`, `return_alignments` and
+    `return_token_scores` require the installed package `vanilla_transformer`, as checkpoints do not contain their code.
     """
 
     _load_tokenizer = True
@@ -78,7 +78,7 @@ class TranslationPipeline(Pipeline):
         sentences: Iterable[str] = [inputs] if isinstance(inputs, str) else inputs
         total = len(sentences) if isinstance(sentences, Sized) else None
         progress, glossary = output_options.pop("progress", False), output_options.pop("glossary", None)
-        matcher = None if glossary is None else GlossaryMatcher(glossary, self.tokenizer)
+        matcher = None if glossary is None else import_module("glossary").GlossaryMatcher(glossary, self.tokenizer)
         if matcher is not None and (obstacle := self._find_obstacle(generate_kwargs)):
             raise ValueError(
                 f"A glossary requires `beam_search`, which does not support {obstacle}. Omit one of the two."
@@ -99,12 +99,14 @@ class TranslationPipeline(Pipeline):
         sentences: Iterable[str],
         batch_size: int | None,
         generate_kwargs: dict[str, Any],
-        matcher: GlossaryMatcher | None = None,
+        matcher: Any = None,  # `GlossaryMatcher` or None
         return_scores: bool = False,
         return_token_scores: bool = False,
         return_alignments: bool = False,
     ) -> Iterator[dict[str, Any] | list[dict[str, Any]]]:
         sentences = iter(sentences)
+        if return_alignments or return_token_scores:
+            import_module("alignment")  # raise an error before decoding
         config = resolve_generation_config(self.model, generate_kwargs)
         max_length = self._max_sequence_length(generate_kwargs.get("ensemble"))
         forward_options: dict[str, Any] = {"return_scores": return_scores, "return_token_scores": return_token_scores}
@@ -218,7 +220,8 @@ class TranslationPipeline(Pipeline):
             result["scores"] = self._compute_scores(outputs, is_token, config).view(shape)
         if return_token_scores:
             inputs, models = (model_inputs, result["sequences"], is_token), (self.model, *ensemble)
-            scores = torch.stack([compute_token_log_probs(model, *inputs) for model in models])
+            function = import_module("alignment").compute_token_log_probs
+            scores = torch.stack([function(model, *inputs) for model in models])
             result["token_scores"] = scores.logsumexp(0) - math.log(len(models))  # of the mean probability
         return result
 
@@ -313,7 +316,8 @@ class TranslationPipeline(Pipeline):
                         f"Not aligned: the translation has {length} tokens. The model takes at most {limit}."
                     )
         texts = [each["translation_text"] for _, each in pairs]
-        links = align(self.model, self.tokenizer, [source for source, _ in pairs], texts)
+        sources = [source for source, _ in pairs]
+        links = import_module("alignment").align(self.model, self.tokenizer, sources, texts)
         for (_, each), alignments in zip(pairs, links, strict=True):
             each["alignments"] = alignments
 
@@ -345,6 +349,21 @@ class TranslationPipeline(Pipeline):
         configs = [each.config for each in (self.model, *(ensemble or ()))]
         limited = [each for each in configs if getattr(each, "position_embedding_type", None) != "sinusoidal"]
         return min(filter(None, (getattr(each, "max_position_embeddings", None) for each in limited)), default=None)
+
+
+def import_module(name: str) -> Any:
+    """Import `alignment` or `glossary` from the installed package, because checkpoints do not contain these modules.
+
+    Raises:
+        ImportError: If the package is not installed.
+    """
+    try:
+        return importlib.import_module(f"vanilla_transformer.{name}_vanilla_transformer")
+    except ImportError as error:
+        raise ImportError(
+            "Glossaries, alignments and token scores require the package vanilla_transformer. The code in a checkpoint "
+            "does not contain them. Clone the repository of the package, and run `pip install .` in it."
+        ) from error
 
 
 def default_max_new_tokens(source_length: int, limit: int | None, start: int = 1) -> int:

@@ -56,7 +56,7 @@ def test_writes_card_and_modules(tmp_path, run_main, capsys):
     assert 'custom_generate="search"' in card.text
     code = tmp_path / "search" / "custom_generate"
     code_files = {path.name for path in decoding.CODE}
-    names = ("generation", "decoder", "beam_search", "glossary")
+    names = ("generation", "decoder", "beam_search")
     assert code_files == {f"{name}_vanilla_transformer.py" for name in names}
     assert {path.name for path in code.iterdir()} == {"generate.py"} | code_files
     for path in decoding.CODE:

@@ -2,14 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedTokenizerFast,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    TextStreamer,
-)
+from transformers import PreTrainedTokenizerFast, TextStreamer
 
 VARIANTS = [
     {},
@@ -89,27 +82,6 @@ def test_sentence_does_not_depend_on_its_batch(make_model, source):
         assert torch.equal(batched[row, : single.shape[1]], single[0])
 
 
-def test_sampling(make_model, source):
-    model = make_model()
-    settings = SETTINGS | {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.95}
-    torch.manual_seed(1)
-    first = model.generate(**source, **settings)
-    torch.manual_seed(1)
-    assert torch.equal(model.generate(**source, **settings), first)
-    torch.manual_seed(2)
-    assert not torch.equal(model.generate(**source, **settings), first)
-
-
-def test_several_translations_of_each_source(make_model, source):
-    model = make_model()
-    outputs = model.generate(
-        **source, **SETTINGS, num_beams=4, num_return_sequences=3, return_dict_in_generate=True, output_scores=True
-    )
-    assert len(outputs.sequences) == 9
-    scores = outputs.sequences_scores.view(3, 3)
-    assert (scores[:, :-1] >= scores[:, 1:]).all()
-
-
 def test_beam_scores_are_mean_log_probs(make_model, source):
     """The score of a hypothesis equals its mean log-probability from `forward`."""
     model = make_model()
@@ -149,27 +121,6 @@ def test_streaming(make_model, source, train_bpe, sentences, special_tokens, cap
     streamed = capsys.readouterr().out.strip()
     assert streamed == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
     assert streamed
-
-
-def test_logits_processors_and_stopping_criteria(make_model, source):
-    class Forbid(LogitsProcessor):
-        def __call__(self, input_ids, scores):
-            return scores.index_fill(1, forbidden, -torch.inf)
-
-    class StopAt(StoppingCriteria):
-        def __call__(self, input_ids, scores, **kwargs):
-            return torch.full((len(input_ids),), input_ids.shape[1] >= 5)
-
-    model = make_model()
-    free = model.generate(**source, **SETTINGS)
-    forbidden = free[:, 1:].unique()
-    forbidden = forbidden[forbidden > 2][:3]
-    processors = LogitsProcessorList([Forbid()])
-    constrained = model.generate(**source, **SETTINGS, logits_processor=processors)
-    assert torch.isin(free, forbidden).any()
-    assert not torch.isin(constrained, forbidden).any()
-    stopped = model.generate(**source, **SETTINGS, stopping_criteria=StoppingCriteriaList([StopAt()]))
-    assert stopped.shape[1] == 5
 
 
 def test_separate_calls_of_encoder_decoder_and_lm_head(make_model, batch):

@@ -212,6 +212,17 @@ def test_unsupported_options_use_generate(make_translator, search_calls):
     assert not search_calls
 
 
+def test_modified_models_use_generate(make_translator, search_calls):
+    translator = make_translator()
+    before = translator(TEXTS)
+    search_calls.clear()
+    layer = translator.model.get_decoder().layers[0]
+    layer.cross_attn.register_forward_hook(lambda module, inputs, outputs: (torch.ones_like(outputs[0]), None))
+    expected = [{"translation_text": text} for text in translate_one_by_one(translator)]
+    assert translator(TEXTS) == expected != before
+    assert not search_calls
+
+
 def test_prefix_tuning_uses_generate(make_translator, search_calls):
     """Prefix tuning prepends keys and values to those of the decoder, in the loops of transformers."""
     peft = pytest.importorskip("peft")

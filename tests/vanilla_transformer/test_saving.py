@@ -274,6 +274,12 @@ for path in (folder, again):                       # the original, and a copy sa
     with torch.no_grad():
         logits = model(**batch).logits
     translator = pipeline("translation", model=path, trust_remote_code=True)
+    for options in ({"glossary": {"dog": "Hund"}}, {"return_alignments": True}, {"return_token_scores": True}):
+        try:
+            translator("the dog runs", **options)
+            raise SystemExit(f"{options} worked without the package")
+        except ImportError as error:
+            assert "`pip install .`" in str(error), error
     results.append({
         "labels": batch["labels"].tolist(),
         "logits": logits.double().flatten().tolist(),
@@ -334,6 +340,8 @@ def test_saved_config_maps_auto_classes(make_model, tmp_path):
     assert config["custom_pipelines"]["translation"]["impl"] == "pipeline_vanilla_transformer.TranslationPipeline"
     for name in config["auto_map"].values():
         assert (tmp_path / f"{name.split('.')[0]}.py").exists()
+    assert not {path.name.split("_")[0] for path in tmp_path.glob("*.py")} & {"glossary", "alignment"}
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in tmp_path.glob("*.py")) <= 2630
 
 
 def test_installed_package_takes_precedence_over_saved_code(make_model, train_bpe, sentences, special_tokens, tmp_path):

@@ -3,13 +3,17 @@
 import pytest
 import torch
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, LogitsProcessor, LogitsProcessorList
+from transformers import AttentionInterface, AttentionMaskInterface, LogitsProcessor, StoppingCriteria
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import ModelOutput
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration, generation_vanilla_transformer
+from vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    generation_vanilla_transformer,
+    modeling_vanilla_transformer,
+)
 from vanilla_transformer.generation_vanilla_transformer import beam_search, find_obstacle
 
 CLASSES = (
@@ -97,7 +101,13 @@ def replace_forward(module):
     module.forward = lambda *args, **kwargs: change(forward(*args, **kwargs))
 
 
-@pytest.mark.parametrize("modify", [add_hook, add_pre_hook, replace_forward])
+def replace_class(module):
+    parent = type(module)
+    forward = lambda self, *args, **kwargs: change(parent.forward(self, *args, **kwargs))  # noqa: E731
+    module.__class__ = type("Changed", (parent,), {"forward": forward})
+
+
+@pytest.mark.parametrize("modify", [add_hook, add_pre_hook, replace_forward, replace_class])
 @pytest.mark.parametrize("name", [*CLASSES, "head"])
 def test_modified_modules(model, source, assert_equal_ids, modify, name):
     before = model.generate(**source, max_new_tokens=8)
@@ -133,6 +143,17 @@ def test_registered_attention_function(model, assert_equal_ids, monkeypatch):
         model.set_attn_implementation(name)
         monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, name, attend_twice)
         assert_equal_ids(model)
+
+
+def test_edited_attention_function(model, source, assert_equal_ids, monkeypatch):
+    """With "eager", `beam_search` calls `scaled_dot_product_attention`, which users may edit."""
+    model.set_attn_implementation("eager")
+    before = model.generate(**source, max_new_tokens=8)
+    eager = modeling_vanilla_transformer.scaled_dot_product_attention
+    edited = lambda module, query, *args, **kwargs: eager(module, 5 * query, *args, **kwargs)  # noqa: E731
+    monkeypatch.setattr(modeling_vanilla_transformer, "scaled_dot_product_attention", edited)
+    assert_equal_ids(model, uses_loops=False)
+    assert not torch.equal(model.generate(**source, max_new_tokens=8), before)
 
 
 def test_flex_attention(model):
@@ -228,23 +249,39 @@ def test_assisted_decoding(model, make_model, source, assert_equal_ids, loops):
         assert loops == ["assisted_generation"]
 
 
-def test_sampling_and_row_dependent_processors(model, assert_equal_ids):
+def test_sampling_and_row_dependent_processors(model, source, assert_equal_ids):
     class Rows(LogitsProcessor):
         def __call__(self, input_ids, scores):
             return scores.roll(1, 0)
 
+    class StopsByRow(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return (input_ids.shape[1] + torch.arange(len(input_ids))) % 4 == 0
+
     assert_equal_ids(model, do_sample=True, temperature=0.7)
-    assert_equal_ids(model, logits_processor=LogitsProcessorList([Rows()]))
     assert_equal_ids(model, encoder_no_repeat_ngram_size=1)
+    before = model.generate(**source, max_new_tokens=8)
+    for options in (
+        {"logits_processor": [Rows()]},
+        {"logits_processor": [Rows()], "no_repeat_ngram_size": 2},
+        {"stopping_criteria": [StopsByRow()]},
+        {"prefix_allowed_tokens_fn": lambda sentence, ids: [2, 4 + sentence, 10, 11 + len(ids), *range(20, 28)]},
+    ):
+        assert_equal_ids(model, **options)
+        assert not torch.equal(model.generate(**source, max_new_tokens=8, **options), before)
 
 
-def test_rejects_own_arguments_that_loops_of_transformers_lack(model, source):
+def test_rejects_own_arguments_that_loops_of_transformers_lack(model, make_model, source):
     """The message contains both names."""
     options = {"max_new_tokens": 4, "custom_generate": beam_search, "num_beams": 2}
     with pytest.raises(ValueError, match="alpha with output_scores"):
         model.generate(**source, **options, alpha=0.6, return_dict_in_generate=True, output_scores=True)
+    with pytest.raises(ValueError, match="extra_tokens with max_time"):
+        model.generate(**source, **options, extra_tokens=3, max_time=9.0)
+    with pytest.raises(ValueError, match="alpha with do_sample"):
+        model.generate(**source, **options, alpha=0.6, do_sample=True)
     add_hook(model.lm_head)
     with pytest.raises(ValueError, match="extra_tokens with a modified Linear"):
         model.generate(**source, **options, extra_tokens=5)
     with pytest.raises(ValueError, match="an ensemble with a modified Linear"):
-        model.generate(**source, **options, ensemble=[model])
+        make_model(vocab_size=30).generate(**source, **options, ensemble=[model])
