@@ -356,6 +356,14 @@ def validate_ensemble(model: Any, other: Any, inputs: torch.Tensor) -> None:
         raise ValueError("An ensemble requires input_ids. Do not pass inputs_embeds or encoder_outputs.")
 
 
+def prompt_length(prompt: torch.Tensor | None, config: GenerationConfig) -> int:
+    """Return the length of a decoder prompt (B, T). `generate()` adds the start token if it is missing."""
+    start_id = config.bos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
+    if prompt is None or start_id is None:
+        return 1 if prompt is None else prompt.shape[-1]
+    return prompt.shape[-1] + int((prompt[:, 0] != torch.as_tensor(start_id, device=prompt.device)).all())
+
+
 def prepare_custom_generate_kwargs(model: Any, function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Bind the arguments that transformers drops with `custom_generate` to the function, and add the stop strings."""
     configs = [each for each in (arguments.get("generation_config"), model.generation_config) if each is not None]
@@ -402,5 +410,6 @@ __all__ = [
     "beam_search",
     "find_obstacle",
     "prepare_custom_generate_kwargs",
+    "prompt_length",
     "resolve_generation_config",
 ]

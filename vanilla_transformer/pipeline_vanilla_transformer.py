@@ -14,7 +14,7 @@ from transformers import GenerationConfig, Pipeline, PreTrainedModel
 from transformers.generation import StopStringCriteria
 from transformers.utils import logging
 
-from .generation_vanilla_transformer import beam_search, find_obstacle, resolve_generation_config
+from .generation_vanilla_transformer import beam_search, find_obstacle, prompt_length, resolve_generation_config
 
 logger = logging.get_logger(__name__)
 
@@ -24,6 +24,7 @@ MAX_GPU_BATCH_SIZE = 512  # sentences
 GPU_MEMORY_FRACTION = 0.5  # estimated fraction of the free GPU memory that a batch may take
 DEFAULT_GLOSSARY_BEAMS = 4  # section 6.1
 EXTRA_TOKENS = 50  # section 6.1: "the maximum output length during inference [is] input length + 50"
+ROW_ARGUMENTS = ("decoder_input_ids", "decoder_attention_mask", "decoder_start_token_id", "adapter_names")
 
 
 class TranslationPipeline(Pipeline):
@@ -54,7 +55,7 @@ class TranslationPipeline(Pipeline):
         ensemble: Additional vanilla_transformer models with the same tokenizer, on the same device. Probabilities of
             all models are averaged.
         other arguments: Passed to `model.generate()`. If no length is set, a translation may be 50 tokens longer than
-            its source (section 6.1).
+            its source (section 6.1). `ROW_ARGUMENTS` have one row per sentence, or one row for all sentences.
 
     An empty string has an empty translation with score 0. A sentence that is too long for learned positions is not
     truncated. Its translation is empty with score -inf, `"error"` states the reason, and a warning is logged.
@@ -77,6 +78,11 @@ class TranslationPipeline(Pipeline):
         output_options = self._postprocess_params | output_options
         sentences: Iterable[str] = [inputs] if isinstance(inputs, str) else inputs
         total = len(sentences) if isinstance(sentences, Sized) else None
+        for name, rows in row_arguments(generate_kwargs).items():
+            if len(rows) not in (1, total):
+                raise ValueError(
+                    f"{name} has {len(rows)} rows. Pass one row per sentence of a list, or one row for all."
+                )
         progress, glossary = output_options.pop("progress", False), output_options.pop("glossary", None)
         matcher = None if glossary is None else import_module("glossary").GlossaryMatcher(glossary, self.tokenizer)
         if matcher is not None and (obstacle := self._find_obstacle(generate_kwargs)):
@@ -104,7 +110,7 @@ class TranslationPipeline(Pipeline):
         return_token_scores: bool = False,
         return_alignments: bool = False,
     ) -> Iterator[dict[str, Any] | list[dict[str, Any]]]:
-        sentences = iter(sentences)
+        sentences, window_start = iter(sentences), 0
         if return_alignments or return_token_scores:
             import_module("alignment")  # raise an error before decoding
         config = resolve_generation_config(self.model, generate_kwargs)
@@ -155,7 +161,8 @@ class TranslationPipeline(Pipeline):
                 batch = self.tokenizer.pad([encoded[i] for i in indices], return_tensors="pt")
                 if matcher is not None:
                     forward_options["glossary"] = matcher.build_constraints([window[i] for i in indices])
-                forwarded.append((indices, self.forward(batch, **forward_options, **generate_kwargs)))
+                options = forward_options | select_rows(generate_kwargs, [window_start + i for i in indices])
+                forwarded.append((indices, self.forward(batch, **options)))
             for indices, model_outputs in forwarded:
                 outputs = self.postprocess(model_outputs)
                 if return_alignments:
@@ -166,6 +173,7 @@ class TranslationPipeline(Pipeline):
                             candidate["terms"] = matcher.report_terms(window[i], candidate["translation_text"])
                     results[i] = unwrap_single(candidates)
             yield from results
+            window_start += len(window)
 
     @property
     def ensemble(self) -> Sequence[PreTrainedModel]:
@@ -187,8 +195,7 @@ class TranslationPipeline(Pipeline):
         """Return ids (B, n, T) of a padded batch (B, S); on request, scores (B, n) and token scores (B, n, T - 1)."""
         config = resolve_generation_config(self.model, generate_kwargs)
         length = model_inputs["input_ids"].shape[1]
-        prompt = generate_kwargs.get("decoder_input_ids")
-        start = 1 if prompt is None else prompt.shape[-1]
+        start = prompt_length(generate_kwargs.get("decoder_input_ids"), config)
         ensemble = generate_kwargs.get("ensemble") or ()
         limit = self._max_sequence_length(ensemble)
         if config.max_new_tokens is None and config.max_length is None:
@@ -335,11 +342,8 @@ class TranslationPipeline(Pipeline):
             return DEFAULT_BATCH_SIZE
         config = resolve_generation_config(self.model, generate_kwargs)
         ensemble = generate_kwargs.get("ensemble") or ()
-        limit = (
-            config.max_new_tokens
-            or config.max_length
-            or default_max_new_tokens(length, self._max_sequence_length(ensemble))
-        )
+        default = default_max_new_tokens(length, self._max_sequence_length(ensemble))
+        limit = config.max_new_tokens or config.max_length or default
         memory = estimate_memory_per_sentence(self.model, length, config.num_beams or 1, limit) * (1 + len(ensemble))
         size = int(GPU_MEMORY_FRACTION * get_free_memory(self.model.device) / memory)
         return max(1, min(MAX_GPU_BATCH_SIZE, size))
@@ -364,6 +368,23 @@ def import_module(name: str) -> Any:
             "Glossaries, alignments and token scores require the package vanilla_transformer. The code in a checkpoint "
             "does not contain them. Clone the repository of the package, and run `pip install .` in it."
         ) from error
+
+
+def row_arguments(generate_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `generate()` that have one row per sentence."""
+    given = {name: generate_kwargs.get(name) for name in ROW_ARGUMENTS}
+    return {name: rows for name, rows in given.items() if isinstance(rows, list) or getattr(rows, "ndim", 0) > 0}
+
+
+def select_rows(generate_kwargs: dict[str, Any], indices: list[int]) -> dict[str, Any]:
+    """Return the arguments of `generate()` for some sentences, given by their indices in the input."""
+    selected: dict[str, Any] = {}
+    for name, rows in row_arguments(generate_kwargs).items():
+        values = [rows[i if len(rows) > 1 else 0] for i in indices]
+        selected[name] = torch.stack(values) if isinstance(rows, torch.Tensor) else values
+    if (allowed_tokens := generate_kwargs.get("prefix_allowed_tokens_fn")) is not None:
+        selected["prefix_allowed_tokens_fn"] = lambda row, ids: allowed_tokens(indices[row], ids)
+    return generate_kwargs | selected
 
 
 def default_max_new_tokens(source_length: int, limit: int | None, start: int = 1) -> int:
@@ -392,9 +413,7 @@ def encoding_error(sentence: str) -> str | None:
     try:
         sentence.encode()
     except UnicodeEncodeError as error:
-        return (
-            f"character {error.start + 1} of the sentence is half of a surrogate pair and cannot be encoded as UTF-8."
-        )
+        return f"character {error.start + 1} of the sentence is half of a surrogate pair, which UTF-8 cannot encode."
     return None
 
 

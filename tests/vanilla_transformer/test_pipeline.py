@@ -45,6 +45,46 @@ def test_list_keeps_input_order(make_translator):
         assert translator(TEXTS, batch_size=batch_size) == expected
 
 
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_arguments_with_rows_follow_their_sentences(make_translator, monkeypatch, num_beams):
+    monkeypatch.setattr("vanilla_transformer.pipeline_vanilla_transformer.BATCHES_PER_WINDOW", 1)
+    translator = make_translator()
+    prompts = torch.tensor([[0, 1, 10], [1, 20, 21], [1, 30, 31], [0, 1, 40], [1, 50, 51]])
+    rows = {"decoder_input_ids": prompts, "decoder_attention_mask": (prompts != 0).long()}
+    allowed = [[10, 11], [20, 21], [30, 31], [40, 41], [50, 51]]
+    for options in (rows, {"decoder_start_token_id": [10, 20, 30, 40, 50]}):
+        each = [{name: values[i : i + 1] for name, values in options.items()} for i in range(len(TEXTS))]
+        expected = [translator(text, num_beams=num_beams, **one)[0] for text, one in zip(TEXTS, each, strict=True)]
+        assert translator(TEXTS, num_beams=num_beams, batch_size=3, **options) == expected
+        with pytest.raises(ValueError, match="has 5 rows. Pass one row per sentence"):
+            translator(TEXTS[:4], num_beams=num_beams, **options)
+    expected = [
+        translator(text, num_beams=num_beams, prefix_allowed_tokens_fn=lambda row, ids, ids_of_text=ids: ids_of_text)[0]
+        for text, ids in zip(TEXTS, allowed, strict=True)
+    ]
+    options = {"num_beams": num_beams, "prefix_allowed_tokens_fn": lambda row, ids: allowed[row]}
+    assert translator(TEXTS, batch_size=3, **options) == expected
+
+
+def test_one_prompt_for_all_sentences(make_translator):
+    translator, prompt = make_translator(), torch.tensor([[1, 20]])
+    expected = [translator(text, decoder_input_ids=prompt)[0] for text in TEXTS]
+    assert translator(TEXTS, decoder_input_ids=prompt) == expected
+    assert list(translator(iter(TEXTS), decoder_input_ids=prompt)) == expected
+
+
+def test_prompt_without_start_token(make_translator):
+    """`generate()` adds the start token. The scores of all tokens are returned, also at the length limit."""
+    translator = make_translator()
+    translator.model.generation_config.update(max_new_tokens=None, eos_token_id=None)
+    prompts = [torch.tensor([[20]]), torch.tensor([[1, 20]])]
+    without_start, with_start = (
+        translator("the dog", decoder_input_ids=each, return_token_scores=True)[0] for each in prompts
+    )
+    assert without_start["tokens"] == with_start["tokens"]
+    assert without_start["log_probability"] == pytest.approx(with_start["log_probability"])
+
+
 def test_generator_is_read_lazily(make_translator, monkeypatch):
     monkeypatch.setattr("vanilla_transformer.pipeline_vanilla_transformer.BATCHES_PER_WINDOW", 1)
     translator = make_translator()
