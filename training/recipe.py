@@ -214,7 +214,7 @@ def resolve_recipe(recipe: Recipe) -> None:
     validate_checkpoint_strategy(training)
     if training.average_checkpoints > 1 and training.save_strategy == "no":
         raise ValueError("average_checkpoints requires save_strategy=steps or save_strategy=epoch.")
-    if uses_metric and training.metric_for_best_model is None:
+    if uses_metric and "metric_for_best_model" not in recipe.explicit_keys:  # transformers may have set "loss"
         training.metric_for_best_model = default_metric(decoding.metric, training.predict_with_generate)
     if training.metric_for_best_model is not None and "greater_is_better" not in recipe.explicit_keys:
         training.greater_is_better = training.metric_for_best_model.removeprefix("eval_") not in LOWER_IS_BETTER

@@ -16,6 +16,7 @@ stderr gets the reason with the line number. With `--document`, such text is kep
 
 import argparse
 import json
+import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -222,7 +223,8 @@ def format_json(source: str, candidates: list[dict[str, Any]], **more: Any) -> s
     names = {"translations": "translation_text", "scores": "score", "log_probabilities": "log_probability"}
     names |= {name: name for name in ("tokens", "token_scores", "alignments", "terms")}
     for name, key in names.items():
-        row[name] = [candidate[key] for candidate in candidates if key in candidate]
+        values = [candidate[key] for candidate in candidates if key in candidate]
+        row[name] = [None if value == -math.inf else value for value in values]  # JSON has no infinity
     if "error" in candidates[0]:
         row["error"] = candidates[0]["error"]
     return json.dumps(row, ensure_ascii=False) + "\n"

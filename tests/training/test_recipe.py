@@ -41,6 +41,17 @@ def test_reads_all_types_of_keys(path):
     assert recipe.decoding.num_beams == 2
 
 
+@pytest.mark.parametrize("schedule", ["linear", "reduce_lr_on_plateau", "greedy"])
+def test_default_metric_does_not_depend_on_the_schedule(path, schedule):
+    """Without a metric, transformers sets the loss if the schedule follows one."""
+    keys = ["--early_stopping_patience=2", "--eval_strategy=steps", f"--lr_scheduler_type={schedule}"]
+    training = read_recipe([str(path), *keys]).training
+    assert (training.metric_for_best_model, training.greater_is_better) == ("bleu", True)
+    assert schedule == "linear" or training.lr_scheduler_kwargs["mode"] == "max"
+    training = read_recipe([str(path), *keys, "--metric_for_best_model=loss"]).training
+    assert (training.metric_for_best_model, training.greater_is_better) == ("loss", False)
+
+
 def test_command_line_overrides_recipe(path):
     arguments = ["--max_steps", "9", "--dropout", "0.3", "--norm_position", "pre", "--corpus", "files"]
     recipe = read_recipe([str(path), *arguments])

@@ -1,6 +1,7 @@
 """The command `training.translate`."""
 
 import json
+import math
 import re
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from training.translate import rerank
+from training.translate import format_json, rerank
 from vanilla_transformer import TranslationPipeline
 
 pytestmark = pytest.mark.slow
@@ -72,6 +73,14 @@ def test_prints_json(programs, finished, tmp_path):
             assert len(row["tokens"][i]) == len(row["token_scores"][i])
             assert row["log_probabilities"][i] == pytest.approx(sum(row["token_scores"][i]), abs=1e-3)
             assert all(row["source"][a:b] and text[c:d] for (a, b), (c, d) in row["alignments"][i])
+
+
+def test_json_has_no_infinity():
+    """RFC 8259 defines none: other programs could not read the object."""
+    candidate = {"translation_text": "", "score": -math.inf, "log_probability": -math.inf, "error": "too long"}
+    row = json.loads(format_json("source", [candidate]), parse_constant=pytest.fail)
+    assert (row["translations"], row["scores"], row["log_probabilities"]) == ([""], [None], [None])
+    assert row["error"] == "too long"
 
 
 def test_translates_document(programs, finished, tmp_path):

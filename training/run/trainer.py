@@ -146,10 +146,18 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self._saved_loss, self._initial_global_step = None, 0
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Override that keeps all checkpoints, because transformers would delete some that are averaged later."""
+        """Override that reports the mean loss of all processes, and keeps all checkpoints.
+
+        Transformers would report the loss of the main process, and delete checkpoints that are averaged later.
+        """
         self._restore_losses()  # if resumed after the last epoch, `_run_epoch` was not called
+        self._tr_loss = self._mean_loss()
         with self.unlimited_checkpoints():
             return super()._finalize_training(*args, **kwargs)
+
+    def _mean_loss(self) -> torch.Tensor:
+        """Return the loss since the last log entry, averaged over processes."""
+        return self.accelerator.gather(self._tr_loss).mean()
 
     @contextmanager
     def unlimited_checkpoints(self) -> Iterator[None]:
@@ -330,7 +338,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             if isinstance(self.train_dataset, TokenBatchStream) and self.args.should_save:
                 state = self.train_dataset.state_dict_at(self.state.global_step)
                 (folder / STREAM_STATE).write_text(json.dumps(state), encoding="utf-8")
-            loss = float(self.accelerator.gather(self._tr_loss).mean())
+            loss = float(self._mean_loss())
             if self.args.should_save:
                 if self.stop.is_checkpoint_temporary:
                     (folder / TEMPORARY).touch()
