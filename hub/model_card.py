@@ -318,7 +318,8 @@ def score_table(results: CheckedMapping, recipe: CheckedMapping, data: CheckedMa
     for key, (_, label) in METRICS.items():
         if key in results:
             signature = results.text(f"{key}_signature")
-            rows.append(f"| {label} | {results.number(key):.2f} | {f'`{signature}`' if signature else ''} |")
+            protocol = f"`{signature}`".replace("|", r"\|") if signature else ""  # a pipe ends a cell, also in code
+            rows.append(f"| {label} | {results.number(key):.2f} | {protocol} |")
     if "test_bleu_tokenized_lc" in results:
         rows.append(f"| Multi30k BLEU | {results.number('test_bleu_tokenized_lc'):.2f} | {MULTI30K_PROTOCOL} |")
     if not rows:

@@ -60,6 +60,13 @@ def test_card_contains_all_results(folder):
     assert "energy: unknown" in text
 
 
+def test_table_rows_have_three_cells(folder):
+    """In Markdown, a pipe that is not escaped ends a cell, also in code. The Hub omits further cells."""
+    rows = [line for line in make_card(folder, "user/name").content.splitlines() if line.startswith("|")]
+    assert {len(re.split(r"(?<!\\)\|", row)) for row in rows} == {5}
+    assert "| BLEU | 41.23 | `nrefs:1\\|case:mixed\\|eff:no\\|tok:13a\\|smooth:exp\\|version:2.6.0` |" in rows
+
+
 def test_card_uses_saved_results(folder):
     (folder / "all_results.json").write_text(json.dumps(RESULTS | {"test_bleu": 12.5}))
     text = make_card(folder, "user/name").content
