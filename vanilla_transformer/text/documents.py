@@ -158,9 +158,10 @@ def split_long_sentence(translator: TranslationPipeline, text: str, start: int, 
             best = min(matches, key=lambda match: abs(match.end() - middle))
             cut = (best.start() + len(best[0].rstrip()), best.end())
             break
-    for part in ((start, cut[0]), (cut[1], end)):
-        if start < part[1] and text[part[0] : part[1]].strip():
-            yield from split_long_sentence(translator, text, *part, limit)
+    for part_start, part_end in ((start, cut[0]), (cut[1], end)):
+        if stripped := text[part_start:part_end].strip():  # the range may end inside of white space
+            part_start = text.index(stripped, part_start)
+            yield from split_long_sentence(translator, text, part_start, part_start + len(stripped), limit)
 
 
 __all__ = ["Document", "Sentence", "sentence_spans", "translate_document", "translate_documents"]

@@ -161,6 +161,15 @@ def test_long_sentence_is_split_at_mark_or_space(reversing, text, parts):
     assert len(document.translation.split()) == len(text.replace(",", " ,").split())
 
 
+def test_parts_of_a_long_sentence_have_no_surrounding_space(reversing):
+    """The translation of a part has none, so the space would be missing in the document."""
+    for i in range(16):
+        text = "   ".join(["the"] * i + ["dog,"] + ["the"] * (15 - i))
+        translate_document(reversing, text, max_sentence_tokens=4)
+        assert "".join(reversing.sentences).replace(" ", "") == text.replace(" ", "")
+        assert reversing.sentences == [each.strip() for each in reversing.sentences]
+
+
 def test_long_word_is_split_anywhere(reversing):
     text = "dog" * 1000
     translate_document(reversing, text, max_sentence_tokens=20)
