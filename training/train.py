@@ -15,6 +15,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+from httpx2 import TransportError  # raised by huggingface_hub
 from transformers import EarlyStoppingCallback, set_seed
 
 from training.data.collators import PaddingCollator
@@ -54,13 +55,14 @@ from training.run.output_dir import (
 from training.run.plots import plot_training_curve
 from training.run.trainer import TokenBatchTrainer
 from vanilla_transformer.shared.atomic_io import atomic_write, wrap_write_errors
-from vanilla_transformer.shared.command_line import exit_on_user_error
+from vanilla_transformer.shared.command_line import exit_on_user_error, format_error
 
 
 def main() -> None:
     configure_malloc()
     launcher.watch()
-    with exit_on_user_error("training.train", FloatingPointError, ImportError):
+    user_errors = FloatingPointError, ImportError, TransportError
+    with exit_on_user_error("training.train", *user_errors, formatter=format_training_error):
         recipe = read_recipe()
         holds_lock = LAUNCHED not in os.environ and os.environ.get("RANK", "0") == "0"
         with lock_output_dir(Path(recipe.training.output_dir)) if holds_lock else nullcontext():
@@ -70,6 +72,13 @@ def main() -> None:
             mute_other_ranks(recipe.training)
             with main_process_reports_first(recipe.training):
                 run(recipe)
+
+
+def format_training_error(error: Exception) -> str:
+    """Return the message of a user error."""
+    if isinstance(error, TransportError):  # with `push_to_hub`, the repository is created before training
+        return f"The Hub cannot be reached ({error}). Check your network, or remove push_to_hub."
+    return format_error(error)
 
 
 def run(recipe: Recipe) -> None:

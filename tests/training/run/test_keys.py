@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 import transformers
 from accelerate.utils import DynamoBackend
+from httpx2 import ConnectError
 from transformers import Seq2SeqTrainingArguments
 
+from training import train
 from training.arguments import SUPPORTED, UNSUPPORTED, UNSUPPORTED_ADVICE, TrainingArguments
 from training.recipe import make_parser, read_recipe, validate_supported_keys
 from training.run.evaluation import push
@@ -160,6 +162,20 @@ def test_keys_of_the_hub(read, monkeypatch):
     assert recipe.training.push_to_hub
     push(recipe, Path("out"))
     assert calls == [["hub.push", str(Path("out").resolve()), "me/mine", "--private", "--revision", "v1", "secret"]]
+
+
+def test_reports_a_hub_that_cannot_be_reached(monkeypatch, capsys):
+    """With `push_to_hub`, transformers creates the repository before training."""
+
+    def fail():
+        raise ConnectError("no route to host")
+
+    monkeypatch.setattr(train, "read_recipe", fail)
+    with pytest.raises(SystemExit) as exit_:
+        train.main()
+    assert exit_.value.code == 2
+    message = "The Hub cannot be reached (no route to host). Check your network, or remove push_to_hub."
+    assert capsys.readouterr().err == f"training.train: {message}\n"
 
 
 TESTED_ABOVE = {
