@@ -12,8 +12,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .validation_vanilla_transformer import is_eager_on_cpu
-
 CPU_CHUNK_SIZE = 2**23  # logits per chunk on a CPU: 32 MB in float32
 GPU_CHUNK_SIZE = 2**28  # on a GPU; a step of the base model takes 79 ms on an H100, and 112 ms with 2**23 logits
 
@@ -72,6 +70,14 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, scale: torch.Tensor) -> tuple:
         gradients = [each if each is None else each * scale.to(each.dtype) for each in ctx.saved_tensors]
         return *gradients, None, None, None, None
+
+
+def is_eager_on_cpu(tensor: torch.Tensor) -> bool:
+    """Return whether values of `tensor` can be read cheaply. On a GPU, reading them would synchronize with it.
+
+    It must be a real CPU tensor, and no compiler may be tracing.
+    """
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not isinstance(tensor, FakeTensor)
 
 
 def is_unmodified_linear(module: nn.Module) -> bool:

@@ -40,8 +40,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .configuration_vanilla_transformer import VanillaTransformerConfig, include_code
 from .dropout_vanilla_transformer import apply_dropout
 from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
-from .loss_vanilla_transformer import fused_linear_cross_entropy
-from .validation_vanilla_transformer import validate_input_ids, validate_nonempty_sources, validate_sequence_length
+from .loss_vanilla_transformer import fused_linear_cross_entropy, is_eager_on_cpu
 
 if TYPE_CHECKING:  # only so that transformers copies this file into a saved checkpoint
     from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401
@@ -174,7 +173,7 @@ class PositionWiseFeedForward(nn.Module):
 
 def resolve_inputs_embeds(
     embed_tokens: nn.Module,
-    vocab_size: int | None,
+    vocab_size: int,
     input_ids: torch.Tensor | None,
     inputs_embeds: torch.Tensor | None = None,
     name_prefix: str = "",
@@ -190,7 +189,13 @@ def resolve_inputs_embeds(
         raise ValueError(f"Specify exactly one of {name_prefix}input_ids and {name_prefix}inputs_embeds.")
     if input_ids is None:
         return inputs_embeds  # type: ignore[return-value]
-    validate_input_ids(input_ids, vocab_size, name_prefix)  # type: ignore[arg-type]  # never None in a config
+    if is_eager_on_cpu(input_ids) and input_ids.numel():
+        low, high = (int(bound) for bound in input_ids.aminmax())
+        if low < 0 or high >= vocab_size:
+            raise ValueError(
+                f"{name_prefix}input_ids contains the id {low if low < 0 else high}, outside the vocabulary of "
+                f"{vocab_size} tokens (0 to {vocab_size - 1}). Encode the text with the tokenizer of this model."
+            )
     return embed_tokens(input_ids)
 
 
@@ -213,7 +218,12 @@ class LearnedPositionalEmbedding(nn.Embedding):
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         """(B, T) -> (B, T, D). Raises ValueError for positions outside the table (checked on CPU only)."""
-        validate_sequence_length(positions, self.num_embeddings)
+        size = self.num_embeddings
+        if is_eager_on_cpu(positions) and positions.numel() and (length := int(positions.max()) + 1) > size:
+            raise ValueError(
+                f"A sequence of {length} tokens is longer than the {size} learned positions "
+                f"(max_position_embeddings={size}): shorten it, or train with sinusoidal positions."
+            )
         return super().forward(positions)
 
 
@@ -424,12 +434,17 @@ class Encoder(TransformerStack):
     ) -> BaseModelOutput:
         """Encode source tokens (B, S) or their unscaled embeddings (B, S, D).
 
-        `attention_mask` (B, S) is zero at padding positions and defaults to no padding.
+        `attention_mask` (B, S) is zero at padding positions and defaults to no padding. On a CPU, a source without
+        tokens raises ValueError.
         """
         inputs_embeds = resolve_inputs_embeds(self.embed_tokens, self.config.vocab_size, input_ids, inputs_embeds)
-        validate_nonempty_sources(inputs_embeds, attention_mask)
-        is_padding_mask = attention_mask is not None and attention_mask.ndim == 2
-        positions = create_position_ids(attention_mask if is_padding_mask else None, inputs_embeds)
+        padding_mask = attention_mask if attention_mask is not None and attention_mask.ndim == 2 else None
+        if inputs_embeds.shape[1] == 0:
+            raise ValueError("The sources are empty (length 0): every source needs at least one token, such as </s>.")
+        if padding_mask is not None and is_eager_on_cpu(padding_mask) and (empty := (padding_mask == 0).all(-1)).any():
+            row = int(empty.int().argmax())
+            raise ValueError(f"Source {row} of the batch is empty: its attention_mask has no 1. Remove this source.")
+        positions = create_position_ids(padding_mask, inputs_embeds)
         hidden_states = self.embed(inputs_embeds, positions)
         attention_mask = create_bidirectional_mask(
             config=self.config,
@@ -475,9 +490,8 @@ class Decoder(TransformerStack):
         `attention_mask` is a padding mask (B, past and new tokens) or a 4D mask. It defaults to no padding.
         `encoder_hidden_states` (B, S, D) has the padding mask `encoder_attention_mask` (B, S).
         """
-        inputs_embeds = resolve_inputs_embeds(
-            self.embed_tokens, self.config.decoder_vocab_size, input_ids, inputs_embeds, "decoder_"
-        )
+        vocab_size: int = self.config.decoder_vocab_size  # type: ignore[assignment]  # never None in a config
+        inputs_embeds = resolve_inputs_embeds(self.embed_tokens, vocab_size, input_ids, inputs_embeds, "decoder_")
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
