@@ -4,6 +4,7 @@ pipeline = CTranslate2Pipeline(model=model, tokenizer=tokenizer, quantization="i
 pipeline(sentences, num_beams=5, early_stopping=True)
 """
 
+import copy
 import tempfile
 from typing import Any
 
@@ -27,6 +28,7 @@ NEUTRAL_FIELDS = {  # fields of the generation config that do not affect the tra
 }
 NEUTRAL_VALUES = {"do_sample": False, "min_length": 0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
 NEUTRAL_VALUES |= {"encoder_no_repeat_ngram_size": 0}
+CONVERTED_FIELDS = ("eos_token_id", "decoder_start_token_id", "bad_words_ids", "suppress_tokens")  # in the engine
 NO_EARLY_EXIT = 1e-9  # for a length penalty of 0, with which CTranslate2 ends at the first best hypothesis
 
 
@@ -56,6 +58,7 @@ class CTranslate2Pipeline(TranslationPipeline):
         self.source_names = [f"source {i}" for i in range(config.vocab_size)]
         names = self.source_names, [str(i) for i in range(config.decoder_vocab_size)]
         spec = to_spec(self.model, *names, self.source_names[0], None, quantization, MAX_TOKENS)
+        self.converted = copy.deepcopy(converted_fields(self.model))
         self.start_id = int(spec.config.decoder_start_token)
         with tempfile.TemporaryDirectory() as folder:
             spec.save(folder)
@@ -64,6 +67,9 @@ class CTranslate2Pipeline(TranslationPipeline):
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """Translate strings. Raises ValueError for options that CTranslate2 does not support."""
         validate_ctranslate2_options(self, kwargs)
+        for name, value in converted_fields(self.model).items():
+            if value != self.converted[name]:
+                raise ValueError(f"{name} has changed after the conversion to CTranslate2. Create another pipeline.")
         return super().__call__(inputs, **kwargs)
 
     def _supports_extra_tokens(self, *args: Any) -> bool:
@@ -100,6 +106,11 @@ class CTranslate2Pipeline(TranslationPipeline):
             scores = {"scores": torch.tensor([result.scores for result in results])}
             model_outputs = {"sequences": sequences} | (scores if model_outputs["return_scores"] else {})
         return super().postprocess(model_outputs)
+
+
+def converted_fields(model: Any) -> dict[str, Any]:
+    """Return the fields of the generation config that the conversion reads."""
+    return {name: getattr(model.generation_config, name) for name in CONVERTED_FIELDS}
 
 
 def validate_ctranslate2_options(translator: TranslationPipeline, options: dict[str, Any]) -> None:

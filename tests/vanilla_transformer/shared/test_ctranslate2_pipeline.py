@@ -150,3 +150,11 @@ def test_rejects_models(make_pair, change, reason):
     change(translator.model)
     with pytest.raises(ValueError, match=f"CTranslate2 does not support .*{reason}"):
         select(translator)
+
+
+@pytest.mark.parametrize("changed", [{"suppress_tokens": [7]}, {"eos_token_id": 9}, {"decoder_start_token_id": 2}])
+def test_changes_after_the_conversion_are_rejected(make_pair, changed):
+    _, engine = make_pair()
+    engine.model.generation_config.update(**changed)
+    with pytest.raises(ValueError, match=f"{next(iter(changed))} has changed after the conversion"):
+        engine("dog")
