@@ -124,12 +124,37 @@ def attention(key: str, names: Iterable[str], *target_modules: str) -> Keys:
     return table
 
 
-def feed_forward(key: str, names: Iterable[str], target: str) -> Keys:
-    """Map the two linear layers of a feed-forward network."""
-    return {
-        f"{key}{name}.{{p}}": f"{target}.feed_forward.{fc}.{{p}}"
-        for name, fc in zip(names, ("fc1", "fc2"), strict=True)
-    }
+def norm(key: str, target: str) -> Keys:
+    """Map a LayerNorm."""
+    return {f"{key}.{{p}}": f"{target}.{{p}}"}
+
+
+def layers(
+    target: str, key: str, attentions: Iterable[str], linears: Iterable[str], norms: Iterable[str],
+    projections: Iterable[str] = PROJECTIONS, map_attention: Callable[..., Keys] = attention,
+    map_norm: Callable[[str, str], Keys] = norm,
+) -> Keys:  # fmt: skip
+    """Map all layers of a stack.
+
+    Args:
+        target: `ENCODER` or `DECODER`.
+        key: prefix of a layer in the file.
+        attentions: names of the self-attention and of the cross-attention, if they are mapped here.
+        linears: names of the two linear layers of the feed-forward network.
+        norms: names of the norms, in the order of their sublayers.
+        projections: names of the projections of an attention sublayer.
+        map_attention: function that maps an attention sublayer.
+        map_norm: function that maps a norm.
+    """
+    sublayers = ("self_attn", *(("cross_attn",) if target == DECODER else ()), "feed_forward")
+    table: Keys = {}
+    for name, sublayer in zip(attentions, sublayers, strict=False):
+        table |= map_attention(f"{key}.{name}", projections, f"{target}.{sublayer}")
+    for name, linear in zip(linears, ("fc1", "fc2"), strict=True):
+        table[f"{key}.{name}.{{p}}"] = f"{target}.feed_forward.{linear}.{{p}}"
+    for name, sublayer in zip(norms, sublayers, strict=False):
+        table |= map_norm(f"{key}.{name}", f"{target}.{sublayer}_layer_norm")
+    return table
 
 
 def compile_pattern(key: str) -> re.Pattern:

@@ -2,12 +2,12 @@
 
 import torch
 
-from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, CheckpointInfo, Keys, Layout, State, feed_forward
+from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, CheckpointInfo, Keys, Layout, State, layers
 from hub.importing.layouts.torch_transformer import BODY, DEFAULT_SETTINGS, SETTINGS, variant_config
 from hub.importing.weight_folding import block_diagonal_heads
 
 
-def attention(key: str, target: str) -> Keys:
+def attention(key: str, projections: tuple[str, ...], target: str) -> Keys:
     """Map projections (k, k) that all heads share, or (d, d). The scores are divided by the root of d."""
     return {
         f"{key}.queries.{{p}}": block_diagonal_heads(f"{target}.q_proj.{{p}}", scaled_by_d_model=True),
@@ -29,8 +29,10 @@ def forward(model, source, source_mask, target, target_mask):
     return torch.stack([model(ids[real][:, None], tokens[:, None])[:, 0] for ids, real, tokens in rows])
 
 
-ENC, DEC, BLOCK = "encoder.layers.{i}", "decoder.layers.{i}", "decoder.layers.{i}.transformer_block"
+ATTENTIONS = ("attention", "transformer_block.attention")
 FFN = ("feed_forward.0", "feed_forward.2")
+DECODER_FFN = ("transformer_block.feed_forward.0", "transformer_block.feed_forward.2")
+DECODER_NORMS = ("norm", "transformer_block.norm1", "transformer_block.norm2")
 CONFIG = {
     "position_embedding_type": "learned",
     "share_encoder_decoder_embeddings": False,
@@ -47,16 +49,8 @@ LAYOUT = Layout(
         "decoder.word_embedding.weight": "model.decoder.embed_tokens.weight",
         "encoder.position_embedding.weight": "model.encoder.embed_positions.weight",
         "decoder.position_embedding.weight": "model.decoder.embed_positions.weight",
-        **attention(f"{ENC}.attention", f"{ENCODER}.self_attn"),
-        **attention(f"{DEC}.attention", f"{DECODER}.self_attn"),
-        **attention(f"{BLOCK}.attention", f"{DECODER}.cross_attn"),
-        **feed_forward(f"{ENC}.", FFN, ENCODER),
-        **feed_forward(f"{BLOCK}.", FFN, DECODER),
-        f"{ENC}.norm1.{{p}}": f"{ENCODER}.self_attn_layer_norm.{{p}}",
-        f"{ENC}.norm2.{{p}}": f"{ENCODER}.feed_forward_layer_norm.{{p}}",
-        f"{DEC}.norm.{{p}}": f"{DECODER}.self_attn_layer_norm.{{p}}",
-        f"{BLOCK}.norm1.{{p}}": f"{DECODER}.cross_attn_layer_norm.{{p}}",
-        f"{BLOCK}.norm2.{{p}}": f"{DECODER}.feed_forward_layer_norm.{{p}}",
+        **layers(ENCODER, "encoder.layers.{i}", ATTENTIONS[:1], FFN, ("norm1", "norm2"), map_attention=attention),
+        **layers(DECODER, "decoder.layers.{i}", ATTENTIONS, DECODER_FFN, DECODER_NORMS, map_attention=attention),
         "decoder.fc_out.{p}": "lm_head.{p}",
     },
     config=CONFIG,

@@ -1,9 +1,10 @@
 """The Annotated Transformer (Harvard NLP, 2022)."""
 
-from hub.importing.layout import DECODER, ENCODER, UNTIED, Keys, Layout, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, UNTIED, Keys, Layout, layers
 from hub.importing.weight_folding import sinusoids, std_norm
 
-LINEARS = ("0", "1", "2", "3")
+LINEARS = ("linears.0", "linears.1", "linears.2", "linears.3")
+NORMS = ("sublayer.0.norm", "sublayer.1.norm", "sublayer.2.norm")
 FFN = ("feed_forward.w_1", "feed_forward.w_2")
 
 
@@ -19,16 +20,8 @@ LAYOUT = Layout(
         "tgt_embed.0.lut.weight": "model.decoder.embed_tokens.weight",
         "src_embed.1.pe": sinusoids(),
         "tgt_embed.1.pe": sinusoids(),
-        **attention("encoder.layers.{i}.self_attn.linears", LINEARS, f"{ENCODER}.self_attn"),
-        **attention("decoder.layers.{i}.self_attn.linears", LINEARS, f"{DECODER}.self_attn"),
-        **attention("decoder.layers.{i}.src_attn.linears", LINEARS, f"{DECODER}.cross_attn"),
-        **feed_forward("encoder.layers.{i}.", FFN, ENCODER),
-        **feed_forward("decoder.layers.{i}.", FFN, DECODER),
-        **norm("encoder.layers.{i}.sublayer.0.norm", f"{ENCODER}.self_attn_layer_norm"),
-        **norm("encoder.layers.{i}.sublayer.1.norm", f"{ENCODER}.feed_forward_layer_norm"),
-        **norm("decoder.layers.{i}.sublayer.0.norm", f"{DECODER}.self_attn_layer_norm"),
-        **norm("decoder.layers.{i}.sublayer.1.norm", f"{DECODER}.cross_attn_layer_norm"),
-        **norm("decoder.layers.{i}.sublayer.2.norm", f"{DECODER}.feed_forward_layer_norm"),
+        **layers(ENCODER, "encoder.layers.{i}", ("self_attn",), FFN, NORMS[:2], LINEARS, map_norm=norm),
+        **layers(DECODER, "decoder.layers.{i}", ("self_attn", "src_attn"), FFN, NORMS, LINEARS, map_norm=norm),
         **norm("encoder.norm", "model.encoder.norm"),
         **norm("decoder.norm", "model.decoder.norm"),
         "generator.proj.{p}": "lm_head.{p}",

@@ -2,21 +2,17 @@
 
 from dataclasses import replace
 
-from hub.importing.layout import DECODER, ENCODER, UNTIED, Layout, attention, copy_tensor, feed_forward
+from hub.importing.layout import DECODER, ENCODER, UNTIED, Layout, copy_tensor, layers
 
 FC = ("fc_q", "fc_k", "fc_v", "fc_o")
 FFN = ("positionwise_feedforward.fc_1", "positionwise_feedforward.fc_2")
+DECODER_NORMS = ("self_attn_layer_norm", "enc_attn_layer_norm", "ff_layer_norm")
 ENC, DEC = "encoder.layers.{i}", "decoder.layers.{i}"
 COMMON = {
     "encoder.tok_embedding.weight": "model.encoder.embed_tokens.weight",
     "decoder.tok_embedding.weight": "model.decoder.embed_tokens.weight",
     "encoder.pos_embedding.weight": "model.encoder.embed_positions.weight",
     "decoder.pos_embedding.weight": "model.decoder.embed_positions.weight",
-    **attention(f"{ENC}.self_attention", FC, f"{ENCODER}.self_attn"),
-    **attention(f"{DEC}.self_attention", FC, f"{DECODER}.self_attn"),
-    **attention(f"{DEC}.encoder_attention", FC, f"{DECODER}.cross_attn"),
-    **feed_forward(f"{ENC}.", FFN, ENCODER),
-    **feed_forward(f"{DEC}.", FFN, DECODER),
     "decoder.fc_out.{p}": "lm_head.{p}",
 }
 ONE_NORM = "one norm that the layer uses after each sublayer"
@@ -26,11 +22,8 @@ LAYOUT = Layout(
     title="Ben Trevett, pytorch-seq2seq (notebook 6)",
     keys={
         **COMMON,
-        f"{ENC}.self_attn_layer_norm.{{p}}": f"{ENCODER}.self_attn_layer_norm.{{p}}",
-        f"{ENC}.ff_layer_norm.{{p}}": f"{ENCODER}.feed_forward_layer_norm.{{p}}",
-        f"{DEC}.self_attn_layer_norm.{{p}}": f"{DECODER}.self_attn_layer_norm.{{p}}",
-        f"{DEC}.enc_attn_layer_norm.{{p}}": f"{DECODER}.cross_attn_layer_norm.{{p}}",
-        f"{DEC}.ff_layer_norm.{{p}}": f"{DECODER}.feed_forward_layer_norm.{{p}}",
+        **layers(ENCODER, ENC, ("self_attention",), FFN, ("self_attn_layer_norm", "ff_layer_norm"), FC),
+        **layers(DECODER, DEC, ("self_attention", "encoder_attention"), FFN, DECODER_NORMS, FC),
     },
     config=UNTIED | {"position_embedding_type": "learned", "lm_head_bias": True},
     forward=lambda model, source, source_mask, target, target_mask: model(source, target)[0],
@@ -42,6 +35,8 @@ OLDER = replace(
     title="Ben Trevett, pytorch-seq2seq (notebook 6, before the norms were separated)",
     keys={
         **COMMON,
+        **layers(ENCODER, ENC, ("self_attention",), FFN, (), FC),
+        **layers(DECODER, DEC, ("self_attention", "encoder_attention"), FFN, (), FC),
         f"{ENC}.layer_norm.{{p}}": copy_tensor(
             f"{ENCODER}.self_attn_layer_norm.{{p}}", f"{ENCODER}.feed_forward_layer_norm.{{p}}", note=ONE_NORM
         ),

@@ -6,15 +6,14 @@ keys, so there are two layouts.
 
 from dataclasses import replace
 
-from hub.importing.layout import DECODER, ENCODER, Layout, attention, drop_tensor
-from hub.importing.layouts.hkproj import BODY, CONFIG, DEC, ENC, W, forward, norm
+from hub.importing.layout import DECODER, Layout, attention, drop_tensor
+from hub.importing.layouts.hkproj import BODY, CONFIG, DEC, W, encoder_layers, forward
 from hub.importing.layouts.hkproj import LAYOUT as HKPROJ
 
 COMMON = {
     "src_emded.embedding.weight": "model.encoder.embed_tokens.weight",
     **BODY,
-    **norm(f"{ENC}.residual_connection.0.norm", f"{ENCODER}.self_attn_layer_norm"),
-    **norm(f"{ENC}.residual_connection.1.norm", f"{ENCODER}.feed_forward_layer_norm"),
+    **encoder_layers("residual_connection"),
 }
 UNUSED = drop_tensor("unused: the published decoder uses self_attention_block as cross-attention")
 

@@ -1,6 +1,6 @@
 """Umar Jamil's pytorch-transformer (hkproj) in three versions: biases are optional, norm weights scalars or vectors."""
 
-from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, UNTIED, Keys, Layout, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, UNTIED, Keys, Layout, attention, layers
 from hub.importing.weight_folding import expand_scalar_bias, sinusoids, std_norm
 
 
@@ -9,16 +9,18 @@ def norm(key: str, target: str) -> Keys:
 
 
 W = ("w_q", "w_k", "w_v", "w_o")
-ENC, DEC = "encoder.layers.{i}", "decoder.layers.{i}"
+DEC = "decoder.layers.{i}"
 FFN = ("feed_forward_block.linear_1", "feed_forward_block.linear_2")
 
+
+def encoder_layers(residuals: str) -> Keys:
+    """Map the encoder, whose residual connections have one of two spellings."""
+    norms = [f"{residuals}.{i}.norm" for i in range(2)]
+    return layers(ENCODER, "encoder.layers.{i}", ("self_attention_block",), FFN, norms, W, map_norm=norm)
+
+
 BODY = {
-    **attention(f"{ENC}.self_attention_block", W, f"{ENCODER}.self_attn"),
-    **feed_forward(f"{ENC}.", FFN, ENCODER),
-    **feed_forward(f"{DEC}.", FFN, DECODER),
-    **norm(f"{DEC}.residual_connections.0.norm", f"{DECODER}.self_attn_layer_norm"),
-    **norm(f"{DEC}.residual_connections.1.norm", f"{DECODER}.cross_attn_layer_norm"),
-    **norm(f"{DEC}.residual_connections.2.norm", f"{DECODER}.feed_forward_layer_norm"),
+    **layers(DECODER, DEC, (), FFN, [f"residual_connections.{i}.norm" for i in range(3)], map_norm=norm),
     **norm("encoder.norm", "model.encoder.norm"),
     **norm("decoder.norm", "model.decoder.norm"),
     "tgt_embed.embedding.weight": "model.decoder.embed_tokens.weight",
@@ -39,10 +41,9 @@ LAYOUT = Layout(
     keys={
         "src_embed.embedding.weight": "model.encoder.embed_tokens.weight",
         **BODY,
+        **encoder_layers("residual_connections"),
         **attention(f"{DEC}.self_attention_block", W, f"{DECODER}.self_attn"),
         **attention(f"{DEC}.cross_attention_block", W, f"{DECODER}.cross_attn"),
-        **norm(f"{ENC}.residual_connections.0.norm", f"{ENCODER}.self_attn_layer_norm"),
-        **norm(f"{ENC}.residual_connections.1.norm", f"{ENCODER}.feed_forward_layer_norm"),
     },
     config=CONFIG,
     norm_eps=lambda d_model: 1e-12,

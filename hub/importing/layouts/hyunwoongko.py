@@ -1,9 +1,11 @@
 """hyunwoongko's transformer: post-norm with gamma and beta, positions that are not saved, unscaled embeddings."""
 
-from hub.importing.layout import DECODER, ENCODER, UNTIED, Keys, Layout, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, UNTIED, Keys, Layout, layers
 from hub.importing.weight_folding import unbiased_norm
 
 W = ("w_q", "w_k", "w_v", "w_concat")
+DECODER_ATTENTIONS = ("self_attention", "enc_dec_attention")
+NORMS = ("norm1", "norm2", "norm3")
 FFN = ("ffn.linear1", "ffn.linear2")
 
 
@@ -17,16 +19,8 @@ LAYOUT = Layout(
     keys={
         "encoder.emb.tok_emb.weight": "model.encoder.embed_tokens.weight",
         "decoder.emb.tok_emb.weight": "model.decoder.embed_tokens.weight",
-        **attention("encoder.layers.{i}.attention", W, f"{ENCODER}.self_attn"),
-        **attention("decoder.layers.{i}.self_attention", W, f"{DECODER}.self_attn"),
-        **attention("decoder.layers.{i}.enc_dec_attention", W, f"{DECODER}.cross_attn"),
-        **feed_forward("encoder.layers.{i}.", FFN, ENCODER),
-        **feed_forward("decoder.layers.{i}.", FFN, DECODER),
-        **norm("encoder.layers.{i}.norm1", f"{ENCODER}.self_attn_layer_norm"),
-        **norm("encoder.layers.{i}.norm2", f"{ENCODER}.feed_forward_layer_norm"),
-        **norm("decoder.layers.{i}.norm1", f"{DECODER}.self_attn_layer_norm"),
-        **norm("decoder.layers.{i}.norm2", f"{DECODER}.cross_attn_layer_norm"),
-        **norm("decoder.layers.{i}.norm3", f"{DECODER}.feed_forward_layer_norm"),
+        **layers(ENCODER, "encoder.layers.{i}", ("attention",), FFN, NORMS[:2], W, map_norm=norm),
+        **layers(DECODER, "decoder.layers.{i}", DECODER_ATTENTIONS, FFN, NORMS, W, map_norm=norm),
         "decoder.linear.{p}": "lm_head.{p}",
     },
     config=UNTIED | {"lm_head_bias": True, "scale_embedding": False},

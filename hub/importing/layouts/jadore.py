@@ -2,22 +2,12 @@
 
 from typing import Any
 
-from hub.importing.layout import (
-    DECODER,
-    ENCODER,
-    PROJECTIONS,
-    CheckpointInfo,
-    Layout,
-    State,
-    TensorRule,
-    attention,
-    feed_forward,
-)
+from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, CheckpointInfo, Layout, State, TensorRule, layers
 from hub.importing.weight_folding import sinusoids
 
 W = ("w_qs", "w_ks", "w_vs", "fc")
 FFN = ("pos_ffn.w_1", "pos_ffn.w_2")
-ENC, DEC = "encoder.layer_stack.{i}", "decoder.layer_stack.{i}"
+NORMS = ("slf_attn.layer_norm", "enc_attn.layer_norm", "pos_ffn.layer_norm")
 
 
 def scale_logits(tensor, info: CheckpointInfo):
@@ -50,16 +40,8 @@ LAYOUT = Layout(
         "decoder.position_enc.pos_table": sinusoids(),
         "encoder.layer_norm.{p}": "model.encoder.embedding_layer_norm.{p}",
         "decoder.layer_norm.{p}": "model.decoder.embedding_layer_norm.{p}",
-        **attention(f"{ENC}.slf_attn", W, f"{ENCODER}.self_attn"),
-        **attention(f"{DEC}.slf_attn", W, f"{DECODER}.self_attn"),
-        **attention(f"{DEC}.enc_attn", W, f"{DECODER}.cross_attn"),
-        **feed_forward(f"{ENC}.", FFN, ENCODER),
-        **feed_forward(f"{DEC}.", FFN, DECODER),
-        f"{ENC}.slf_attn.layer_norm.{{p}}": f"{ENCODER}.self_attn_layer_norm.{{p}}",
-        f"{ENC}.pos_ffn.layer_norm.{{p}}": f"{ENCODER}.feed_forward_layer_norm.{{p}}",
-        f"{DEC}.slf_attn.layer_norm.{{p}}": f"{DECODER}.self_attn_layer_norm.{{p}}",
-        f"{DEC}.enc_attn.layer_norm.{{p}}": f"{DECODER}.cross_attn_layer_norm.{{p}}",
-        f"{DEC}.pos_ffn.layer_norm.{{p}}": f"{DECODER}.feed_forward_layer_norm.{{p}}",
+        **layers(ENCODER, "encoder.layer_stack.{i}", ("slf_attn",), FFN, (NORMS[0], NORMS[2]), W),
+        **layers(DECODER, "decoder.layer_stack.{i}", ("slf_attn", "enc_attn"), FFN, NORMS, W),
         "trg_word_prj.weight": TensorRule(
             ("lm_head.weight",), scale_logits, "logits * d^-0.5 if the LM head shares the target embeddings"
         ),

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, CheckpointInfo, Layout, State, attention, feed_forward
+from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, CheckpointInfo, Layout, State, layers
 from hub.importing.weight_folding import sinusoids
 
 QKVO = ("q_layer", "k_layer", "v_layer", "output_layer")
+DECODER_NORMS = ("x_layer_norm", "dec_layer_norm", "feed_forward.layer_norm")
 FFN = ("feed_forward.pwff_layer.0", "feed_forward.pwff_layer.3")
 
 
@@ -29,16 +30,8 @@ LAYOUT = Layout(
         "trg_embed.lut.weight": "model.decoder.embed_tokens.weight",
         "encoder.pe.pe": sinusoids(),
         "decoder.pe.pe": sinusoids(),
-        **attention("encoder.layers.{i}.src_src_att", QKVO, f"{ENCODER}.self_attn"),
-        **attention("decoder.layers.{i}.trg_trg_att", QKVO, f"{DECODER}.self_attn"),
-        **attention("decoder.layers.{i}.src_trg_att", QKVO, f"{DECODER}.cross_attn"),
-        **feed_forward("encoder.layers.{i}.", FFN, ENCODER),
-        **feed_forward("decoder.layers.{i}.", FFN, DECODER),
-        "encoder.layers.{i}.layer_norm.{p}": f"{ENCODER}.self_attn_layer_norm.{{p}}",
-        "encoder.layers.{i}.feed_forward.layer_norm.{p}": f"{ENCODER}.feed_forward_layer_norm.{{p}}",
-        "decoder.layers.{i}.x_layer_norm.{p}": f"{DECODER}.self_attn_layer_norm.{{p}}",
-        "decoder.layers.{i}.dec_layer_norm.{p}": f"{DECODER}.cross_attn_layer_norm.{{p}}",
-        "decoder.layers.{i}.feed_forward.layer_norm.{p}": f"{DECODER}.feed_forward_layer_norm.{{p}}",
+        **layers(ENCODER, "encoder.layers.{i}", ("src_src_att",), FFN, ("layer_norm", "feed_forward.layer_norm"), QKVO),
+        **layers(DECODER, "decoder.layers.{i}", ("trg_trg_att", "src_trg_att"), FFN, DECODER_NORMS, QKVO),
         "encoder.layer_norm.{p}": "model.encoder.norm.{p}",
         "decoder.layer_norm.{p}": "model.decoder.norm.{p}",
         "decoder.output_layer.weight": "lm_head.weight",

@@ -1,6 +1,6 @@
 """Notebook 'Build your own Transformer from scratch using PyTorch': post-norm, unscaled embeddings."""
 
-from hub.importing.layout import DECODER, ENCODER, UNTIED, Layout, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, UNTIED, Layout, layers
 from hub.importing.weight_folding import sinusoids
 
 W = ("W_q", "W_k", "W_v", "W_o")
@@ -13,16 +13,8 @@ LAYOUT = Layout(
         "encoder_embedding.weight": "model.encoder.embed_tokens.weight",
         "decoder_embedding.weight": "model.decoder.embed_tokens.weight",
         "positional_encoding.pe": sinusoids(),
-        **attention("encoder_layers.{i}.self_attn", W, f"{ENCODER}.self_attn"),
-        **attention("decoder_layers.{i}.self_attn", W, f"{DECODER}.self_attn"),
-        **attention("decoder_layers.{i}.cross_attn", W, f"{DECODER}.cross_attn"),
-        **feed_forward("encoder_layers.{i}.", FC, ENCODER),
-        **feed_forward("decoder_layers.{i}.", FC, DECODER),
-        "encoder_layers.{i}.norm1.{p}": f"{ENCODER}.self_attn_layer_norm.{{p}}",
-        "encoder_layers.{i}.norm2.{p}": f"{ENCODER}.feed_forward_layer_norm.{{p}}",
-        "decoder_layers.{i}.norm1.{p}": f"{DECODER}.self_attn_layer_norm.{{p}}",
-        "decoder_layers.{i}.norm2.{p}": f"{DECODER}.cross_attn_layer_norm.{{p}}",
-        "decoder_layers.{i}.norm3.{p}": f"{DECODER}.feed_forward_layer_norm.{{p}}",
+        **layers(ENCODER, "encoder_layers.{i}", ("self_attn",), FC, ("norm1", "norm2"), W),
+        **layers(DECODER, "decoder_layers.{i}", ("self_attn", "cross_attn"), FC, ("norm1", "norm2", "norm3"), W),
         "fc.{p}": "lm_head.{p}",
     },
     config=UNTIED | {"lm_head_bias": True, "scale_embedding": False},

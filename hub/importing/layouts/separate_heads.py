@@ -1,9 +1,10 @@
 """Article 'What is a Transformer?' (dm, dk, dv, nhead): separate head dimensions, norms with unbiased variance."""
 
-from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, UNTIED, Keys, Layout, attention, feed_forward
+from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, UNTIED, Keys, Layout, layers
 from hub.importing.weight_folding import sinusoids, unbiased_norm
 
 W = ("wq", "wk", "wv", "wo")
+NORMS = ("norm1", "norm2", "norm3")
 FFN = ("feedforward.w1", "feedforward.w2")
 
 
@@ -20,16 +21,8 @@ LAYOUT = Layout(
         "decoder.embeddings.embedding.weight": "model.decoder.embed_tokens.weight",
         "encoder.pos_encodings.pos_encodings": sinusoids(),
         "decoder.pos_encodings.pos_encodings": sinusoids(),
-        **attention("encoder.stack.{i}.multihead", W, f"{ENCODER}.self_attn"),
-        **attention("decoder.stack.{i}.maskmultihead", W, f"{DECODER}.self_attn"),
-        **attention("decoder.stack.{i}.multihead", W, f"{DECODER}.cross_attn"),
-        **feed_forward("encoder.stack.{i}.", FFN, ENCODER),
-        **feed_forward("decoder.stack.{i}.", FFN, DECODER),
-        **norm("encoder.stack.{i}.norm1", f"{ENCODER}.self_attn_layer_norm"),
-        **norm("encoder.stack.{i}.norm2", f"{ENCODER}.feed_forward_layer_norm"),
-        **norm("decoder.stack.{i}.norm1", f"{DECODER}.self_attn_layer_norm"),
-        **norm("decoder.stack.{i}.norm2", f"{DECODER}.cross_attn_layer_norm"),
-        **norm("decoder.stack.{i}.norm3", f"{DECODER}.feed_forward_layer_norm"),
+        **layers(ENCODER, "encoder.stack.{i}", ("multihead",), FFN, NORMS[:2], W, map_norm=norm),
+        **layers(DECODER, "decoder.stack.{i}", ("maskmultihead", "multihead"), FFN, NORMS, W, map_norm=norm),
         "linear.{p}": "lm_head.{p}",
     },
     config=UNTIED | {"lm_head_bias": True},

@@ -4,34 +4,24 @@ from typing import Any
 
 import torch
 
-from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, CheckpointInfo, Keys, Kind, Layout, State, feed_forward
+from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, CheckpointInfo, Keys, Kind, Layout, State, layers
 from hub.importing.weight_folding import sinusoids, split_qkv
 
-ENC, DEC = "transformer.encoder.layers.{i}", "transformer.decoder.layers.{i}"
-FFN = ("linear1", "linear2")
+ATTENTIONS, FFN, NORMS = ("self_attn", "multihead_attn"), ("linear1", "linear2"), ("norm1", "norm2", "norm3")
 SETTINGS: dict[str, Kind] = {"norm_first": bool, "activation": ACTIVATIONS}
 DEFAULT_SETTINGS = {"norm_first": False, "activation": "relu"}  # defaults of PyTorch; files do not contain them
 
 
-def attention(key: str, target: str) -> Keys:
-    names = [f"{target}.{name}_proj" for name in "qkv"]
+def attention(key: str, projections: tuple[str, ...], target: str) -> Keys:
     return {
-        f"{key}.in_proj_{{p}}": split_qkv(*(f"{name}.{{p}}" for name in names)),
+        f"{key}.in_proj_{{p}}": split_qkv(*(f"{target}.{name}.{{p}}" for name in projections[:3])),
         f"{key}.out_proj.{{p}}": f"{target}.out_proj.{{p}}",
     }
 
 
 BODY = {
-    **attention(f"{ENC}.self_attn", f"{ENCODER}.self_attn"),
-    **attention(f"{DEC}.self_attn", f"{DECODER}.self_attn"),
-    **attention(f"{DEC}.multihead_attn", f"{DECODER}.cross_attn"),
-    **feed_forward(f"{ENC}.", FFN, ENCODER),
-    **feed_forward(f"{DEC}.", FFN, DECODER),
-    f"{ENC}.norm1.{{p}}": f"{ENCODER}.self_attn_layer_norm.{{p}}",
-    f"{ENC}.norm2.{{p}}": f"{ENCODER}.feed_forward_layer_norm.{{p}}",
-    f"{DEC}.norm1.{{p}}": f"{DECODER}.self_attn_layer_norm.{{p}}",
-    f"{DEC}.norm2.{{p}}": f"{DECODER}.cross_attn_layer_norm.{{p}}",
-    f"{DEC}.norm3.{{p}}": f"{DECODER}.feed_forward_layer_norm.{{p}}",
+    **layers(ENCODER, "transformer.encoder.layers.{i}", ATTENTIONS[:1], FFN, NORMS[:2], map_attention=attention),
+    **layers(DECODER, "transformer.decoder.layers.{i}", ATTENTIONS, FFN, NORMS, map_attention=attention),
     "transformer.encoder.norm.{p}": "model.encoder.norm.{p}",
     "transformer.decoder.norm.{p}": "model.decoder.norm.{p}",
 }

@@ -20,7 +20,7 @@ from hub.importing.layout import (
     TensorRule,
     attention,
     drop_tensor,
-    feed_forward,
+    layers,
 )
 from hub.importing.pickle_stubs import to_plain_data
 from hub.importing.weight_folding import split_qkv
@@ -186,7 +186,6 @@ def variant_config(info: CheckpointInfo, state: State) -> dict[str, Any]:
 
 
 POSITIONS = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
-FFN = ("fc1", "fc2")
 ATTENTIONS = {  # prefix in fairseq -> prefix in this model
     "encoder.layers.{i}.self_attn": f"{ENCODER}.self_attn",
     "decoder.layers.{i}.self_attn": f"{DECODER}.self_attn",
@@ -242,8 +241,8 @@ LAYOUT = Layout(
     keys={
         "encoder.embed_tokens.weight": "model.encoder.embed_tokens.weight",
         "decoder.embed_tokens.weight": TensorRule(("model.decoder.embed_tokens.weight",), fold_input_projection),
-        **feed_forward("encoder.layers.{i}.", FFN, ENCODER),
-        **feed_forward("decoder.layers.{i}.", FFN, DECODER),
+        **layers(ENCODER, "encoder.layers.{i}", (), ("fc1", "fc2"), ()),
+        **layers(DECODER, "decoder.layers.{i}", (), ("fc1", "fc2"), ()),
         **OPTIONAL,
     },
     config={"position_embedding_type": "learned"},

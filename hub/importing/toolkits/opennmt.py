@@ -17,8 +17,7 @@ from hub.importing.layout import (
     Layout,
     State,
     TensorRule,
-    attention,
-    feed_forward,
+    layers,
 )
 from hub.importing.pickle_stubs import ObjectStub
 from hub.importing.weight_folding import sinusoids
@@ -166,8 +165,9 @@ def variant_config(info: CheckpointInfo, state: State) -> dict[str, Any]:
 
 
 QKVO = ("linear_query", "linear_keys", "linear_values", "final_linear")
-FFN = ("w_1", "w_2")
-ENC, DEC = "encoder.transformer.{i}", "decoder.transformer_layers.{i}"
+FFN = ("feed_forward.w_1", "feed_forward.w_2")
+ENCODER_NORMS = ("layer_norm", "feed_forward.layer_norm")
+DECODER_NORMS = ("layer_norm_1", "layer_norm_2", "feed_forward.layer_norm")
 POSITION_RULE = TensorRule((), fold_position_table, "positions are computed; the table agrees", is_recomputed=True)
 POSITIONS = [f"{side}.embeddings.make_embedding.pe.pe" for side in ("encoder", "decoder")]
 
@@ -178,16 +178,8 @@ LAYOUT = Layout(
         SOURCE: "model.encoder.embed_tokens.weight",
         TARGET: "model.decoder.embed_tokens.weight",
         **dict.fromkeys(POSITIONS, POSITION_RULE),
-        **attention(f"{ENC}.self_attn", QKVO, f"{ENCODER}.self_attn"),
-        **attention(f"{DEC}.self_attn", QKVO, f"{DECODER}.self_attn"),
-        **attention(f"{DEC}.context_attn", QKVO, f"{DECODER}.cross_attn"),
-        **feed_forward(f"{ENC}.feed_forward.", FFN, ENCODER),
-        **feed_forward(f"{DEC}.feed_forward.", FFN, DECODER),
-        f"{ENC}.layer_norm.{{p}}": f"{ENCODER}.self_attn_layer_norm.{{p}}",
-        f"{ENC}.feed_forward.layer_norm.{{p}}": f"{ENCODER}.feed_forward_layer_norm.{{p}}",
-        f"{DEC}.layer_norm_1.{{p}}": f"{DECODER}.self_attn_layer_norm.{{p}}",
-        f"{DEC}.layer_norm_2.{{p}}": f"{DECODER}.cross_attn_layer_norm.{{p}}",
-        f"{DEC}.feed_forward.layer_norm.{{p}}": f"{DECODER}.feed_forward_layer_norm.{{p}}",
+        **layers(ENCODER, "encoder.transformer.{i}", ("self_attn",), FFN, ENCODER_NORMS, QKVO),
+        **layers(DECODER, "decoder.transformer_layers.{i}", ("self_attn", "context_attn"), FFN, DECODER_NORMS, QKVO),
         "{encoder|decoder}.layer_norm.{p}": "model.{encoder|decoder}.norm.{p}",
         "generator.{p}": "lm_head.{p}",
     },
