@@ -9,6 +9,7 @@ The output directory is written atomically.
 """
 
 import importlib
+from argparse import ArgumentTypeError
 from pathlib import Path
 from types import ModuleType
 
@@ -22,7 +23,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 
-TARGETS = ("transformers", "marian", "ctranslate2", "argos", "onnx")  # modules of hub.exporting: to_*.py
+TARGETS = ("transformers", "ctranslate2", "argos", "onnx")  # modules of hub.exporting: to_*.py
 CTRANSLATE2_TYPES = ("int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
 QUANTIZATIONS = {"ctranslate2": CTRANSLATE2_TYPES, "argos": CTRANSLATE2_TYPES, "onnx": ("int8", "fp16")}
 Codes = tuple[str | None, str | None]  # language codes of source and target
@@ -32,7 +33,7 @@ def main() -> None:
     parser = CommandLineParser("hub.export", __doc__)
     parser.add_argument("checkpoint", help="Path to a checkpoint with its tokenizer, or a repository on the Hub.")
     parser.add_argument("out", type=Path, help="Path of the new directory. It must not exist.")
-    parser.add_argument("--to", choices=TARGETS, required=True, help="The format to export to.")
+    parser.add_argument("--to", type=target_name, choices=TARGETS, required=True, help="The format to export to.")
     choices = sorted({each for types in QUANTIZATIONS.values() for each in types})
     by_target = "; ".join(f"{to}: {', '.join(types)}" for to, types in QUANTIZATIONS.items())
     parser.add_argument("--quantization", choices=choices, help=f"Type of the weights. Default: float32. {by_target}.")
@@ -42,6 +43,13 @@ def main() -> None:
     languages = (arguments.source_lang, arguments.target_lang)
     with exit_on_user_error(parser.prog):
         run(arguments.checkpoint, arguments.out, arguments.to, arguments.quantization, languages)
+
+
+def target_name(text: str) -> str:
+    """Return the value of `--to`. Raise ArgumentTypeError for `marian`, a target of earlier versions."""
+    if text == "marian":
+        raise ArgumentTypeError("marian was removed. Use --to transformers, which exports to MarianMTModel if it fits")
+    return text
 
 
 def run(checkpoint: str, out: Path, to: str, quantization: str | None, languages: Codes = (None, None)) -> None:

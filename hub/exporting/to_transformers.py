@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hub.importing.tokenizer import select_rows
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.shared.transformers_conversion import NativeArchitecture, to_transformers
+from vanilla_transformer.shared.transformers_conversion import to_transformers
 
 MASKED_SCORE = 1e9  # subtracted from the logits of added rows; finite, because infinity times 0 is NaN in a search
 DEFAULT_LIMIT = 20  # default limit of new tokens of generate() in transformers 5; 19 in transformers 4.40
@@ -20,16 +20,15 @@ def convert(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
     quantization: str | None = None,
-    architecture: NativeArchitecture | None = None,
 ) -> Callable[[Path], None]:
     """Return a function that writes the equivalent native Transformers model to a directory.
 
     Raises:
-        ValueError: `quantization` is set, or `architecture` (default: the first that fits) cannot represent the model.
+        ValueError: `quantization` is set, or no native class can represent the model.
     """
     if quantization:
         raise ValueError("--quantization requires --to ctranslate2, argos or onnx. Remove it.")
-    native = to_transformers(pad_to_equal_vocab_sizes(model), architecture)
+    native = to_transformers(pad_to_equal_vocab_sizes(model))
     config = native.generation_config
     if config.max_length is None and config.max_new_tokens is None:
         config.max_new_tokens = DEFAULT_LIMIT

@@ -22,7 +22,7 @@ def command(run_main):
 def test_export_loads_without_package(save_checkpoint, command, tmp_path, shared, capsys):
     """Load native classes without trust_remote_code in a process that cannot import the package."""
     model, tokenizer, folder = save_checkpoint(shared=shared)
-    command(folder, tmp_path / "marian", "--to", "marian")
+    command(folder, tmp_path / "marian", "--to", "transformers")
     assert "AutoModelForSeq2SeqLM.from_pretrained" in capsys.readouterr().out
     sentence = "the dog runs in the house"
     ids = model.generate(**tokenizer(sentence, return_tensors="pt"))[0]
@@ -72,7 +72,7 @@ print(json.dumps(tokenizer.batch_decode(best)))
 @pytest.mark.slow
 def test_trained_model_translates_the_same(demo_checkpoint, demo_sentences, command, tmp_path):
     """Translate 500 sentences without the package: Marian gives all, CTranslate2 at least 99 % the same texts."""
-    for to in ("marian", "ctranslate2"):
+    for to in ("transformers", "ctranslate2"):
         command(demo_checkpoint, tmp_path / to, "--to", to)
     model = AutoModelForSeq2SeqLM.from_pretrained(demo_checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(demo_checkpoint)
@@ -90,7 +90,7 @@ def test_trained_model_translates_the_same(demo_checkpoint, demo_sentences, comm
         assert process.returncode == 0, process.stderr[-2000:]
         return json.loads(process.stdout.splitlines()[-1])
 
-    assert run_script(MARIAN_SCRIPT, tmp_path / "marian") == generate(num_beams=5)
+    assert run_script(MARIAN_SCRIPT, tmp_path / "transformers") == generate(num_beams=5)
     expected = {1: generate(num_beams=1), 5: generate(num_beams=5, early_stopping=True)}  # as CTranslate2 stops
     assert len(set(expected[5])) > 300  # the model distinguishes sentences
     for beams, texts in expected.items():
@@ -118,18 +118,18 @@ def test_exports_normalization_and_pretokenization(make_model, command, tmp_path
 
 def test_rejects_invalid_arguments(save_checkpoint, command, tmp_path, capsys):
     model, _, folder = save_checkpoint()
-    command(tmp_path / "nothing", tmp_path / "out", "--to", "marian", status=2)
-    command(folder, tmp_path, "--to", "marian", status=2)
+    command(tmp_path / "nothing", tmp_path / "out", "--to", "transformers", status=2)
+    command(folder, tmp_path, "--to", "transformers", status=2)
     assert "already exists" in capsys.readouterr().err
-    command(folder, tmp_path / "out", "--to", "marian", "--quantization", "int8", status=2)
+    command(folder, tmp_path / "out", "--to", "transformers", "--quantization", "int8", status=2)
     assert "--quantization requires --to ctranslate2" in capsys.readouterr().err
     MarianMTModel(to_marian(model).config).save_pretrained(tmp_path / "native")
-    command(tmp_path / "native", tmp_path / "out", "--to", "marian", status=2)
+    command(tmp_path / "native", tmp_path / "out", "--to", "transformers", status=2)
     assert "has the model type marian, expected vanilla_transformer" in capsys.readouterr().err
     assert isinstance(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "native"), MarianMTModel)
 
 
-@pytest.mark.parametrize("to", ["marian", "ctranslate2", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("to", ["transformers", "ctranslate2", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_reports_full_disk_and_removes_partial_output(save_checkpoint, command, tmp_path, capfd, full_disk, to):
     _, _, folder = save_checkpoint()
     with full_disk():
@@ -152,7 +152,7 @@ def test_kill_leaves_no_output(save_checkpoint, command, start_programs, tmp_pat
         assert process.status != 0
     assert not out.exists()
     assert list(tmp_path.glob("out.unfinished-*"))
-    command(folder, out, "--to", "marian")
+    command(folder, out, "--to", "transformers")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "out"]
 
 

@@ -32,7 +32,7 @@ def test_killed_import_is_complete_or_absent(start_programs, kill_at_random_mome
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("target", ["marian", "ctranslate2"])
+@pytest.mark.parametrize("target", ["transformers", "ctranslate2"])
 def test_killed_export_is_complete_or_absent(start_programs, kill_at_random_moments, save_checkpoint, tmp_path, target):
     """The files equal those of a run without kills, or do not exist. The next run removes leftovers."""
     _, _, checkpoint = save_checkpoint()

@@ -8,6 +8,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hub.export import main
+from hub.exporting.to_transformers import convert
+from vanilla_transformer.shared.transformers_conversion import to_marian
 
 CLASSES = {
     "MarianMTModel": {},
@@ -72,3 +74,69 @@ def test_rejects_unsupported_models(save_checkpoint, command, tmp_path, capsys):
     assert not (tmp_path / "native").exists()
     command(folder, tmp_path / "native", "--to", "transformers", "--quantization", "int8", status=2)
     assert "--quantization requires --to ctranslate2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_marian_gives_same_results(save_checkpoint, shared, tied, bias):
+    """Logits of right-padded batches differ by at most 1e-5. 5-beam search gives the same translations."""
+    model, _, _ = save_checkpoint(shared=shared, tie_word_embeddings=tied, lm_head_bias=bias)
+    marian = to_marian(model)
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(3, model.config.vocab_size, (6, 9), generator=generator)
+    target = torch.randint(3, model.config.decoder_vocab_size, (6, 7), generator=generator)
+    mask = torch.ones_like(source)
+    for row in range(6):
+        mask[row, 9 - row :] = 0
+    source *= mask
+    batch = {"input_ids": source, "attention_mask": mask}
+    with torch.no_grad():
+        expected, logits = (each(**batch, decoder_input_ids=target).logits for each in (model, marian))
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+    first, second = (each.generate(**batch, num_beams=5, max_new_tokens=10) for each in (model, marian))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ({"norm_position": "pre"}, "it is pre-norm"),
+        ({"final_norm": True}, "a final LayerNorm"),
+        ({"position_embedding_type": "learned"}, "positions are learned"),
+        ({"embedding_norm": True}, "an embedding LayerNorm"),
+        ({"key_head_dim": 5}, "it sets key_head_dim"),
+        ({"layer_norm_eps": 1e-6}, "layer_norm_eps is 1e-06"),
+    ],
+)
+def test_marian_rejects_other_architectures(make_model, overrides, reason):
+    with pytest.raises(ValueError, match=f"MarianMTModel cannot represent this model: .*{reason}"):
+        to_marian(make_model(**overrides))
+
+
+def test_command_names_replacement_of_removed_target(command, tmp_path, capsys):
+    command(tmp_path, tmp_path / "out", "--to", "marian", status=2)
+    assert "--to transformers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sizes", [(31, 37), (41, 37)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_pads_tables_to_equal_length(make_model, make_tokenizer, sizes, tied, tmp_path):
+    """transformers 4.57 requires equal lengths. Results do not change, and added tokens are never generated."""
+    model = make_model(
+        **dict(zip(("vocab_size", "decoder_vocab_size"), sizes, strict=True)),
+        share_encoder_decoder_embeddings=False,
+        tie_word_embeddings=tied,
+    )
+    convert(model, None)(tmp_path)
+    marian = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert marian.config.vocab_size == marian.config.decoder_vocab_size == max(sizes)
+    assert len(marian.get_encoder().embed_tokens.weight) == len(marian.get_decoder().embed_tokens.weight) == max(sizes)
+    generator = torch.Generator().manual_seed(0)
+    source, target = (torch.randint(3, size, (4, 6), generator=generator) for size in sizes)
+    with torch.no_grad():
+        expected, logits = (each(input_ids=source, decoder_input_ids=target).logits for each in (model, marian))
+    torch.testing.assert_close(logits[..., : sizes[1]].log_softmax(-1), expected.log_softmax(-1), atol=1e-5, rtol=0)
+    assert (logits[..., sizes[1] :] < -1e8).all()
+    first, second = (each.generate(source, num_beams=5, max_new_tokens=10) for each in (model, marian))
+    assert torch.equal(first, second)

@@ -175,7 +175,7 @@ def test_exports_rows_for_all_ids_of_earlier_versions(earlier_checkpoint, save_t
     torch.testing.assert_close(log_probs[..., :30], expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("to", ["transformers", "marian", "ctranslate2", "onnx", "argos"])
+@pytest.mark.parametrize("to", ["transformers", "ctranslate2", "onnx", "argos"])
 def test_all_targets_reject_ids_without_embedding(save_checkpoint, run_main, tmp_path, capsys, to):
     """The tokenizer has fewer tokens than the model has rows, but gaps in its ids."""
     _, _, folder = save_checkpoint()
