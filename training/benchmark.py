@@ -5,10 +5,10 @@
     python -m training.benchmark --benchmarks recipe --recipe RECIPE.yaml --data_dir DIRECTORY
 
 Candidates are timed in alternation within one run, because machine speed fluctuates. Each row reports the median
-throughput (mostly in tokens per second), its ratio to the fastest Marian variant, and the range. Before timing,
-weights, losses or translations are compared. "of limit" relates the throughput to the limit that a large matrix product
-sets on this machine. In decoding, the limit is for float32; bfloat16 and int8 weights can exceed it. On a CPU with one
-thread, times are CPU times.
+throughput (mostly in tokens per second), its ratio to the fastest variant of the native class, and the range. Losses
+and translations are compared. "of limit" relates the throughput to the limit that a large matrix product sets on this
+machine. In decoding, the limit is for float32; bfloat16 and int8 weights can exceed it. On a CPU with one thread, times
+are CPU times.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from transformers import set_seed
 from training.benchmarks.decoding import DecodingBenchmark
 from training.benchmarks.forward_backward import DTYPES, make_batch, peak_flops, run_step, step_models, validate_models
 from training.benchmarks.model_sizes import SENTENCE_LENGTH, SIZES, WMT_SIZES
-from training.benchmarks.optimizer_step import compare_updates
+from training.benchmarks.optimizer_step import build_candidates
 from training.benchmarks.recipe import BASELINE, compare
 from training.run.hardware import configure_malloc, describe, device_type
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -137,60 +137,61 @@ class Benchmark:
         count = int((batch["labels"] != -100).sum())
         for precision in self.arguments.precision:
             steps = {name: partial(run_step, name, model, batch, precision) for name, model in models.items()}
-            with FlopCounterMode(display=False) as counter:
-                steps["Vanilla eager"]()
-            rates, _ = self.time_interleaved(steps, lambda _: count)
-            limit = count * self.speeds[precision] / counter.get_total_flops()
+            limit = self.limit(steps["Vanilla eager"], count, precision)
+            rates, _ = self.time_interleaved(steps, lambda _, seconds: count / seconds)
             title = f"training step of {tokens} tokens, {precision}"
             self.add_comparison(size, title, rates, "Marian", "target tokens/s", limit)
 
     def update(self, size: str, tokens: int) -> None:
         """Measure complete optimizer steps. The fraction of the limit is the model FLOPs utilization (MFU)."""
         config = WMT_SIZES[size]
+        batch = make_batch(tokens // SENTENCE_LENGTH, config.vocab_size, self.device)
+        model = VanillaTransformerForConditionalGeneration(config).to(self.device)
         for precision in self.arguments.precision:
-            rates, peaks = compare_updates(config, tokens, precision, self.device, self.arguments.rounds, UPDATES)
-            model = VanillaTransformerForConditionalGeneration(config).to(self.device)
-            batch = make_batch(tokens // SENTENCE_LENGTH, config.vocab_size, self.device)
-            with FlopCounterMode(display=False) as counter:
-                run_step("Vanilla", model, batch, precision)
-            limit = int((batch["labels"] != -100).sum()) * self.speeds[precision] / counter.get_total_flops()
+            step = partial(run_step, "Vanilla", model, batch, precision)
+            limit = self.limit(step, int((batch["labels"] != -100).sum()), precision)
+            candidates = build_candidates(config, batch, tokens, precision, UPDATES)
+            rates, results = self.time_interleaved(candidates, lambda result, _: result[0])
+            peaks = {name: peak for name, (_, peak) in results.items() if peak}
             title = f"update of {tokens} tokens, vocabulary of {config.vocab_size}, {precision}"
-            self.add_comparison(size, title, rates, "Marian", "target tokens/s", limit, peaks or None)
+            self.add_comparison(size, title, rates, "Marian", "target tokens/s", limit, peaks)
 
     def decode(self, size: str, name: str) -> None:
-        """Measure greedy decoding or beam search. Raises AssertionError if exact decoders differ from Marian."""
+        """Measure greedy decoding or beam search. Raises AssertionError if exact decoders differ from the peer."""
         task = DecodingBenchmark(self.arguments, size, self.device)
-        options = {"num_beams": NUM_BEAMS if name == "beam" else 1, "do_sample": False}
-        decoders = task.decoders(options)
-        rates, outputs = self.time_interleaved(decoders, lambda translations: sum(map(len, translations)))
-        expected = outputs["Marian sdpa"]
+        decoders = task.decoders({"num_beams": NUM_BEAMS if name == "beam" else 1, "do_sample": False})
+        rates, outputs = self.time_interleaved(decoders, lambda ids, seconds: sum(map(len, ids)) / seconds)
+        expected = outputs[f"{task.peer} sdpa"]
         equal = {name: sum(map(list.__eq__, ids, expected)) / len(ids) for name, ids in outputs.items()}
         exact = {key: rate for key, rate in equal.items() if key.endswith(("eager", "sdpa", "static", "beam_search"))}
         if min(exact.values()) < MIN_EQUAL_FRACTION:
-            raise AssertionError(f"fractions of translations that equal those of Marian: {equal}")
-        with FlopCounterMode(display=False) as counter:
-            # the counter does not see replayed CUDA graphs
-            decoders["Vanilla beam_search" if self.device.type == "cpu" else "Marian sdpa"]()
+            raise AssertionError(f"fractions of translations that equal those of {task.peer}: {equal}")
         notes = {key: f"{100 * rate:.1f} % equal" for key, rate in equal.items()}
         if self.arguments.reference:
             notes = {key: f"{note}, BLEU {task.bleu(outputs[key]):.1f}" for key, note in notes.items()}
-        title = f"{NUM_BEAMS} beams" if name == "beam" else "greedy"
-        limit = sum(map(len, expected)) * self.speeds["fp32"] / counter.get_total_flops()
-        title += f", {len(expected)} sentences"
-        self.add_comparison(size, title, rates, "Marian", "tokens/s", limit, notes)
+        # the counter does not see replayed CUDA graphs
+        counted = decoders["Vanilla beam_search" if self.device.type == "cpu" else f"{task.peer} sdpa"]
+        limit = self.limit(counted, sum(map(len, expected)))
+        title = f"{f'{NUM_BEAMS} beams' if name == 'beam' else 'greedy'}, {len(expected)} sentences"
+        self.add_comparison(size, title, rates, task.peer, "tokens/s", limit, notes)
+
+    def limit(self, run: Callable[[], Any], count: int, precision: str = "fp32") -> float:
+        """Return the tokens per second if a run for `count` tokens consisted only of matrix products."""
+        with FlopCounterMode(display=False) as counter:
+            run()
+        return count * self.speeds[precision] / counter.get_total_flops()
 
     def time_interleaved(
-        self, candidates: Mapping[str, Callable[[], Any]], count: Callable[[Any], int]
+        self, candidates: Mapping[str, Callable[[], Any]], rate: Callable[[Any, float], float]
     ) -> tuple[Rates, dict[str, Any]]:
-        """Return `count` of the output per second of each candidate and round, and the outputs of a warm-up round."""
+        """Return `rate(output, seconds)` of each candidate and round after a warm-up round, and the last outputs."""
         rates: Rates = {name: [] for name in candidates}
         outputs = {name: run() for name, run in candidates.items()}
         for _ in tqdm(range(self.arguments.rounds), leave=False, desc="rounds"):
             for name, run in candidates.items():
                 start = self.clock()
-                output = run()
-                seconds = self.clock() - start
-                rates[name].append(count(output) / seconds)
+                outputs[name] = run()
+                rates[name].append(rate(outputs[name], self.clock() - start))
         return rates, outputs
 
     def clock(self) -> float:

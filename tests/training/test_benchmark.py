@@ -102,3 +102,25 @@ def test_decoders_on_gpu(num_beams):
     names = {"Vanilla sdpa", "Marian sdpa", "Vanilla sdpa static", "Marian sdpa static"}
     assert names | {"Vanilla beam_search", "Vanilla beam_search, bf16"} <= decoders.keys()
     assert decoders["Marian sdpa static"].args[1]["cache_implementation"] == "static"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "peer"), [({"norm_position": "pre"}, "Pegasus"), ({"norm_position": "post"}, "Marian")]
+)
+def test_decodes_trained_model_with_native_class_that_fits(make_model, make_tokenizer, tmp_path, overrides, peer):
+    """The demo model is pre-norm, which Marian does not support. Both give the same translations."""
+    tokenizer, sizes = make_tokenizer()
+    folder = tmp_path / "checkpoint"
+    make_model(**sizes, **overrides).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (tmp_path / "source.en").write_text("the dog runs\na cat sleeps\n")
+    arguments = argparse.Namespace(
+        model=str(folder), source=tmp_path / "source.en", reference=None, sentences=2, batch_size=2
+    )
+    pytest.importorskip("torchao.quantization")
+    decoders = DecodingBenchmark(arguments, "", torch.device("cpu")).decoders({"num_beams": 2, "do_sample": False})
+    assert {"Vanilla eager", "Vanilla beam_search", f"{peer} eager", f"{peer} sdpa"} <= decoders.keys()
+    expected = decoders[f"{peer} sdpa"]()
+    assert any(expected)
+    for name in ("Vanilla eager", "Vanilla sdpa", "Vanilla beam_search"):
+        assert decoders[name]() == expected, name

@@ -1,7 +1,8 @@
-"""Decoding, compared with MarianMT, which gets the same weights and sources."""
+"""Decoding, compared with the native Transformers class that fits the model, with the same weights and sources."""
 
 import argparse
 import copy
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 from vanilla_transformer.shared.text_lines import read_lines
-from vanilla_transformer.shared.transformers_conversion import to_marian
+from vanilla_transformer.shared.transformers_conversion import to_transformers
 
 NUM_RANDOM_TOKENS = 30  # per translation of random text
 Decoder = Callable[[], list[list[int]]]
@@ -51,6 +52,8 @@ class DecodingBenchmark:
             sources = torch.randint(4, self.model.config.vocab_size, (arguments.sentences, SENTENCE_LENGTH)).tolist()
             self.model.generation_config.eos_token_id = None  # a random model ends anywhere
             self.limits = {"max_new_tokens": NUM_RANDOM_TOKENS}
+        self.native = to_transformers(self.model)
+        self.peer = re.sub("MTModel$|ForConditionalGeneration$", "", type(self.native).__name__)  # such as Marian
         self.references = read_lines(arguments.reference)[: arguments.sentences] if arguments.reference else None
         self.order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
         pad_id = self.model.config.pad_token_id
@@ -64,7 +67,7 @@ class DecodingBenchmark:
     def decoders(self, options: dict[str, Any]) -> dict[str, Decoder]:
         """Return the decoders by name: functions that return the ids of all translations, without special tokens."""
         models: dict[str, tuple[PreTrainedModel, dict[str, Any]]] = {}
-        for name, model in (("Vanilla", self.model), ("Marian", to_marian(self.model))):
+        for name, model in (("Vanilla", self.model), (self.peer, self.native)):
             for attention in ("eager", "sdpa"):
                 variant = copy.deepcopy(model).to(self.device).eval()
                 variant.set_attn_implementation(attention)
@@ -75,7 +78,7 @@ class DecodingBenchmark:
         if self.device.type == "cpu":
             models["Vanilla beam_search, int8"] = quantize_int8(sdpa), search
         else:  # with a static cache, generate() compiles the forward pass
-            for name in ("Vanilla sdpa", "Marian sdpa"):
+            for name in ("Vanilla sdpa", f"{self.peer} sdpa"):
                 models[f"{name} static"] = models[name][0], {"cache_implementation": "static"}
         return {name: partial(self.generate, model, options | extra) for name, (model, extra) in models.items()}
 

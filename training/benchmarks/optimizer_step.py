@@ -8,18 +8,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models
 from torch import nn
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
 
 from training.arguments import TrainingArguments
-from training.benchmarks.forward_backward import make_batch
-from training.benchmarks.model_sizes import SENTENCE_LENGTH
 from training.data.collators import PaddingCollator
 from training.run.trainer import TokenBatchTrainer
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -28,34 +26,13 @@ from vanilla_transformer.shared.transformers_conversion import to_marian
 SMOOTHING = 0.1
 Batch = dict[str, torch.Tensor]
 Updates = Callable[[int], tuple[int, float]]  # number of updates -> target tokens, seconds
+Measurement = tuple[float, str]  # target tokens per second, peak memory
 
 
-def compare_updates(
-    config: VanillaTransformerConfig, tokens: int, precision: str, device: torch.device, rounds: int, updates: int
-) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Return the target tokens per second of each candidate and round, and the peak memory (on a GPU).
-
-    An update has `tokens` target tokens, including padding. A round has `updates` updates of each candidate. The first
-    round is not counted, because it includes the compilation.
-    """
-    batch = make_batch(tokens // SENTENCE_LENGTH, config.vocab_size, device)
-    candidates = build_candidates(config, batch, tokens, precision)
-    rates: dict[str, list[float]] = {name: [] for name in candidates}
-    peaks = {}
-    for i in tqdm(range(rounds + 1), leave=False, desc="rounds"):
-        for name, run in candidates.items():
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
-            count, seconds = run(updates)
-            if device.type == "cuda":
-                peaks[name] = f"{(torch.cuda.max_memory_allocated() - before) / 2**20:,.0f} MiB"
-            if i:
-                rates[name].append(count / seconds)
-    return rates, peaks
-
-
-def build_candidates(config: VanillaTransformerConfig, batch: Batch, tokens: int, precision: str) -> dict[str, Updates]:
+def build_candidates(
+    config: VanillaTransformerConfig, batch: Batch, tokens: int, precision: str, updates: int
+) -> dict[str, Callable[[], Measurement]]:
+    """Return the candidates by name. Each runs `updates` updates of `tokens` target tokens, including padding."""
     model = VanillaTransformerForConditionalGeneration(config)
     device = batch["labels"].device
     candidates = {
@@ -65,7 +42,18 @@ def build_candidates(config: VanillaTransformerConfig, batch: Batch, tokens: int
     if device.type == "cuda":  # on a CPU, compilation is not faster
         candidates["Vanilla compiled"] = trainer_updates(deepcopy(model), batch, tokens, precision, "compiled")
         candidates["Marian compiled"] = loop_updates(torch.compile(to_marian(model).to(device)), batch, precision)
-    return candidates
+    return {name: partial(measure, run, updates, device) for name, run in candidates.items()}
+
+
+def measure(run: Updates, updates: int, device: torch.device) -> Measurement:
+    """Return the target tokens per second of a candidate, and on a GPU its peak memory."""
+    if device.type != "cuda":
+        count, seconds = run(updates)
+        return count / seconds, ""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    count, seconds = run(updates)
+    return count / seconds, f"{(torch.cuda.max_memory_allocated() - before) / 2**20:,.0f} MiB"
 
 
 def loop_updates(model: Any, batch: Batch, precision: str) -> Updates:
@@ -115,12 +103,9 @@ class Stopwatch(TrainerCallback):
 
 def trainer_updates(model: Any, batch: Batch, tokens: int, precision: Any, step_mode: Any) -> Updates:
     """Train with `TokenBatchTrainer` on eight copies of the batch."""
-    lengths = ((batch["labels"] != -100).sum(1).tolist(), batch["attention_mask"].sum(1).tolist())
-    rows = list(zip(batch["input_ids"].tolist(), batch["labels"].tolist(), *lengths, strict=True)) * 8
-    columns = {
-        "input_ids": [source[:length] for source, _, _, length in rows],
-        "labels": [target[:length] for _, target, length, _ in rows],
-    }
+    pairs = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
+    columns = {"input_ids": [ids[mask].tolist() for ids, mask in pairs] * 8}
+    columns["labels"] = [labels[labels != -100].tolist() for labels in batch["labels"]] * 8
     vocabulary = {f"t{i}": i for i in range(model.config.vocab_size)}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="t3"))
     special = {name: f"t{getattr(model.config, name + '_id')}" for name in ("pad_token", "eos_token")}

@@ -1,15 +1,11 @@
 """Training speed of a recipe, compared with `Seq2SeqTrainer` and a `MarianMTModel` of the same size.
 
-    python -m training.benchmarks.recipe training/recipes/multi30k_en_de.yaml --data_dir DIRECTORY
-
 Both train on the same text with the same tokenizer. The baseline runs in float32, with shuffled batches of a fixed
 number of sentences and otherwise the defaults of Transformers. The runs alternate, each in a separate process. The
-figures are medians of target tokens (without padding) per second of wall time. They exclude the start and the set-up.
+figures are target tokens (without padding) per second of wall time. They exclude the start and the set-up.
 """
 
-import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,48 +18,26 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq, MarianMTModel, S
 
 from training.data.files import read_pair
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 from vanilla_transformer.shared.transformers_conversion import to_marian
 
 RECIPE, BASELINE = "training.train", "Seq2SeqTrainer"
+ROUNDS, UPDATES = 3, 120  # runs of each, updates per run
+SENTENCES = 64  # batch size of the baseline
 
 
 def main() -> None:
-    parser = CommandLineParser("training.benchmarks.recipe", __doc__)
-    parser.add_argument("recipe", type=Path, help="Path to a recipe with text files.")
-    parser.add_argument("--data_dir", type=Path, required=True, help="The directory of the text files.")
-    parser.add_argument("--updates", type=int, default=120, help="The number of updates per run.")
-    parser.add_argument("--rounds", type=int, default=3, help="The number of runs of each.")
-    parser.add_argument("--sentences", type=int, default=64, help="The batch size of the baseline, in sentences.")
-    # trains only the baseline; the value is the output directory of a finished recipe run
-    parser.add_argument("--baseline", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    with exit_on_user_error(parser.prog):
-        run(arguments)
+    """Train the baseline of `compare`. Arguments: recipe, directory of its text files, output directory of its run."""
+    print(json.dumps(train_baseline(*map(Path, sys.argv[1:]))))
 
 
-def run(arguments: argparse.Namespace) -> None:
-    if arguments.baseline:
-        print(json.dumps(train_baseline(arguments)))
-        return
-    speeds = compare(arguments.recipe, arguments.data_dir, arguments.updates, arguments.rounds, arguments.sentences)
-    medians = {name: statistics.median(values) for name, values in speeds.items()}
-    for name, values in speeds.items():
-        print(f"{name:16} {medians[name]:9,.0f} target tokens/s   ({min(values):,.0f} to {max(values):,.0f})")
-    print(f"{'ratio':16} {medians[RECIPE] / medians[BASELINE]:9.2f}")
-
-
-def compare(
-    recipe: Path, data_dir: Path, updates: int = 120, rounds: int = 3, sentences: int = 64
-) -> dict[str, list[float]]:
+def compare(recipe: Path, data_dir: Path) -> dict[str, list[float]]:
     """Return the target tokens per second of the recipe and the baseline, one figure per round."""
     speeds: dict[str, list[float]] = {RECIPE: [], BASELINE: []}
-    options = [str(recipe), "--data_dir", str(data_dir), "--updates", str(updates), "--sentences", str(sentences)]
     with tempfile.TemporaryDirectory() as directory:
-        for i in range(rounds):
+        for i in range(ROUNDS):
             run = Path(directory, f"run{i}")
-            speeds[RECIPE].append(tokens_per_second(train_recipe(recipe, data_dir, updates, run)))
-            command = [sys.executable, "-m", "training.benchmarks.recipe", *options, "--baseline", str(run)]
+            speeds[RECIPE].append(tokens_per_second(train_recipe(recipe, data_dir, run)))
+            command = [sys.executable, "-m", "training.benchmarks.recipe", str(recipe), str(data_dir), str(run)]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             speeds[BASELINE].append(tokens_per_second(json.loads(output.splitlines()[-1])))
             print({name: round(values[-1]) for name, values in speeds.items()}, flush=True)
@@ -74,10 +48,10 @@ def tokens_per_second(results: dict[str, Any]) -> float:
     return results["train_target_tokens"] / results["train_runtime"]
 
 
-def train_recipe(recipe: Path, data_dir: Path, updates: int, run: Path) -> dict[str, Any]:
+def train_recipe(recipe: Path, data_dir: Path, run: Path) -> dict[str, Any]:
     """Run the recipe without evaluation, checkpoints and test set, and return its results."""
     keys = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    keys |= {"data_dir": str(data_dir), "output_dir": str(run), "max_steps": updates, "disable_tqdm": True}
+    keys |= {"data_dir": str(data_dir), "output_dir": str(run), "max_steps": UPDATES, "disable_tqdm": True}
     keys |= {"test_file": None, "test_references": None, "eval_strategy": "no", "save_strategy": "no"}
     path = run.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(keys), encoding="utf-8")
@@ -85,15 +59,15 @@ def train_recipe(recipe: Path, data_dir: Path, updates: int, run: Path) -> dict[
     return json.loads((run / "all_results.json").read_text(encoding="utf-8"))
 
 
-def train_baseline(arguments: argparse.Namespace) -> dict[str, Any]:
+def train_baseline(recipe: Path, data_dir: Path, run: Path) -> dict[str, Any]:
     """Train a random `MarianMTModel` with `Seq2SeqTrainer`, and return its results."""
-    keys = yaml.safe_load(arguments.recipe.read_text(encoding="utf-8"))
+    keys = yaml.safe_load(recipe.read_text(encoding="utf-8"))
     languages = [keys.get("source_lang", "en"), keys.get("target_lang", "de")]
     name = keys.get("train_file", "train")
-    source, target = (arguments.data_dir / f"{name}.{language}" for language in languages)
+    source, target = (data_dir / f"{name}.{language}" for language in languages)
     text = read_pair(source, target, "drop")
-    tokenizer = AutoTokenizer.from_pretrained(arguments.baseline)
-    config = VanillaTransformerConfig.from_pretrained(arguments.baseline)
+    tokenizer = AutoTokenizer.from_pretrained(run)
+    config = VanillaTransformerConfig.from_pretrained(run)
     model = MarianMTModel(to_marian(VanillaTransformerForConditionalGeneration(config)).config)  # random weights
     columns = {"source": text.sources, "target": text.targets}
     data = Dataset.from_dict(columns).map(
@@ -108,9 +82,9 @@ def train_baseline(arguments: argparse.Namespace) -> dict[str, Any]:
         return batch
 
     training_arguments = Seq2SeqTrainingArguments(
-        output_dir=str(arguments.baseline / "baseline"),
-        per_device_train_batch_size=arguments.sentences,
-        max_steps=arguments.updates,
+        output_dir=str(run / "baseline"),
+        per_device_train_batch_size=SENTENCES,
+        max_steps=UPDATES,
         label_smoothing_factor=0.1,
         save_strategy="no",
         logging_steps=1000,

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from training.benchmarks.forward_backward import compute_loss, make_bart, make_batch, peak_flops, validate_models
+from training.benchmarks.forward_backward import compute_loss, make_batch, peak_flops, validate_models
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.transformers_conversion import to_marian
 
@@ -38,15 +38,12 @@ def test_marian_has_equal_loss_and_gradients(model, batch):
 
 
 def test_rejects_different_work(model, batch):
-    models = {"Vanilla": model, "Marian": to_marian(model), "Bart": make_bart(model.config)}
+    models = {"Vanilla": model, "Marian": to_marian(model)}
     validate_models(models, batch)
     with torch.no_grad():
         models["Marian"].get_input_embeddings().weight.mul_(1.01)
     with pytest.raises(AssertionError, match="losses of the models differ"):
         validate_models(models, batch)
-    other = VanillaTransformerConfig.from_dict(model.config.to_dict() | {"encoder_layers": 3})
-    with pytest.raises(AssertionError, match="different numbers of parameters"):
-        validate_models({"Vanilla": model, "Bart": make_bart(other)}, batch)
 
 
 def test_peak_flops_are_plausible():
