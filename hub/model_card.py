@@ -37,10 +37,8 @@ METRICS = {  # key of all_results.json -> (name on the Hub, label)
     "test_wer": ("wer", "WER, % (lower is better)"),
     "test_per": ("per", "PER, % (lower is better)"),
 }
-MULTI30K_PROTOCOL = "BLEU-4 on normalized, lower-cased, Moses-tokenized text, as papers on Multi30k report it"
 SYNTHETIC = {"demo": "the built-in English-German corpus", "random": "random pairs of numbers"}
 NON_LANGUAGE_NAMES = ("cmd", "act", "src", "tgt", "trg", "in", "out")  # column names that resemble language codes
-NUM_SAMPLES_SHOWN = 10
 UNKNOWN = "unknown (not stored in the checkpoint)"
 
 
@@ -123,15 +121,24 @@ def make_card(
         template_path=str(TEMPLATE),
         title=name,
         repo_id=repo_id,
-        summary=summary(recipe, report, data, base),
+        pair=languages(recipe, data),
+        link=f"[{base}](https://huggingface.co/{base})" if base and is_repository(base) else None,
         example=json.dumps(samples[0][0] if samples else "A sentence.", ensure_ascii=False),
-        architecture=architecture_lines(config, count_parameters(checkpoint)),
-        data=data_lines(results, data, datasets or []),
-        training=training_lines(results, report),
-        scores=score_table(results, recipe, data),
-        samples=sample_table(samples),
-        limits=limitations(recipe, results, data, base),
-        recipe=sanitize_recipe(recipe, results, local_paths(checkpoint))[0].rstrip(),
+        unknown=UNKNOWN,
+        metrics=METRICS,
+        known_sources=("hub", *SYNTHETIC),
+        describe_split=describe_split,
+        escape_markdown=escape_markdown,
+        config=config,
+        results=results,
+        report=report,
+        recipe=recipe,
+        data=data,
+        base=base,
+        parameters=count_parameters(checkpoint),
+        owner_datasets=datasets,
+        samples=samples,
+        recipe_text=sanitize_recipe(recipe, results, local_paths(checkpoint))[0].rstrip(),
     )
 
 
@@ -216,143 +223,9 @@ def eval_results(results: CheckedMapping, data: CheckedMapping) -> list[EvalResu
     return entries
 
 
-def summary(recipe: CheckedMapping, report: CheckedMapping, data: CheckedMapping, base: str | None) -> str:
-    model = "The encoder-decoder of [Attention Is All You Need](https://arxiv.org/abs/1706.03762)"
-    link = f"[{base}](https://huggingface.co/{base})" if base and is_repository(base) else None
-    owner_note = f" According to the owner, it was fine-tuned from {link}." if link and not recipe else ""
-    if report:
-        layout = report.text("layout")
-        origin = f"with the layout `{layout}`" if layout else f"whose layout is {UNKNOWN}"
-        return f"{model}, imported from a checkpoint {origin}.{owner_note}"
-    if data.mapping("train").text("source") == "random" and not base:
-        return f"{model}, trained from scratch on random pairs of numbers, which it can only memorize."
-    pair = languages(recipe, data)
-    if not pair:
-        return f"{model}. Its languages are {UNKNOWN}.{owner_note}"
-    rank = recipe.count("lora_rank")
-    method = f"fine-tuned with LoRA (rank {rank})" if rank else "fine-tuned"
-    start = f"{method} from {link or 'a checkpoint that is not on the Hub'}" if base else "trained from scratch"
-    return f"{model}, {start}: from {pair[0]} to {pair[1]}."
-
-
-def architecture_lines(config: CheckedMapping, parameters: int | None) -> list[str]:
-    def both(key: str) -> str:
-        encoder, decoder = config.count(f"encoder_{key}"), config.count(f"decoder_{key}")
-        return known(encoder) if encoder == decoder else f"{known(encoder)} (encoder) and {known(decoder)} (decoder)"
-
-    def known(value: int | None) -> str:
-        return "unknown" if value is None else f"{value:,}"
-
-    shared = config.values.get("share_encoder_decoder_embeddings", True) is True
-    source, target = known(config.count("vocab_size")), known(config.count("decoder_vocab_size"))
-    return [
-        f"{known(config.count('encoder_layers'))} encoder and {known(config.count('decoder_layers'))} decoder layers, "
-        f"hidden size {known(config.count('d_model'))}, attention heads: {both('attention_heads')}, feed-forward "
-        f"dimension: {both('ffn_dim')}",
-        f"{config.text('norm_position') or 'unknown'}-norm, {config.text('position_embedding_type') or 'unknown'} "
-        f"positions",
-        f"embeddings: {source} tokens, shared by source and target"
-        if shared
-        else f"embeddings: {source} source and {target} target tokens",
-        f"parameters: {UNKNOWN if parameters is None else f'{parameters:,}'}",
-    ]
-
-
-def data_lines(results: CheckedMapping, data: CheckedMapping, owner_datasets: list[str]) -> list[str]:
-    owner = [f"training data according to the owner: {', '.join(owner_datasets)}"] if owner_datasets else []
-    train = data.mapping("train")
-    lines = [] if train else [f"Training data: {UNKNOWN}."]
-    for split, label in (("train", "training"), ("validation", "validation"), ("test", "test")):
-        if not (part := data.mapping(split)):
-            continue
-        line = f"{label}: {'held out from the training data' if 'split_off' in part else describe_split(part)}"
-        if (pairs := part.count("pairs")) is not None:
-            twice = part.values.get("both_directions") is True
-            line += f"; {pairs // 2:,} pairs, each in both directions" if twice else f"; {pairs:,} pairs"
-        if references := part.text("references"):
-            line += f"; additional references in {references}"
-        if sha256 := part.text("sha256"):
-            line += f"; SHA-256 of the text: `{sha256}`"
-        lines.append(line)
-    trained, read = results.count("train_pairs"), results.count("train_pairs_read")
-    lines += [f"trained on {trained:,} pairs"] if trained is not None else []
-    lines += [f"read during training: {read:,} pairs"] if read is not None else []
-    if not train and (sha256 := results.text("train_sha256")):
-        lines.append(f"SHA-256 of the training text: `{sha256}`")
-    dropped = results.values.get("train_pairs_dropped")
-    if isinstance(dropped, dict):
-        counts = results.mapping("train_pairs_dropped")
-        if counts:
-            lines.append(f"excluded: {', '.join(f'{reason}: {counts.count(reason) or 0:,}' for reason in dropped)}")
-    elif dropped:
-        lines.append(f"excluded: {results.count('train_pairs_dropped'):,} pairs")
-    return lines if train.text("source") in ("hub", *SYNTHETIC) else lines + owner
-
-
-def training_lines(results: CheckedMapping, report: CheckedMapping) -> list[str]:
-    if report:
-        difference = report.mapping("parity").number("largest_difference_of_log_probabilities")
-        lines = [f"Imported; training cost: {UNKNOWN}."]
-        if difference is not None:
-            lines.append(f"Log-probabilities differ from those of the original code by at most {difference:.1g}.")
-        return lines
-    if not results:
-        return [f"Training cost: {UNKNOWN}."]
-    keys = "updates train_target_tokens train_runtime device processes threads cpu_cores precision"
-    if missing := [key for key in keys.split() if key not in results]:
-        return [f"Training cost: {UNKNOWN} ({missing[0]} is missing in all_results.json)."]
-    versions = results.mapping("versions")
-    count = results.count
-    return [
-        f"{count('updates'):,} updates, {count('train_target_tokens'):,} target tokens",
-        f"{results.number('train_runtime') / 60:.1f} minutes on {results.text('device')}; processes: "
-        f"{count('processes')}, threads per process: {count('threads')} (CPU cores: {count('cpu_cores')}); "
-        f"{results.text('precision')}",
-        f"energy: {UNKNOWN}",
-        "versions: " + (", ".join(f"{name} {versions.text(name)}" for name in versions.values) or UNKNOWN),
-    ]
-
-
-def score_table(results: CheckedMapping, recipe: CheckedMapping, data: CheckedMapping) -> str:
-    rows = []
-    for key, (_, label) in METRICS.items():
-        if key in results:
-            signature = results.text(f"{key}_signature")
-            protocol = f"`{signature}`".replace("|", r"\|") if signature else ""  # a pipe ends a cell, also in code
-            rows.append(f"| {label} | {results.number(key):.2f} | {protocol} |")
-    if "test_bleu_tokenized_lc" in results:
-        rows.append(f"| Multi30k BLEU | {results.number('test_bleu_tokenized_lc'):.2f} | {MULTI30K_PROTOCOL} |")
-    if not rows:
-        return f"Scores: {UNKNOWN}."
-    test, beams = data.mapping("test"), recipe.count("num_beams")
-    test_set = describe_split(test) if test else UNKNOWN
-    head = f"Test set: {test_set}; beam size: {UNKNOWN if beams is None else beams}; one run.\n\n"
-    return head + "\n".join(["| score | value | protocol |", "|---|---|---|", *rows])
-
-
-def sample_table(samples: list[list[str]]) -> str:
-    if not samples:
-        return "No samples were saved."
-    rows = ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in samples[:NUM_SAMPLES_SHOWN]]
-    head = f"The first {min(NUM_SAMPLES_SHOWN, len(samples))} translations of the test set, not cherry-picked:\n\n"
-    return head + "\n".join(["| source | reference | output |", "|---|---|---|", *rows])
-
-
 def escape_markdown(text: str) -> str:
     """Return the text on one line, with escaped Markdown characters."""
     return re.sub(r"([\\`*_\[\]<>|#~&$])", r"\\\1", " ".join(text.split()))
-
-
-def limitations(recipe: CheckedMapping, results: CheckedMapping, data: CheckedMapping, base: str | None) -> list[str]:
-    lines = ["Expect wrong translations for domains, text types and scripts that the training data do not contain."]
-    if data.mapping("train").text("source") == "demo" and not base:
-        lines.append("A grammar generated the training data. The model translates only sentences of that grammar.")
-    if results and (longest := recipe.count("max_length")):
-        lines.append(f"{'Fine-tuned' if base else 'Trained'} on sentences of at most {longest} tokens.")
-    if "test_bleu" in results or "test_exact_match" in results:
-        lines.append("Scores are from one run on one test set; another seed gives somewhat different scores.")
-    lines.append("The model has not been evaluated for biases in its training data.")
-    return lines
 
 
 if __name__ == "__main__":

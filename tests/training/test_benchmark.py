@@ -109,9 +109,9 @@ def test_decoders_on_gpu(num_beams):
 )
 def test_decodes_trained_model_with_native_class_that_fits(make_model, make_tokenizer, tmp_path, overrides, peer):
     """The demo model is pre-norm, which Marian does not support. Both give the same translations."""
-    tokenizer, sizes = make_tokenizer()
+    tokenizer, sizes = make_tokenizer(True)
     folder = tmp_path / "checkpoint"
-    make_model(**sizes, **overrides).save_pretrained(folder)
+    make_model(**sizes, **overrides, max_position_embeddings=100).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (tmp_path / "source.en").write_text("the dog runs\na cat sleeps\n")
     arguments = argparse.Namespace(
