@@ -5,6 +5,7 @@ previous list, or that has changed since, belongs to another user. It is never d
 """
 
 import hashlib
+import io
 import json
 import re
 import tempfile
@@ -24,6 +25,11 @@ def resolve_repo_id(name: str) -> str:
     """Return the name with its user, which defaults to the logged-in user. Raise ValueError if it is not valid."""
     validate_repo_id(name)
     return name if "/" in name else f"{HfApi().whoami()['name']}/{name}"
+
+
+def files_in(folder: Path) -> dict[str, Path | bytes]:
+    """Return the files below a directory by their relative names, as `commit_files` expects them."""
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def commit_files(
@@ -123,13 +129,10 @@ def fetch_manifest(api: HfApi, repo_id: str, commit: str, repo_type: str | None)
 def content_hashes(content: Path | bytes) -> list[str]:
     """Return both hashes by which the Hub may identify a file: git's SHA-1, and the SHA-256 of large files."""
     size = len(content) if isinstance(content, bytes) else content.stat().st_size
-    git, sha256 = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False), hashlib.sha256()
-    if isinstance(content, bytes):
-        git.update(content)
-        sha256.update(content)
-    else:
-        with content.open("rb") as file:
-            while chunk := file.read(1 << 24):
-                git.update(chunk)
-                sha256.update(chunk)
-    return [git.hexdigest(), sha256.hexdigest()]
+    git = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
+    return [hash_content(content, each) for each in (git, hashlib.sha256())]
+
+
+def hash_content(content: Path | bytes, start: Any) -> str:
+    with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+        return hashlib.file_digest(file, lambda: start).hexdigest()

@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 import vanilla_transformer
 from hub.atomic_dirs import write_dir_atomically
-from hub.commits import commit_files, resolve_repo_id
+from hub.commits import commit_files, files_in, resolve_repo_id
 from hub.hub_errors import hub_error_message
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
@@ -75,10 +75,7 @@ def main() -> None:
 def push(folder: Path, name: str, private: bool = False, replace: bool = False) -> str:
     """Upload the directory and return the URL of the commit. Delete the directory if the upload fails."""
     try:
-        files: dict[str, Path | bytes] = {
-            path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()
-        }
-        return commit_files(name, files, "The paper's decoding", private=private, replace=replace)
+        return commit_files(name, files_in(folder), "The paper's decoding", private=private, replace=replace)
     except BaseException:
         shutil.rmtree(folder)
         raise

@@ -8,16 +8,15 @@
 The output directory is written atomically.
 """
 
-import importlib
 from argparse import ArgumentTypeError
 from pathlib import Path
-from types import ModuleType
 
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from hub.atomic_dirs import validate_new_dir, write_dir_atomically
 from hub.exporting.tokenizer import prepare_for_export, save_tokenizer, tokenizer_dirs
+from hub.hub_errors import import_with_extra
 from hub.run_files import read_mapping
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
@@ -60,7 +59,7 @@ def run(checkpoint: str, out: Path, to: str, quantization: str | None, languages
         raise ValueError(f"--to {to} does not support --quantization {quantization}. Use one of {', '.join(types)}.")
     if any(languages) and to != "argos":
         raise ValueError(f"--source_lang and --target_lang require --to argos, got --to {to}. Remove them.")
-    target = import_target(to)
+    target = import_with_extra(f"hub.exporting.to_{to}", f"--to {to}")
     model, tokenizer = load(checkpoint, to)
     extra = (resolve_languages(checkpoint, languages),) if to == "argos" else ()
     save_model = target.convert(model, tokenizer, quantization, *extra)
@@ -80,14 +79,6 @@ def resolve_languages(checkpoint: str, codes: Codes) -> tuple[str, str]:
     recipe = read_mapping(Path(checkpoint) / "recipe.yaml")
     source, target = codes
     return source or recipe.text("source_lang") or "", target or recipe.text("target_lang") or ""
-
-
-def import_target(name: str) -> ModuleType:
-    """Return the module of a target, see `hub.exporting`. Raise ValueError if a dependency is not installed."""
-    try:
-        return importlib.import_module(f"hub.exporting.to_{name}")
-    except ModuleNotFoundError as error:
-        raise ValueError(f"--to {name} requires {error.name}. Run pip install '.[hub]'.") from error
 
 
 def load(checkpoint: str, to: str) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:

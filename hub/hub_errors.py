@@ -1,4 +1,7 @@
-"""Messages for errors of the Hub client."""
+"""Messages for errors of the Hub client and for packages that are not installed."""
+
+import importlib
+from types import ModuleType
 
 from httpx2 import TransportError  # raised by huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, RepositoryNotFoundError
@@ -27,3 +30,11 @@ def hub_error_message(error: Exception, repo_id: str) -> str:
             status = 401 if status == 401 else 404
         return messages.get(status, f"The Hub answered {status}. Try again later. The repository is unchanged.")
     return str(error)
+
+
+def import_with_extra(module: str, feature: str) -> ModuleType:
+    """Import a module that needs the extra `hub`. Raise ValueError if one of its packages is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{feature} requires {error.name}. Run pip install '.[hub]'.") from error

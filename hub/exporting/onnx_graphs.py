@@ -19,6 +19,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +36,7 @@ OPSET = 18  # written by torch without a version conversion; supported since onn
 B, S, P, T = map(Dim, ("batch_size", "encoder_sequence_length", "past_sequence_length", "decoder_sequence_length"))
 PAST, PRESENT, SIDES, PARTS = "past_key_values", "present", ("decoder", "encoder"), ("key", "value")
 CROSS_CACHE = "cross_cache"  # name of the CrossAttentionCacheGraph, which becomes a part of the merged graph
+by_name = attrgetter("name")  # sort key of graph outputs
 Layers = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values per layer
 
 
@@ -270,10 +272,6 @@ def merge_decoder_graphs(next_step: onnx.ModelProto, cross_cache: onnx.ModelProt
     merged.functions.extend(branch.functions)
     onnx.checker.check_model(merged)
     return merged
-
-
-def by_name(value: onnx.ValueInfoProto) -> str:
-    return value.name
 
 
 def rename(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -195,17 +196,8 @@ def read_side_tokenizer(path: Path) -> SideTokenizer:
             raise ValueError(f"{path} repeats the token {repeated!r}. Write one token per line, ordered by id.")
         unknown = (*SPECIAL_TOKENS["unk_token"], *SPECIAL_TOKENS["pad_token"])
         unk = next((token for token in unknown if token in tokens), "<unk>")
-        vocabulary = {token: i for i, token in enumerate(tokens)}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unk))
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    candidates = {
-        name: next((token for token in names if tokenizer.token_to_id(token) is not None), None)
-        for name, names in SPECIAL_TOKENS.items()
-    }
-    if missing := [name for name, token in candidates.items() if token is None and name != "unk_token"]:
-        names = ", ".join(SPECIAL_TOKENS[missing[0]])
-        raise ValueError(f"{path} has no {missing[0]}. Expected one of {names}.")
-    special = {name: token for name, token in candidates.items() if token is not None}
+        tokenizer = build_word_tokenizer(tokens, unk)
+    special = find_special_tokens(tokenizer.get_vocab(), str(path), optional="unk_token")
     ids = list(tokenizer.get_vocab().values())
     if len(set(ids)) < len(ids):
         number = next(i for i, count in Counter(ids).items() if count > 1)
@@ -214,6 +206,21 @@ def read_side_tokenizer(path: Path) -> SideTokenizer:
     if largest >= MAX_VOCAB_SIZE:
         raise ValueError(f"{path} has a token with the id {largest}, which must be below {MAX_VOCAB_SIZE}.")
     return SideTokenizer(tokenizer, special, list(range(largest + 1)))  # keeps the rows of unused ids
+
+
+def build_word_tokenizer(tokens: list[str], unk: str) -> Tokenizer:
+    """Build a tokenizer that splits at white space. `tokens` are ordered by id."""
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=unk))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def find_special_tokens(tokens: Collection[str], owner: str, optional: str = "") -> dict[str, str]:
+    """Return the special tokens by name. Raise ValueError if one is missing, except `optional`."""
+    found = {name: next((each for each in known if each in tokens), None) for name, known in SPECIAL_TOKENS.items()}
+    if missing := [name for name, token in found.items() if token is None and name != optional]:
+        raise ValueError(f"{owner} has no {missing[0]}. Expected one of {', '.join(SPECIAL_TOKENS[missing[0]])}.")
+    return {name: token for name, token in found.items() if token is not None}
 
 
 def move_special_tokens_first(side: SideTokenizer) -> SideTokenizer:

@@ -5,13 +5,21 @@ For example, if a norm divides by the unbiased standard deviation, its weight is
 
 import torch
 
-from hub.importing.layout import CheckpointInfo, TensorRule
+from hub.importing.layout import CheckpointInfo, Keys, TensorRule
 from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_encoding
 
 
 def split_qkv(query: str, key: str, value: str) -> TensorRule:
     """Split a fused projection, (3 d, d) or (3 d), into query, key and value."""
     return TensorRule((query, key, value), lambda tensor, info: tensor.chunk(3), "fused q, k, v are split")
+
+
+def fused_attention(key: str, projections: tuple[str, ...], target: str) -> Keys:
+    """Map an attention sublayer of PyTorch, whose query, key and value projections are fused."""
+    return {
+        f"{key}.in_proj_{{p}}": split_qkv(*(f"{target}.{name}.{{p}}" for name in projections[:3])),
+        f"{key}.out_proj.{{p}}": f"{target}.out_proj.{{p}}",
+    }
 
 
 def unbiased_norm(target: str, note: str, bound: str = "exact") -> TensorRule:

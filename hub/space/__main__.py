@@ -14,8 +14,8 @@ from pathlib import Path
 from httpx2 import TransportError  # raised by huggingface_hub
 from huggingface_hub import HfApi, RepoCard
 
-from hub.commits import commit_files, resolve_repo_id
-from hub.hub_errors import hub_error_message
+from hub.commits import commit_files, files_in, resolve_repo_id
+from hub.hub_errors import hub_error_message, import_with_extra
 from hub.run_files import local_paths
 from hub.sensitive_data import validate_no_sensitive_data
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
@@ -34,39 +34,20 @@ def main() -> None:
     arguments = parser.parse_args()
     formatter = partial(hub_error_message, repo_id=arguments.push or arguments.checkpoint)
     with exit_on_user_error(parser.prog, TransportError, formatter=formatter):
-        if arguments.static:
-            create_static_page(arguments.checkpoint, arguments.static)
+        if out := arguments.static:
+            import_with_extra("hub.space.static_page", "hub.space").create_page(arguments.checkpoint, out)
+            print(f"{out} contains the page. To view it, run: python -m http.server --directory {out}")
             if arguments.push:
-                repo_id = resolve_repo_id(arguments.push)
-                print(push_static_page(arguments.static, repo_id, arguments.private, arguments.replace))
+                print(push_static_page(out, resolve_repo_id(arguments.push), arguments.private, arguments.replace))
         elif arguments.push:
             print(push(arguments.checkpoint, resolve_repo_id(arguments.push), arguments.private, arguments.replace))
         else:
-            show(arguments.checkpoint, arguments.port)
-
-
-def show(checkpoint: str, port: int | None) -> None:
-    try:
-        from hub.space import app
-    except ModuleNotFoundError as error:
-        raise ValueError(f"hub.space requires {error.name}. Run pip install '.[hub]'.") from error
-    app.show(checkpoint, port)
-
-
-def create_static_page(checkpoint: str, out: Path) -> None:
-    try:
-        from hub.space import static_page
-    except ModuleNotFoundError as error:
-        raise ValueError(f"hub.space requires {error.name}. Run pip install '.[hub]'.") from error
-    static_page.create_page(checkpoint, out)
-    print(f"{out} contains the page. To view it, run: python -m http.server --directory {out}")
+            import_with_extra("hub.space.app", "hub.space").show(arguments.checkpoint, arguments.port)
 
 
 def push_static_page(page: Path, repo_id: str, private: bool = False, replace: bool = False) -> str:
     """Publish the directory of a page as a static Space in one commit, and return the URL of the commit."""
-    files: dict[str, Path | bytes] = {
-        path.relative_to(page).as_posix(): path for path in sorted(page.rglob("*")) if path.is_file()
-    }
+    files = files_in(page)
     validate_no_sensitive_data(files, local_paths(page))
     return commit_files(
         repo_id, files, "Page that translates in the browser", private=private, replace=replace, repo_type="space",

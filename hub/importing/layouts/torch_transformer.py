@@ -4,24 +4,17 @@ from typing import Any
 
 import torch
 
-from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, CheckpointInfo, Keys, Kind, Layout, State, layers
-from hub.importing.weight_folding import sinusoids, split_qkv
+from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, CheckpointInfo, Kind, Layout, State, layers
+from hub.importing.weight_folding import fused_attention, sinusoids
 
 ATTENTIONS, FFN, NORMS = ("self_attn", "multihead_attn"), ("linear1", "linear2"), ("norm1", "norm2", "norm3")
 SETTINGS: dict[str, Kind] = {"norm_first": bool, "activation": ACTIVATIONS}
 DEFAULT_SETTINGS = {"norm_first": False, "activation": "relu"}  # defaults of PyTorch; files do not contain them
 
 
-def attention(key: str, projections: tuple[str, ...], target: str) -> Keys:
-    return {
-        f"{key}.in_proj_{{p}}": split_qkv(*(f"{target}.{name}.{{p}}" for name in projections[:3])),
-        f"{key}.out_proj.{{p}}": f"{target}.out_proj.{{p}}",
-    }
-
-
 BODY = {
-    **layers(ENCODER, "transformer.encoder.layers.{i}", ATTENTIONS[:1], FFN, NORMS[:2], map_attention=attention),
-    **layers(DECODER, "transformer.decoder.layers.{i}", ATTENTIONS, FFN, NORMS, map_attention=attention),
+    **layers(ENCODER, "transformer.encoder.layers.{i}", ATTENTIONS[:1], FFN, NORMS[:2], map_attention=fused_attention),
+    **layers(DECODER, "transformer.decoder.layers.{i}", ATTENTIONS, FFN, NORMS, map_attention=fused_attention),
     "transformer.encoder.norm.{p}": "model.encoder.norm.{p}",
     "transformer.decoder.norm.{p}": "model.decoder.norm.{p}",
 }

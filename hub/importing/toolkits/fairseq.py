@@ -11,19 +11,17 @@ import torch
 from hub.importing.layout import (
     DECODER,
     ENCODER,
-    PROJECTIONS,
     CheckpointInfo,
     Keys,
     Kind,
     Layout,
     State,
     TensorRule,
-    attention,
     drop_tensor,
     layers,
 )
 from hub.importing.pickle_stubs import to_plain_data
-from hub.importing.weight_folding import split_qkv
+from hub.importing.weight_folding import fused_attention
 
 PAD = 1  # dictionaries of fairseq start with <s>, <pad>, </s>, <unk>
 DEFAULT_MAX_POSITIONS = 1024  # DEFAULT_MAX_SOURCE_POSITIONS of fairseq
@@ -186,34 +184,20 @@ def variant_config(info: CheckpointInfo, state: State) -> dict[str, Any]:
 
 
 POSITIONS = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
-ATTENTIONS = {  # prefix in fairseq -> prefix in this model
-    "encoder.layers.{i}.self_attn": f"{ENCODER}.self_attn",
-    "decoder.layers.{i}.self_attn": f"{DECODER}.self_attn",
-    "decoder.layers.{i}.encoder_attn": f"{DECODER}.cross_attn",
-}
-NORMS = {
-    "encoder.layers.{i}.self_attn_layer_norm": f"{ENCODER}.self_attn_layer_norm",
-    "encoder.layers.{i}.final_layer_norm": f"{ENCODER}.feed_forward_layer_norm",
-    "decoder.layers.{i}.self_attn_layer_norm": f"{DECODER}.self_attn_layer_norm",
-    "decoder.layers.{i}.encoder_attn_layer_norm": f"{DECODER}.cross_attn_layer_norm",
-    "decoder.layers.{i}.final_layer_norm": f"{DECODER}.feed_forward_layer_norm",
-}
-EARLY_NORMS = {
-    "encoder.layers.{i}.layer_norms.0": f"{ENCODER}.self_attn_layer_norm",
-    "encoder.layers.{i}.layer_norms.1": f"{ENCODER}.feed_forward_layer_norm",
-    "decoder.layers.{i}.layer_norms.0": f"{DECODER}.self_attn_layer_norm",
-    "decoder.layers.{i}.layer_norms.1": f"{DECODER}.cross_attn_layer_norm",
-    "decoder.layers.{i}.layer_norms.2": f"{DECODER}.feed_forward_layer_norm",
-    "{encoder|decoder}.layer_norm": "model.{encoder|decoder}.norm",
-    "{encoder|decoder}.layernorm_embedding": "model.{encoder|decoder}.embedding_layer_norm",
-}
-OPTIONAL: Keys = {
-    **{f"{key}.{{p}}": f"{target}.{{p}}" for key, target in (NORMS | EARLY_NORMS).items()},
-    **{name: rule for key, target in ATTENTIONS.items() for name, rule in attention(key, PROJECTIONS, target).items()},
-    **{
-        f"{key}.in_proj_{{p}}": split_qkv(*(f"{target}.{name}.{{p}}" for name in PROJECTIONS[:3]))
-        for key, target in ATTENTIONS.items()
-    },
+SELF, BOTH, FFN = ("self_attn",), ("self_attn", "encoder_attn"), ("fc1", "fc2")
+ENC, DEC = "encoder.layers.{i}", "decoder.layers.{i}"
+ENCODER_NORMS = ("self_attn_layer_norm", "final_layer_norm")
+DECODER_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
+EARLY_NORMS = ("layer_norms.0", "layer_norms.1", "layer_norms.2")
+KEYS: Keys = {
+    "encoder.embed_tokens.weight": "model.encoder.embed_tokens.weight",
+    "decoder.embed_tokens.weight": TensorRule(("model.decoder.embed_tokens.weight",), fold_input_projection),
+    **layers(ENCODER, ENC, SELF, FFN, ENCODER_NORMS),
+    **layers(DECODER, DEC, BOTH, FFN, DECODER_NORMS),
+    **layers(ENCODER, ENC, SELF, FFN, EARLY_NORMS[:2], map_attention=fused_attention),
+    **layers(DECODER, DEC, BOTH, FFN, EARLY_NORMS, map_attention=fused_attention),
+    "{encoder|decoder}.layer_norm.{p}": "model.{encoder|decoder}.norm.{p}",
+    "{encoder|decoder}.layernorm_embedding.{p}": "model.{encoder|decoder}.embedding_layer_norm.{p}",
     "{encoder|decoder}.embed_positions.weight": TensorRule(
         ("model.{encoder|decoder}.embed_positions.weight",), drop_unused_rows, "positions without the rows up to <pad>"
     ),
@@ -238,13 +222,7 @@ GENERATION = {
 LAYOUT = Layout(
     name="fairseq",
     title="fairseq, transformer",
-    keys={
-        "encoder.embed_tokens.weight": "model.encoder.embed_tokens.weight",
-        "decoder.embed_tokens.weight": TensorRule(("model.decoder.embed_tokens.weight",), fold_input_projection),
-        **layers(ENCODER, "encoder.layers.{i}", (), ("fc1", "fc2"), ()),
-        **layers(DECODER, "decoder.layers.{i}", (), ("fc1", "fc2"), ()),
-        **OPTIONAL,
-    },
+    keys=KEYS,
     config={"position_embedding_type": "learned"},
     num_heads=lambda info, state: info.metadata.get("encoder_attention_heads"),
     special_ids={"bos_token_id": 0, "pad_token_id": PAD, "eos_token_id": 2, "decoder_start_token_id": 2},
@@ -254,5 +232,5 @@ LAYOUT = Layout(
     computed_tensors=computed_tensors,
     generation=GENERATION,
     forward=lambda model, source, source_mask, target, target_mask: model(source, None, target)[0],
-    optional=tuple(OPTIONAL),
+    optional=tuple(key for key in KEYS if "embed_tokens" not in key and ".fc" not in key),
 )

@@ -11,7 +11,13 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers.convert_slow_tokenizer import import_protobuf
 from transformers.tokenization_utils_base import generate_merges
 
-from hub.importing.tokenizer import SPECIAL_TOKENS, SideTokenizer, TokenizerPair, combine_tokenizers
+from hub.importing.tokenizer import (
+    SideTokenizer,
+    TokenizerPair,
+    build_word_tokenizer,
+    combine_tokenizers,
+    find_special_tokens,
+)
 
 CONTINUATION, WORD_END = "@@", "</w>"  # subword-nmt marks unfinished words in text, and word ends in codes
 SPACE = "\xa0"
@@ -106,14 +112,10 @@ def build_side_tokenizer(tokens: list[str], codes: Path | None) -> SideTokenizer
         tokens: vocabulary, ordered by id.
         codes: BPE codes or SentencePiece model. Defaults to None: words are split at spaces.
     """
-    special = {name: next((token for token in known if token in tokens), "") for name, known in SPECIAL_TOKENS.items()}
-    if missing := [name for name, token in special.items() if not token]:
-        names = ", ".join(SPECIAL_TOKENS[missing[0]])
-        raise ValueError(f"the vocabulary has no {missing[0]}. Expected one of {names}.")
+    special = find_special_tokens(tokens, "the vocabulary")
     unk = special["unk_token"]
     if codes is None:
-        tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=unk))
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizer = build_word_tokenizer(tokens, unk)
     else:
         try:
             content = codes.read_bytes()
