@@ -85,8 +85,7 @@ def convert(
     validate_tied_weights(config, mapped)
     model = build_model(config, mapped, layout)
     shapes = {name: getattr(config, name) for name in shapes}
-    notes = [*layout.user_notes, *default_setting_notes(layout, metadata), *missing_table_notes(layout, state)]
-    notes += missing_special_id_notes(config)
+    notes = collect_user_notes(layout, metadata, state, config)
     return ImportResult(model, shapes, mapped.folds, mapped.dropped, notes, mapped.used)
 
 
@@ -254,24 +253,17 @@ def missing_key_message(name: str, layout: Layout) -> str:
     return f"the file lacks a tensor for {name}."
 
 
-def default_setting_notes(layout: Layout, metadata: dict[str, Any]) -> list[str]:
-    """Return report lines on settings that neither the file nor the user specifies."""
-    names = [name for name in layout.default_settings if name not in metadata]
-    if not names:
-        return []
-    values = ", ".join(f"{name}={format_setting(layout.default_settings[name])}" for name in names)
-    return [f"The file does not specify {', '.join(names)}. Assumed: {values}. Use --set to change this."]
-
-
-def missing_table_notes(layout: Layout, state: State) -> list[str]:
-    names = [key for key, rule in layout.rules().items() if rule.is_recomputed and key not in state]
-    return [f"The file lacks {', '.join(names)}: the positions of section 3.5 are used."] if names else []
-
-
-def missing_special_id_notes(config: VanillaTransformerConfig) -> list[str]:
-    """Return report lines on unknown special token ids."""
-    names = [name for name in SPECIAL_IDS if getattr(config, name) is None]
-    if not names:
-        return []
-    options = " ".join(f"--{name} N" for name in names)
-    return [f"The file does not specify {', '.join(names)}, which generation needs. Import again with {options}."]
+def collect_user_notes(
+    layout: Layout, metadata: dict[str, Any], state: State, config: VanillaTransformerConfig
+) -> list[str]:
+    """Return report lines on what the file does not show: properties, settings, positions and special token ids."""
+    notes = list(layout.user_notes)
+    if names := [name for name in layout.default_settings if name not in metadata]:
+        values = ", ".join(f"{name}={format_setting(layout.default_settings[name])}" for name in names)
+        notes.append(f"The file does not specify {', '.join(names)}. Assumed: {values}. Use --set to change this.")
+    if names := [key for key, rule in layout.rules().items() if rule.is_recomputed and key not in state]:
+        notes.append(f"The file lacks {', '.join(names)}: the positions of section 3.5 are used.")
+    if names := [name for name in SPECIAL_IDS if getattr(config, name) is None]:
+        unknown = f"The file does not specify {', '.join(names)}, which generation needs."
+        notes.append(f"{unknown} Import again with {' '.join(f'--{name} N' for name in names)}.")
+    return notes

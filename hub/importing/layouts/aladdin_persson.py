@@ -2,7 +2,7 @@
 
 import torch
 
-from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, CheckpointInfo, Keys, Layout, State, layers
+from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, UNTIED, CheckpointInfo, Keys, Layout, State, layers
 from hub.importing.layouts.torch_transformer import BODY, DEFAULT_SETTINGS, SETTINGS, variant_config
 from hub.importing.weight_folding import block_diagonal_heads
 
@@ -33,13 +33,7 @@ ATTENTIONS = ("attention", "transformer_block.attention")
 FFN = ("feed_forward.0", "feed_forward.2")
 DECODER_FFN = ("transformer_block.feed_forward.0", "transformer_block.feed_forward.2")
 DECODER_NORMS = ("norm", "transformer_block.norm1", "transformer_block.norm2")
-CONFIG = {
-    "position_embedding_type": "learned",
-    "share_encoder_decoder_embeddings": False,
-    "tie_word_embeddings": False,
-    "lm_head_bias": True,
-    "scale_embedding": False,
-}
+CONFIG = UNTIED | {"position_embedding_type": "learned", "lm_head_bias": True, "scale_embedding": False}
 
 LAYOUT = Layout(
     name="aladdin_persson",

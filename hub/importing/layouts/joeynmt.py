@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, CheckpointInfo, Layout, State, layers
+from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, UNTIED, CheckpointInfo, Layout, State, layers
 from hub.importing.weight_folding import sinusoids
 
 QKVO = ("q_layer", "k_layer", "v_layer", "output_layer")
@@ -36,7 +36,7 @@ LAYOUT = Layout(
         "decoder.layer_norm.{p}": "model.decoder.norm.{p}",
         "decoder.output_layer.weight": "lm_head.weight",
     },
-    config={"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
+    config=UNTIED,
     norm_eps=lambda d_model: 1e-6,
     settings={"scale_embedding": bool, "activation": ACTIVATIONS},
     default_settings={"activation": "relu"},

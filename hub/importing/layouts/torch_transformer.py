@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, CheckpointInfo, Kind, Layout, State, layers
+from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, UNTIED, CheckpointInfo, Kind, Layout, State, layers
 from hub.importing.weight_folding import fused_attention, sinusoids
 
 ATTENTIONS, FFN, NORMS = ("self_attn", "multihead_attn"), ("linear1", "linear2"), ("norm1", "norm2", "norm3")
@@ -45,12 +45,7 @@ LAYOUT = Layout(
         **BODY,
         "generator.{p}": "lm_head.{p}",
     },
-    config={
-        "final_norm": True,
-        "share_encoder_decoder_embeddings": False,
-        "tie_word_embeddings": False,
-        "lm_head_bias": True,
-    },
+    config=UNTIED | {"final_norm": True, "lm_head_bias": True},
     settings=SETTINGS,
     default_settings=DEFAULT_SETTINGS,
     variant_config=variant_config,
