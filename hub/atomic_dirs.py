@@ -37,7 +37,7 @@ def find_unfinished(out: Path) -> list[Path]:
 
 
 def remove_temporary(path: Path) -> None:
-    """Remove a temporary directory, its lock last, so that what a kill leaves of it is recognized."""
+    """Remove a temporary directory, and its lock last, so that `find_unfinished` finds it if the process is killed."""
     shutil.rmtree(path / "result", ignore_errors=True)
     shutil.rmtree(path, ignore_errors=True)
 

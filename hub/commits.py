@@ -50,8 +50,9 @@ def commit_files(
         creation: Further arguments of `create_repo`.
 
     Raises:
-        ValueError: An argument is not valid, or the upload fails. A file of another user has a name in `files`. The
-            .gitignore of the repository excludes one of `files`. The repository is public although `private` is set.
+        ValueError: An argument is not valid, or the upload fails. The repository contains a file of another user with
+            the same name as one of `files`, and `replace` is not set. The .gitignore of the repository excludes one of
+            `files`. The repository is public although `private` is set.
     """
     if not message.strip():
         raise ValueError("The commit message is empty. Set --message to a text.")

@@ -10,7 +10,7 @@ from transformers import Seq2SeqTrainingArguments
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.shared.command_line import RENAMED_OPTIONS
 
-MAX_CPU_TOKENS = 4096  # of a micro-batch on a CPU, which larger ones do not make faster
+MAX_CPU_TOKENS = 4096  # per micro-batch on a CPU; larger micro-batches are not faster
 RENAMED_VALUES = {"plain": "eager", "recorded": "cuda_graph", "refuse": "error"}  # old values of renamed keys
 
 
@@ -153,7 +153,8 @@ SUPPORTED = {  # inherited fields of Seq2SeqTrainingArguments that are keys
     *("dataloader_num_workers", "ddp_timeout", "fsdp_config"),
 }
 FORMER_DEFAULTS = {"max_tokens": 2048, "num_processes": 1, "gradient_accumulation_steps": 1}
-MACHINE_KEYS = FORMER_DEFAULTS.keys()  # how an update is computed; in earlier versions their product was its size
+# How an update is computed. In earlier versions, the product of these keys was the number of tokens of an update
+MACHINE_KEYS = FORMER_DEFAULTS.keys()
 FIXED = {  # fields of TrainingArguments that cannot be changed
     *("hub_strategy", "logging_nan_inf_filter", "restore_callback_states_from_checkpoint", "ddp_find_unused_parameters")
 }

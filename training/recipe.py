@@ -145,7 +145,8 @@ def read_recipe(arguments: list[str] | None = None) -> Recipe:
             parser.error(str(error))
         null_keys = [name for name, value in values.items() if value is None and name not in keys]
         keys = options | {name for name, value in values.items() if value is not None}
-        device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]  # or processes on CPUs do not connect
+        # without `use_cpu`, processes on CPUs would not connect
+        device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]
         arguments = [arguments[0], *device, *_to_arguments(values), *arguments[1:]]  # the last value counts
     try:
         validate_supported_keys(parser, arguments)

@@ -226,7 +226,7 @@ def compute_overlaps(tokens: Sequence[Span], words: Sequence[Span]) -> torch.Ten
 def copy_for_attention_weights(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy in evaluation mode with eager attention, which shares all parameters and buffers.
 
-    An attention function of the user is kept, because another one would compute another model. The model itself is not
+    An attention function of the user is kept, because the outputs of the model depend on it. The model itself is not
     modified, because other threads may use it at the same time.
     """
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}

@@ -103,8 +103,8 @@ def make_length_penalty(
 class BeamHypotheses:
     """The n best finished hypotheses of each sentence. Empty slots have low scores.
 
-    `steps` has, for each position, the token and the row of the hypothesis that it continued, so that both are selected
-    at once. It is -1 after the end, and the rows of the prompt are -1.
+    `steps` contains the token and the beam index (see `beam_indices` of `generate()`) of each position. They are in one
+    tensor, so that a single `gather` selects both. Both are -1 after the end, and beam indices are -1 in the prompt.
     """
 
     steps: torch.Tensor  # (B, n, T, 2)
@@ -261,8 +261,9 @@ class BeamSearch:
     ) -> torch.Tensor:
         """Return whether the search of each sentence can still improve its finished hypotheses (B).
 
-        `early_stopping="exact"` compares the worst returned hypothesis with the best score that a running one can reach
-        at its limit. "never" does so for the worst of K, and False with the score at `length`. True only requires K.
+        `early_stopping="exact"` compares the best score that a running hypothesis can reach at its limit with the worst
+        returned hypothesis. "never" compares it with the worst of K finished hypotheses. So does False, but with the
+        score at the current `length`. With True, the search ends when there are K finished hypotheses.
         """
         start, penalty = self.inputs.prompt.shape[1], self.inputs.penalty
         limits = self.inputs.limits[active] if self.max_length is None else torch.full_like(active, self.max_length)

@@ -206,7 +206,8 @@ def to_additive_mask(mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
     return zeros.masked_fill(mask == 0, torch.finfo(states.dtype).min)
 
 
-# The last captured graph of each stream. Threads share none: a replay overwrites the results of the same pool
+# The last captured graph of each stream. Each thread has its own: graphs of different threads must not share a memory
+# pool, because the replay of one would overwrite the results of the other
 LAST_GRAPHS = threading.local()
 
 

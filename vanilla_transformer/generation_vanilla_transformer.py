@@ -5,9 +5,9 @@
     model.generate(**batch, custom_generate=beam_search, num_beams=4, alpha=0.6, extra_tokens=50)    # as in the paper
     model.generate(**batch, custom_generate=beam_search, ensemble=[model_2, model_3])     # mean of the probabilities
 
-`find_obstacle` decides for each call whether the loops of this package can decode it. All other calls continue in the
-loops of transformers. This module does not import the model, so that it can be published in a separate repository. A
-model is a `VanillaTransformerForConditionalGeneration`.
+`find_unsupported` decides for each call whether the loops of this package can decode it. All other calls continue in
+the loops of transformers. This module does not import the model, so that it can be published in a separate repository.
+A model is a `VanillaTransformerForConditionalGeneration`.
 
 Shapes: B sentences, K beams, T tokens so far, S source length, V target vocabulary.
 """
@@ -54,10 +54,10 @@ def beam_search(
     """Decode with beam search or greedily. Pass it as `generate(custom_generate=beam_search)`.
 
     `generate()` prepares `input_ids`, the two lists, `generation_config` and `model_kwargs`. A decoder prompt
-    (`decoder_input_ids`) may be padded on the left, according to its `decoder_attention_mask`. Without the four
-    arguments of this function, the result equals that of `generate()`, except that finished hypotheses are always
-    padded with `pad_token_id`. What the loops of this package cannot decode, such as sampling, per-step outputs and
-    models with hooks, continues in the loops of transformers.
+    (`decoder_input_ids`) may be padded on the left, according to its `decoder_attention_mask`. Without `alpha`,
+    `extra_tokens`, `ensemble` and `glossary`, the result equals that of `generate()`, except that finished hypotheses
+    are always padded with `pad_token_id`. What the loops of this package cannot decode, such as sampling, per-step
+    outputs and models with hooks, continues in the loops of transformers.
 
     Args:
         model: A `VanillaTransformerForConditionalGeneration`.
@@ -90,21 +90,21 @@ def beam_search(
     if model.config.model_type != "vanilla_transformer":
         raise ValueError(f"beam_search requires a vanilla_transformer model, got {model.config.model_type}.")
     options = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
-    assistance = {"streamer": streamer, "assistant_model": assistant_model}
-    obstacle = find_obstacle((model, *ensemble), generation_config, model_kwargs | options | assistance)
+    mode_kwargs = {"streamer": streamer, "assistant_model": assistant_model}
+    unsupported = find_unsupported((model, *ensemble), generation_config, model_kwargs | options | mode_kwargs)
     own = {"alpha": alpha, "extra_tokens": extra_tokens, "an ensemble": ensemble or None, "a glossary": glossary}
     names = [name for name, value in own.items() if value is not None]
-    conflicts = [f"{name} with {obstacle}" for name in names if obstacle is not None]
+    conflicts = [f"{name} with {unsupported}" for name in names if unsupported is not None]
     if glossary is not None and generation_config.num_beams == 1:
         conflicts.append("a glossary with a single beam")
     if extra_tokens is not None and any("ForcedEOS" in type(each).__name__ for each in logits_processor):
         conflicts.append("forced_eos_token_id with extra_tokens")
     if conflicts:
         raise ValueError(f"beam_search does not support {conflicts[0]}. Omit one of the two.")
-    if obstacle is not None:
-        assistance |= {"tokenizer": tokenizer, "assistant_tokenizer": assistant_tokenizer}
-        assistance |= {"inputs_tensor": inputs_tensor}
-        return run_transformers_loop(model, input_ids, generation_config, assistance, **options, **model_kwargs)
+    if unsupported is not None:
+        mode_kwargs |= {"tokenizer": tokenizer, "assistant_tokenizer": assistant_tokenizer}
+        mode_kwargs |= {"inputs_tensor": inputs_tensor}
+        return run_transformers_loop(model, input_ids, generation_config, mode_kwargs, **options, **model_kwargs)
     lists = (logits_processor, stopping_criteria)
     inputs = prepare_inputs(
         (model, *ensemble), input_ids, inputs_tensor, generation_config, *lists, alpha, extra_tokens, model_kwargs
@@ -235,7 +235,7 @@ MODULE_CLASSES = (
 )
 
 
-def find_obstacle(
+def find_unsupported(
     models: Sequence[PreTrainedModel], config: GenerationConfig, arguments: Mapping[str, Any]
 ) -> str | None:
     """Return the name of the first option or modification that requires a loop of transformers, or None.
@@ -272,8 +272,8 @@ def find_modification(model: Any, with_encoder: bool = False) -> str | None:
 
     `with_encoder` also examines the modules of the encoder, which the loops of this package call in the usual way.
     """
-    home = next((each.__module__ for each in type(model).__mro__ if each.__name__ == MODEL_CLASS), None)
-    if home is None:
+    modeling_module = next((each.__module__ for each in type(model).__mro__ if each.__name__ == MODEL_CLASS), None)
+    if modeling_module is None:
         return f"a {type(model).__name__}"
     if model.training:
         return "a model in training mode"
@@ -293,16 +293,16 @@ def find_modification(model: Any, with_encoder: bool = False) -> str | None:
     modules: Iterable[Any] = (model, model.model, model.lm_head, *model.get_decoder().modules())
     if with_encoder:
         modules = (*modules, *model.get_encoder().modules())
-    return next((f"a modified {type(each).__name__}" for each in modules if is_modified(each, home)), None)
+    return next((f"a modified {type(each).__name__}" for each in modules if is_modified(each, modeling_module)), None)
 
 
-def is_modified(module: Any, home: str) -> bool:
-    """Return whether a module has hooks, or another `forward` than classes of the Python module `home` or of torch."""
+def is_modified(module: Any, modeling_module: str) -> bool:
+    """Return whether a module has hooks, or a `forward` that neither `modeling_module` nor torch defines."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     if "forward" in vars(module) or any(getattr(each, "__module__", None) != OUTPUT_CAPTURING for each in hooks):
         return True
     forward = type(module).forward
-    if forward.__module__ == home:
+    if forward.__module__ == modeling_module:
         return forward.__qualname__.removesuffix(".forward") not in MODULE_CLASSES
     return not forward.__module__.startswith(("torch.nn.", "transformers.activations"))
 
@@ -311,7 +311,7 @@ OUTPUT_CAPTURING = "transformers.utils.output_capturing"  # its hooks stay after
 
 
 def run_transformers_loop(
-    model: Any, input_ids: torch.Tensor, config: GenerationConfig, assistance: dict[str, Any], **prepared: Any
+    model: Any, input_ids: torch.Tensor, config: GenerationConfig, mode_kwargs: dict[str, Any], **prepared: Any
 ) -> Any:
     """Decode with the loop that `generate()` selects without `custom_generate`.
 
@@ -319,20 +319,20 @@ def run_transformers_loop(
         model: The model.
         input_ids: Decoder prompt (B * K, T).
         config: Generation config.
-        assistance: The streamer, assistant, tokenizers and source of `generate()`.
+        mode_kwargs: The streamer, assistant model, tokenizers and source of `generate()`.
         **prepared: Logits processors, stopping criteria, and the inputs of the model.
     """
-    mode = config.get_generation_mode(assistance["assistant_model"])
+    mode = config.get_generation_mode(mode_kwargs["assistant_model"])
     name = GENERATION_MODES_MAPPING[mode]
     if "/" in name:  # a repository of code, which generate() loads only without custom_generate
         raise ValueError(f"beam_search does not support {mode.value}. Omit custom_generate to use generate() instead.")
     loop = getattr(type(model), name)
-    tokenizers = {each: assistance[each] for each in ("tokenizer", "assistant_tokenizer")}
-    streamer, assistant = assistance["streamer"], assistance["assistant_model"]
+    tokenizers = {each: mode_kwargs[each] for each in ("tokenizer", "assistant_tokenizer")}
+    streamer, assistant = mode_kwargs["streamer"], mode_kwargs["assistant_model"]
     options = model._extract_generation_mode_kwargs(None, tokenizers, None, assistant, streamer)
     model._validate_generation_mode(mode, config, options)
     if "inputs_tensor" in inspect.signature(loop).parameters:
-        options["inputs_tensor"] = assistance["inputs_tensor"]
+        options["inputs_tensor"] = mode_kwargs["inputs_tensor"]
     return loop(model, input_ids, generation_config=config, **options, **prepared)
 
 
@@ -345,7 +345,7 @@ def resolve_generation_config(model: Any, arguments: dict[str, Any]) -> Generati
 
 
 def validate_ensemble(model: Any, other: Any, inputs: torch.Tensor) -> None:
-    """Raise ValueError if two models have different vocabularies, or if the source is not token ids to encode."""
+    """Raise ValueError if two models have different vocabularies, or if the source is not given as token ids."""
     for name in ("model_type", "vocab_size", "decoder_vocab_size"):
         expected, value = getattr(model.config, name), getattr(other.config, name, None)
         if expected != value:
@@ -408,7 +408,7 @@ GENERATE_SIGNATURE = inspect.signature(GenerationMixin.generate)
 __all__ = [
     "VanillaTransformerGenerationMixin",
     "beam_search",
-    "find_obstacle",
+    "find_unsupported",
     "prepare_custom_generate_kwargs",
     "prompt_length",
     "resolve_generation_config",

@@ -132,7 +132,8 @@ class LexicalConstraints:
         progress = (suffixes * torch.arange(size + 1, device=ids.device)).amax(-1).minimum(lengths)  # (B, K, R)
         variant_mask, min_counts = self.variant_mask[active][:, None], self.min_counts[active][:, None]
         complete = suffixes.gather(-1, lengths[..., None].expand(-1, beams, -1, 1))[..., 0]
-        pending = (variant_mask & complete[:, :, None]).any(-1)  # (B, K, C), counts unless the next token continues it
+        # whether a term is complete, unless the next token continues its last word
+        pending = (variant_mask & complete[:, :, None]).any(-1)  # (B, K, C)
         is_needed_again = (variant_mask & (counts + pending < min_counts)[..., None]).any(-2)  # (B, K, R)
         progress = progress.masked_fill(complete & is_needed_again, 0)
         variants = self.tokens[active][:, None].expand(-1, beams, -1, -1)  # (B, K, R, L)

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, Pipeline, PreTrainedModel
 from transformers.generation import StopStringCriteria
 from transformers.utils import logging
 
-from .generation_vanilla_transformer import beam_search, find_obstacle, prompt_length, resolve_generation_config
+from .generation_vanilla_transformer import beam_search, find_unsupported, prompt_length, resolve_generation_config
 
 logger = logging.get_logger(__name__)
 
@@ -85,9 +85,9 @@ class TranslationPipeline(Pipeline):
                 )
         progress, glossary = output_options.pop("progress", False), output_options.pop("glossary", None)
         matcher = None if glossary is None else import_module("glossary").GlossaryMatcher(glossary, self.tokenizer)
-        if matcher is not None and (obstacle := self._find_obstacle(generate_kwargs)):
+        if matcher is not None and (unsupported := self._find_unsupported(generate_kwargs)):
             raise ValueError(
-                f"A glossary requires `beam_search`, which does not support {obstacle}. Omit one of the two."
+                f"A glossary requires `beam_search`, which does not support {unsupported}. Omit one of the two."
             )
         if glossary and (resolve_generation_config(self.model, generate_kwargs).num_beams or 1) == 1:
             # also for sentences without terms, so that a translation does not depend on its batch
@@ -206,15 +206,15 @@ class TranslationPipeline(Pipeline):
             generate_kwargs["max_new_tokens"] = limit - start  # generate() would raise an error at the limit
         if generate_kwargs.get("glossary") is None:
             generate_kwargs.pop("glossary", None)
-        obstacle = self._find_obstacle(generate_kwargs)
-        if obstacle is None:
+        unsupported = self._find_unsupported(generate_kwargs)
+        if unsupported is None:
             generate_kwargs.setdefault("custom_generate", beam_search)
         elif generate_kwargs.pop("ensemble", None):
             raise ValueError(
-                f"An ensemble requires `beam_search`, which does not support {obstacle}. Omit one of the two."
+                f"An ensemble requires `beam_search`, which does not support {unsupported}. Omit one of the two."
             )
         config = resolve_generation_config(self.model, generate_kwargs)
-        uses_own_loops = obstacle is None and generate_kwargs["custom_generate"] is beam_search
+        uses_own_loops = unsupported is None and generate_kwargs["custom_generate"] is beam_search
         needs_scores = return_scores and not uses_own_loops  # those of `beam_search` need no option
         output_flags = dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states"), False)
         output_flags |= {"return_dict_in_generate": return_scores, "output_scores": needs_scores}
@@ -232,16 +232,16 @@ class TranslationPipeline(Pipeline):
             result["token_scores"] = scores.logsumexp(0) - math.log(len(models))  # of the mean probability
         return result
 
-    def _find_obstacle(self, generate_kwargs: dict[str, Any]) -> str | None:
-        """Return what the loops of `beam_search` cannot decode, so that those of transformers do, or None."""
+    def _find_unsupported(self, generate_kwargs: dict[str, Any]) -> str | None:
+        """Return the first option or modification that requires a loop of transformers, or None."""
         config = resolve_generation_config(self.model, generate_kwargs)
         config.return_dict_in_generate = False  # `_forward` requests no per-step outputs from `beam_search`
-        return find_obstacle((self.model, *(generate_kwargs.get("ensemble") or ())), config, generate_kwargs)
+        return find_unsupported((self.model, *(generate_kwargs.get("ensemble") or ())), config, generate_kwargs)
 
     def _supports_extra_tokens(self, generate_kwargs: dict[str, Any], config: GenerationConfig) -> bool:
         """Return whether each sentence of a batch can have its own limit, with `extra_tokens` of `beam_search`."""
         is_default = generate_kwargs.get("custom_generate", beam_search) is beam_search
-        return is_default and config.forced_eos_token_id is None and self._find_obstacle(generate_kwargs) is None
+        return is_default and config.forced_eos_token_id is None and self._find_unsupported(generate_kwargs) is None
 
     def _token_mask(
         self,

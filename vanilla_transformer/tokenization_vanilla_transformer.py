@@ -27,7 +27,8 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
         source_tokenizer_file, target_tokenizer_file: Paths of `tokenizers` JSON files.
         source_tokenizer_object, target_tokenizer_object: `tokenizers.Tokenizer` objects, instead of files.
         **kwargs: Arguments of `PreTrainedTokenizerFast`, such as `pad_token`. Some imported checkpoints also set
-            `known` to the sizes of the source and the target embedding. Ids without an embedding become `unk_token_id`.
+            `known`: the number of source ids and of target ids for which the model has an embedding. Ids without an
+            embedding become `unk_token_id`.
 
     Raises:
         ValueError: If one of the two tokenizers is missing, or if a special token has different ids in them.

@@ -1,4 +1,4 @@
-"""Calls that `beam_search` continues in the loops of transformers have the ids of `generate()`."""
+"""Calls that `beam_search` continues in the loops of transformers return the same ids as `generate()`."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from vanilla_transformer import (
     generation_vanilla_transformer,
     modeling_vanilla_transformer,
 )
-from vanilla_transformer.generation_vanilla_transformer import beam_search, find_obstacle
+from vanilla_transformer.generation_vanilla_transformer import beam_search, find_unsupported
 
 CLASSES = (
     *("VanillaTransformerForConditionalGeneration", "VanillaTransformerModel", "Decoder", "DecoderLayer"),
@@ -28,9 +28,9 @@ def loops(monkeypatch):
     modes = []
     run = generation_vanilla_transformer.run_transformers_loop
 
-    def record(model, input_ids, config, assistance, **prepared):
-        modes.append(config.get_generation_mode(assistance["assistant_model"]).value)
-        return run(model, input_ids, config, assistance, **prepared)
+    def record(model, input_ids, config, mode_kwargs, **prepared):
+        modes.append(config.get_generation_mode(mode_kwargs["assistant_model"]).value)
+        return run(model, input_ids, config, mode_kwargs, **prepared)
 
     monkeypatch.setattr(generation_vanilla_transformer, "run_transformers_loop", record)
     return modes
@@ -159,7 +159,7 @@ def test_edited_attention_function(model, source, assert_equal_ids, monkeypatch)
 def test_flex_attention(model):
     """On a CPU, `generate()` does not always compile it, so the test only checks which loop decodes."""
     model.set_attn_implementation("flex_attention")
-    assert find_obstacle((model,), model.generation_config, {}) == "attn_implementation='flex_attention'"
+    assert find_unsupported((model,), model.generation_config, {}) == "attn_implementation='flex_attention'"
 
 
 def test_subclasses(model, assert_equal_ids):

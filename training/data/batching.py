@@ -1,4 +1,4 @@
-"""Updates by number of tokens (section 5.1: "sentence pairs were batched together by approximate sequence length")."""
+"""Batching by number of tokens (section 5.1: "sentence pairs were batched together by approximate sequence length")."""
 
 from collections.abc import Iterator
 

@@ -78,7 +78,7 @@ def invalid_pair_reason(row: tuple) -> str | None:
     if None in row:
         return "not UTF-8"
     if any(map(INVALID_CHARACTERS.search, row)):
-        return "with NUL or surrogate characters, as in UTF-16,"
+        return "with NUL or surrogate characters (as in UTF-16)"
     if not all(row[:2]):
         return "blank"
     return f"of more than {MAX_SENTENCE_CHARS:,} characters" if max(map(len, row)) > MAX_SENTENCE_CHARS else None

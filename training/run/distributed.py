@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from training.arguments import TrainingArguments
 
 MIN_CPU_TOKENS = 500  # of an update per process: the recipe of the demo has two processes of 512 tokens
-MAX_CPU_PROCESSES = 8  # each has its own copy of the model, the optimizer and the data; other cores become threads
+MAX_CPU_PROCESSES = 8  # each has its own copy of the model, the optimizer and the data; other cores run threads
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a Linux container: microseconds of CPU time per period, and the period
 CPU_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"  # of Linux; hardware threads of a core
 LAUNCHED = "VANILLA_TRANSFORMER_LAUNCHED"  # set in the processes that `launch` starts
@@ -123,7 +123,7 @@ def exit_with_signal_status(number: int) -> None:
 
 
 class Launcher:
-    """Connection of a process to `launch`: forwarded signals from stdin, whose end means that the launcher ended."""
+    """Connection of a process to `launch`, through stdin: it receives signals, and is closed when the launcher ends."""
 
     def __init__(self) -> None:
         self.on_signal: Callable[[int], None] = exit_with_signal_status

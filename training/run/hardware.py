@@ -134,7 +134,7 @@ def fit_micro_batches(args: TrainingArguments, model: Any, train_set: Any) -> No
 
 
 def largest_update(args: TrainingArguments, train_set: Any) -> Shape:
-    """Return the shape of the part of this process of an update with the longest source and target."""
+    """Return the shape of one process's part of the largest update, with the longest source and target of all pairs."""
     if isinstance(train_set, TokenBatchStream):
         source = target = train_set.arguments.max_length
     else:

@@ -16,7 +16,7 @@ from vanilla_transformer.generation_vanilla_transformer import find_modification
 from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS
 
 QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16")
-MAX_TOKENS = 4096  # rows of the table of sinusoidal positions; the model decodes longer sentences
+MAX_TOKENS = 4096  # rows of the table of sinusoidal positions; longer sentences are decoded with PyTorch
 SUPPORTED_OPTIONS = {  # options of a call, and fields of the generation config
     *("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "max_new_tokens", "max_length"),
     *("batch_size", "progress", "return_scores"),
@@ -28,8 +28,9 @@ NEUTRAL_FIELDS = {  # fields of the generation config that do not affect the tra
 }
 NEUTRAL_VALUES = {"do_sample": False, "min_length": 0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
 NEUTRAL_VALUES |= {"encoder_no_repeat_ngram_size": 0}
-CONVERTED_FIELDS = ("eos_token_id", "decoder_start_token_id", "bad_words_ids", "suppress_tokens")  # in the engine
-NO_EARLY_EXIT = 1e-9  # for a length penalty of 0, with which CTranslate2 ends at the first best hypothesis
+# fields of the generation config that the conversion stores in the CTranslate2 model
+CONVERTED_FIELDS = ("eos_token_id", "decoder_start_token_id", "bad_words_ids", "suppress_tokens")
+NO_EARLY_EXIT = 1e-9  # replaces a length penalty of 0, with which CTranslate2 ends when the best hypothesis is finished
 
 
 class CTranslate2Pipeline(TranslationPipeline):
@@ -54,7 +55,7 @@ class CTranslate2Pipeline(TranslationPipeline):
         from vanilla_transformer.shared.ctranslate2_conversion import to_spec
 
         config = self.model.config
-        # without the name of EOS in the source vocabulary, a source of this token only is translated
+        # no name is that of EOS, because CTranslate2 does not translate a source that consists only of EOS
         self.source_names = [f"source {i}" for i in range(config.vocab_size)]
         names = self.source_names, [str(i) for i in range(config.decoder_vocab_size)]
         spec = to_spec(self.model, *names, self.source_names[0], None, quantization, MAX_TOKENS)
