@@ -180,7 +180,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     @property
     def target_tokens(self) -> int:
         """Number of target tokens of all processes so far, without padding and including resumed runs."""
-        self._target_tokens += sum(map(int, self._uncounted_tokens))
+        self._target_tokens += int(sum(self._uncounted_tokens))  # one synchronization with a GPU
         self._uncounted_tokens.clear()
         return self._target_tokens
 

@@ -1,29 +1,17 @@
 """Training on a simulated CUDA device: complete runs, few synchronizations, precision.
 
-`test_simulated_cuda.py` runs these tests in a process with simulated devices.
+`test_simulated_devices.py` runs these tests in a process with simulated devices.
 """
 
-import json
 import math
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
 import simulated_cuda
 import torch
 from transformers import TrainerCallback
 
-from training import train
-from training.demo import corpus
 from training.run.compilation import masked_training_loss
-from training.run.trainer import TokenBatchTrainer
-
-DEMO = Path(__file__).parents[2] / "training/recipes/demo.yaml"
-SMALL = {
-    "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
-    "tokenizer_vocab_size": 300, "num_processes": 1, "warmup_steps": 10, "disable_tqdm": "true", "report_to": "none",
-    "eval_strategy": "no", "max_new_tokens": 8, "num_beams": 1,
-}  # fmt: skip
 
 
 class UpdateCounter(TrainerCallback):
@@ -35,11 +23,10 @@ class UpdateCounter(TrainerCallback):
         self.synchronizations = simulated_cuda.synchronizations - self.start if state.global_step > 2 else None
 
 
-@pytest.fixture(autouse=True)
-def _small_corpus(monkeypatch):
-    """Reduce the built-in corpus, which takes seconds to generate."""
-    generate = corpus.generate
-    monkeypatch.setattr(corpus, "generate", lambda: generate(train=1500, validation=20, test=20))
+@pytest.fixture
+def run_train(run_train):
+    """Function (setup, keys) as for other devices, but with one process."""
+    return partial(run_train, num_processes=1)
 
 
 @pytest.fixture
@@ -47,37 +34,6 @@ def configure():
     """Function (settings): change the settings of the simulated devices, until the end of the test."""
     yield lambda **settings: simulated_cuda.install(devices=2, **settings)
     simulated_cuda.install(devices=2)
-
-
-@pytest.fixture
-def run_train(monkeypatch, tmp_path):
-    """Function (keys): run `training.train` with the demo recipe, and return log history, trainer and results."""
-    count = iter(range(100))
-
-    def run(setup=lambda trainer: None, **keys):
-        trainers, folder = [], tmp_path / str(next(count))
-        init = TokenBatchTrainer.__init__
-
-        def make(self, **kwargs):
-            init(self, **kwargs)
-            setup(self)
-            trainers.append(self)
-
-        settings = SMALL | {"output_dir": str(folder)} | keys
-        arguments = [f"--{name}={value}" for name, value in settings.items()]
-        monkeypatch.setattr(sys, "argv", ["training.train", str(DEMO), *arguments])
-        monkeypatch.setattr(sys.stdout, "reconfigure", lambda **kwargs: None, raising=False)
-        with monkeypatch.context() as patch:
-            patch.setattr(TokenBatchTrainer, "__init__", make)
-            train.main()
-        (trainer,) = trainers
-        return trainer, json.loads((folder / "all_results.json").read_text())
-
-    return run
-
-
-def losses(trainer):
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +45,7 @@ def losses(trainer):
         {"simcut_alpha": 1},
     ],
 )
-def test_run_is_complete(run_train, keys):
+def test_run_is_complete(run_train, losses, keys):
     trainer, results = run_train(max_steps=10, logging_steps=5, **keys)
     assert trainer.args.device == torch.device("cuda:0")
     assert trainer.args.precision == "bf16"
@@ -115,7 +71,7 @@ def test_updates_do_not_synchronize(run_train, step_mode):
     assert counter.synchronizations == {}
 
 
-def test_fp16_reaches_the_loss_of_bf16(run_train, configure):
+def test_fp16_reaches_the_loss_of_bf16(run_train, losses, configure):
     keys = {"max_steps": 100, "logging_steps": 20, "tokens_per_update": 256, "seed": 1}
     expected = losses(run_train(**keys)[0])[-1]
     configure(capability=(7, 5))
@@ -185,7 +141,7 @@ def test_cuda_graphs_do_not_overwrite_accumulated_gradients(run_train, monkeypat
     assert ("overwrites accumulated gradients" in capsys.readouterr().out) == (accumulation_steps > 1)
 
 
-def test_micro_batches_are_halved_if_memory_is_too_small(run_train, configure, capsys):
+def test_micro_batches_are_halved_if_memory_is_too_small(run_train, losses, configure, capsys):
     """The updates remain the same."""
     keys = {"max_steps": 6, "logging_steps": 1, "dropout": 0, "tokens_per_update": 512, "precision": "fp32"}
     expected = run_train(**keys)[0]

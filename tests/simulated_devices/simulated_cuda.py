@@ -5,7 +5,7 @@
     with simulated_cuda.count_synchronizations() as counter:
         ...
 
-    python tests/simulated_cuda/simulated_cuda.py --capability 7.5 -m training.train training/recipes/demo.yaml
+    python tests/simulated_devices/simulated_cuda.py --capability 7.5 -m training.train training/recipes/demo.yaml
 
 Simulated: errors for tensors on different devices, host-device synchronizations and their number, several devices,
 compute capability, pinned memory, and `torch.OutOfMemoryError` for embedding lookups of more than `max_tokens` tokens.
@@ -38,25 +38,26 @@ synchronizations: Counter[tuple[str, str]] = Counter()  # operation, "file:line"
 _installed: dict[str, Any] = {}  # objects that C++ uses
 
 
-def build() -> Path:
-    """Compile `device.cpp` for the installed torch, unless the cache has it, without importing torch."""
+def load(device: str) -> None:
+    """Compile `device.cpp` for the installed torch, unless the cache has it, and load it, without importing torch."""
+    assert "torch" not in sys.modules, "a simulated device must be installed before torch is imported"
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.submodule_search_locations is not None
     torch = Path(spec.submodule_search_locations[0])
     key = hashlib.sha256(SOURCE.read_bytes() + (torch / "version.py").read_bytes()).hexdigest()[:16]
-    folder = Path(os.environ.get("SIMULATED_CUDA_CACHE", Path(tempfile.gettempdir(), "simulated_cuda")))
-    library = folder / f"device_{key}.so"
+    folder = Path(tempfile.gettempdir(), "simulated_devices")
+    library = folder / f"{device}_{key}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = folder / f"{library.name}.{os.getpid()}"
         includes = [f"-I{torch / name}" for name in ("include", "include/torch/csrc/api/include")]
-        command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-w", str(SOURCE), *includes, "-o", str(unfinished)]
-        subprocess.run([*command, f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10"], check=True)
+        command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-w", f"-DDEVICE={device}", str(SOURCE), *includes]
+        libraries = [f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
+        subprocess.run([*command, "-o", str(unfinished), *libraries], check=True)
         unfinished.replace(library)
-    for name in ("libc10.so", "libtorch_cpu.so"):
-        ctypes.CDLL(str(torch / "lib" / name))
-    return library
+    for path in (torch / "lib/libc10.so", torch / "lib/libtorch_cpu.so", library):
+        ctypes.CDLL(str(path))
 
 
 def install(devices: int = 1, capability: tuple[int, int] = (8, 0), max_tokens: int = 0) -> None:
@@ -68,11 +69,10 @@ def install(devices: int = 1, capability: tuple[int, int] = (8, 0), max_tokens: 
         max_tokens: An embedding lookup of more tokens raises `torch.OutOfMemoryError`. 0: no limit.
     """
     if not _installed:
-        assert "torch" not in sys.modules, "install() must be called before torch is imported"
-        ctypes.CDLL(str(build()))
+        load("CUDA")
     import torch
 
-    ops: Any = torch.ops.simulated_cuda
+    ops: Any = torch.ops.simulated_device
     if not _installed:
         _installed["callback"] = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(_record)
         _patch(torch, ops)

@@ -1,5 +1,6 @@
-// Devices "cuda:0", "cuda:1", ... for PyTorch's CPU build. Their tensors are ordinary tensors in host memory.
-// Operations run the kernels of the CPU. simulated_cuda.py compiles and loads this file, and documents what is simulated.
+// Devices for PyTorch's CPU build: "cuda:0", "cuda:1", ... with -DDEVICE=CUDA, and "mps" with -DDEVICE=MPS. Their
+// tensors are ordinary tensors in host memory. Operations run the kernels of the CPU. simulated_cuda.py and
+// simulated_mps.py compile and load this file, and document what is simulated.
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -7,6 +8,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/detail/MPSHooksInterface.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/resize_native.h>
@@ -34,10 +36,13 @@ using c10::IValue;
 using c10::OperatorHandle;
 using c10::Storage;
 using torch::jit::Stack;
-constexpr auto CUDA = c10::DeviceType::CUDA;
+constexpr auto TYPE = c10::DeviceType::DEVICE;
+constexpr auto KEY = DispatchKey::DEVICE;
 
 std::atomic<int> num_devices{1};
 std::atomic<int64_t> max_tokens{0};  // of one embedding lookup; 0: no limit
+std::set<std::string> operators;  // that have a kernel; empty: all
+std::set<std::string> rejected_dtypes;
 std::atomic<void (*)(const char*)> on_synchronization{nullptr};
 thread_local DeviceIndex current = 0;
 
@@ -45,25 +50,33 @@ void synchronize(const std::string& operation) {
   if (auto report = on_synchronization.load()) report(operation.c_str());
 }
 
-Device with_index(Device device) { return device.has_index() ? device : Device(CUDA, current); }
+Device with_index(Device device) { return device.has_index() ? device : Device(TYPE, current); }
+
+bool is_on_device(const Tensor& tensor) { return tensor.device().type() == TYPE; }
+
+at::ScalarType validate(std::optional<at::ScalarType> dtype) {
+  const auto type = c10::dtype_or_default(dtype);
+  TORCH_CHECK_TYPE(!rejected_dtypes.count(c10::toString(type)), "the simulated device rejects the dtype ", type);
+  return type;
+}
 
 // --- Memory ---
 
 c10::DataPtr wrap_storage(Storage host, DeviceIndex index) {  // the same memory, on a device
   void* data = host.mutable_data();
   auto* owner = new Storage(std::move(host));
-  return {data, owner, [](void* context) { delete static_cast<Storage*>(context); }, Device(CUDA, index)};
+  return {data, owner, [](void* context) { delete static_cast<Storage*>(context); }, Device(TYPE, index)};
 }
 
 struct Allocator final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
     void* data = c10::alloc_cpu(size);
-    return {data, data, &c10::free_cpu, Device(CUDA, current)};
+    return {data, data, &c10::free_cpu, Device(TYPE, current)};
   }
   void copy_data(void* to, const void* from, size_t size) const override { default_copy_data(to, from, size); }
 };
 Allocator allocator;
-REGISTER_ALLOCATOR(CUDA, &allocator)
+REGISTER_ALLOCATOR(TYPE, &allocator)
 
 std::set<const void*> pinned;
 std::mutex pinned_mutex;
@@ -86,15 +99,15 @@ PinnedAllocator pinned_allocator;
 // --- Devices, streams and events: all work is done immediately ---
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
-  c10::DeviceType type() const override { return CUDA; }
+  c10::DeviceType type() const override { return TYPE; }
   Device exchangeDevice(Device device) const override {
-    Device old(CUDA, current);
+    Device old(TYPE, current);
     setDevice(device);
     return old;
   }
-  Device getDevice() const override { return Device(CUDA, current); }
+  Device getDevice() const override { return Device(TYPE, current); }
   void setDevice(Device device) const override {
-    TORCH_CHECK(device.index() < num_devices, "CUDA error: invalid device ordinal");
+    TORCH_CHECK(device.index() < num_devices, "device error: invalid device ordinal");
     uncheckedSetDevice(device);
   }
   void uncheckedSetDevice(Device device) const noexcept override {
@@ -115,7 +128,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeEvent(void*) const override { synchronize("synchronize"); }
   void synchronizeDevice(const DeviceIndex) const override { synchronize("synchronize"); }
 };
-C10_REGISTER_GUARD_IMPL(CUDA, Guard)
+C10_REGISTER_GUARD_IMPL(DEVICE, Guard)
 
 // --- Operations ---
 
@@ -145,6 +158,7 @@ IValue map_tensors(const IValue& value, const Transform& transform) {
 }
 
 Tensor make_tensor(Storage storage, const Tensor& like, DispatchKey key) {
+  if (key == KEY) validate(like.scalar_type());
   auto result = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), DispatchKeySet(key), like.dtype());
   auto* impl = result.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
@@ -158,7 +172,7 @@ struct Conversion {
   std::vector<std::pair<Tensor, Tensor>> tensors;
 
   Tensor to_host(const Tensor& tensor) {
-    if (!tensor.is_cuda()) return tensor;
+    if (!is_on_device(tensor)) return tensor;
     const auto& storage = tensor.storage();
     Storage host;
     for (auto& [device, own] : storages) if (device.is_alias_of(storage)) host = own;
@@ -175,11 +189,11 @@ struct Conversion {
   Tensor to_device(const Tensor& host, DeviceIndex index) {
     for (auto& [device, own] : tensors) if (own.is_same(host)) return device;
     for (auto& [device, own] : storages) {
-      if (own.is_alias_of(host.storage())) return make_tensor(device, host, DispatchKey::CUDA);
+      if (own.is_alias_of(host.storage())) return make_tensor(device, host, KEY);
     }
     Storage device(Storage::use_byte_size_t(), host.storage().nbytes(), wrap_storage(host.storage(), index), &allocator, true);
     storages.emplace_back(device, host.storage());
-    return make_tensor(device, host, DispatchKey::CUDA);
+    return make_tensor(device, host, KEY);
   }
 
   // Give tensors on a device the size that an operation gave them on the host, such as an argument `out`.
@@ -201,7 +215,7 @@ void run_on_host(const OperatorHandle& op, Stack* stack, DeviceIndex index) {
   Conversion conversion;
   const auto count = op.schema().arguments().size();
   for (auto value = stack->end() - count; value != stack->end(); ++value) {
-    if (value->isDevice() && value->toDevice().is_cuda()) *value = IValue(Device(c10::kCPU));
+    if (value->isDevice() && value->toDevice().type() == TYPE) *value = IValue(Device(c10::kCPU));
     else *value = map_tensors(*value, [&](const Tensor& tensor) { return conversion.to_host(tensor); });
   }
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -220,6 +234,8 @@ void fallback(const OperatorHandle& op, DispatchKeySet, Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const auto& name = op.schema().name();
   const auto inputs = torch::jit::last(*stack, arguments.size());
+  TORCH_CHECK_NOT_IMPLEMENTED(operators.empty() || operators.count(c10::toString(op.operator_name())), "The operator ",
+      op.operator_name(), " is not implemented for the device ", TYPE);
   if (name == "aten::record_stream") return torch::jit::drop(*stack, arguments.size());
   std::optional<Device> device;
   bool has_mask = false;
@@ -228,7 +244,7 @@ void fallback(const OperatorHandle& op, DispatchKeySet, Stack* stack) {
     map_tensors(inputs[i], [&](const Tensor& tensor) {
       if (is_index) has_mask |= tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte;
       if (is_index && tensor.is_cpu()) synchronize("index on the host");
-      else if (tensor.is_cuda() || tensor.dim()) {  // scalars on the host are allowed
+      else if (is_on_device(tensor) || tensor.dim()) {  // scalars on the host are allowed
         if (!device) device = tensor.device();
         TORCH_CHECK(tensor.device() == *device, "Expected all tensors to be on the same device, but found at least two ",
             "devices, ", *device, " and ", tensor.device(), "! (argument ", arguments[i].name(), " of ", name, ")");
@@ -236,13 +252,13 @@ void fallback(const OperatorHandle& op, DispatchKeySet, Stack* stack) {
       return tensor;
     });
   }
-  TORCH_CHECK(!device || device->is_cuda(), "Expected all tensors to be on the same device, but found at least two ",
-      "devices, cpu and ", Device(CUDA, current), "! (", name, ")");
+  TORCH_CHECK(!device || device->type() == TYPE, "Expected all tensors to be on the same device, but found at least two ",
+      "devices, cpu and ", Device(TYPE, current), "! (", name, ")");
   if (SYNCHRONIZING.count(name)) synchronize(name.substr(6));
   if (name == "aten::repeat_interleave" && inputs.back().isNone()) synchronize("repeat_interleave");
   if (has_mask && name == "aten::_index_put_impl_" && inputs[2].toTensor().numel() != 1) synchronize("boolean mask");
   if (name == "aten::index_select" && max_tokens) {
-    TORCH_CHECK_WITH(OutOfMemoryError, inputs[2].toTensor().numel() <= max_tokens, "CUDA out of memory. Tried to embed ",
+    TORCH_CHECK_WITH(OutOfMemoryError, inputs[2].toTensor().numel() <= max_tokens, "the device is out of memory. Tried to embed ",
         inputs[2].toTensor().numel(), " tokens. The simulated device has a limit of ", max_tokens.load(), ".");
   }
   if ((name == "aten::_softmax" || name == "aten::_log_softmax") && inputs[2].toBool()) {  // half to float: only on CUDA
@@ -260,21 +276,20 @@ void copy(const OperatorHandle& op, DispatchKeySet, Stack* stack) {
   const auto& host = to.is_cpu() ? to : from;
   bool is_pinned;
   { std::lock_guard<std::mutex> lock(pinned_mutex); is_pinned = pinned.count(host.storage().data()); }
-  if (is_transfer && !(inputs[2].toBool() && is_pinned)) synchronize(to.is_cuda() ? "copy to device" : "copy to host");
-  run_on_host(op, stack, to.is_cuda() ? to.device().index() : from.device().index());
+  if (is_transfer && !(inputs[2].toBool() && is_pinned)) synchronize(is_on_device(to) ? "copy to device" : "copy to host");
+  run_on_host(op, stack, is_on_device(to) ? to.device().index() : from.device().index());
 }
 
 Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
     std::optional<Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
-  c10::DeviceGuard guard(with_index(device.value_or(Device(CUDA))));
-  return at::detail::empty_generic(size, &allocator, DispatchKeySet(DispatchKey::CUDA), c10::dtype_or_default(dtype), format);
+  c10::DeviceGuard guard(with_index(device.value_or(Device(TYPE))));
+  return at::detail::empty_generic(size, &allocator, DispatchKeySet(KEY), validate(dtype), format);
 }
 
 Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
     std::optional<at::Layout>, std::optional<Device> device, std::optional<bool>) {
-  c10::DeviceGuard guard(with_index(device.value_or(Device(CUDA))));
-  return at::detail::empty_strided_generic(
-      size, stride, &allocator, DispatchKeySet(DispatchKey::CUDA), c10::dtype_or_default(dtype));
+  c10::DeviceGuard guard(with_index(device.value_or(Device(TYPE))));
+  return at::detail::empty_strided_generic(size, stride, &allocator, DispatchKeySet(KEY), validate(dtype));
 }
 
 const Tensor& resize_(const Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> format) {
@@ -287,18 +302,32 @@ Tensor& set_empty(Tensor& self) {
   return self.set_(Storage(Storage::use_byte_size_t(), 0, allocator.allocate(0), &allocator, true), 0, {0}, {});
 }
 
-TORCH_LIBRARY(simulated_cuda, m) {
+// In the CPU build, the choice of an attention kernel lacks a case for MPS.
+Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
+    double dropout, bool is_causal, std::optional<double> scale, bool enable_gqa) {
+  auto outputs = at::_scaled_dot_product_attention_math(
+      query, key, value, mask, dropout, is_causal, std::nullopt, scale, enable_gqa);
+  return std::get<0>(outputs);
+}
+
+TORCH_LIBRARY_IMPL(aten, MPS, m) { m.impl("scaled_dot_product_attention", TORCH_FN(attend)); }
+TORCH_LIBRARY_IMPL(aten, AutogradMPS, m) { m.impl("scaled_dot_product_attention", TORCH_FN(attend)); }
+
+TORCH_LIBRARY(simulated_device, m) {
   m.def("configure(int devices, int max_tokens, int callback) -> ()", [](int64_t count, int64_t tokens, int64_t callback) {
     num_devices = count, max_tokens = tokens;
     on_synchronization = reinterpret_cast<void (*)(const char*)>(callback);
   });
+  m.def("restrict(str[] dtypes, str[] kernels) -> ()", [](std::vector<std::string> dtypes, std::vector<std::string> kernels) {
+    rejected_dtypes = {dtypes.begin(), dtypes.end()}, operators = {kernels.begin(), kernels.end()};
+  });
   m.def("get_device() -> int", []() { return int64_t(current); });
-  m.def("set_device(int device) -> ()", [](int64_t index) { Guard().setDevice(Device(CUDA, index)); });
+  m.def("set_device(int device) -> ()", [](int64_t index) { Guard().setDevice(Device(TYPE, index)); });
 }
 
-TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+TORCH_LIBRARY_IMPL(_, DEVICE, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
-TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+TORCH_LIBRARY_IMPL(aten, DEVICE, m) {
   m.impl("empty.memory_format", TORCH_FN(empty));
   m.impl("empty_strided", TORCH_FN(empty_strided));
   m.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&copy>());
@@ -317,33 +346,51 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 
 namespace at {
 
-struct CUDAHooks final : CUDAHooksInterface {  // torch finds it by this name
-  CUDAHooks(CUDAHooksArgs) {}
+// Hooks of CUDA and of MPS. torch finds the classes by their names.
+template <typename Interface>
+struct Hooks : Interface {
   void init() const override {}
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return simulated::num_devices > 0; }
-  bool hasCUDA() const override { return simulated::num_devices > 0; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
   DeviceIndex deviceCount() const override { return simulated::num_devices; }
-  int getNumGPUs() const override { return simulated::num_devices; }
-  DeviceIndex current_device() const override { return simulated::current; }
   DeviceIndex getCurrentDevice() const override { return simulated::current; }
-  void setCurrentDevice(DeviceIndex i) const override { simulated::Guard().setDevice(Device(kCUDA, i)); }
-  DeviceIndex exchangeDevice(DeviceIndex i) const override { return simulated::Guard().exchangeDevice(Device(kCUDA, i)).index(); }
+  void setCurrentDevice(DeviceIndex i) const override { simulated::Guard().setDevice(Device(simulated::TYPE, i)); }
+  DeviceIndex exchangeDevice(DeviceIndex i) const override {
+    return simulated::Guard().exchangeDevice(Device(simulated::TYPE, i)).index();
+  }
   DeviceIndex maybeExchangeDevice(DeviceIndex i) const override { return exchangeDevice(i); }
+  const Generator& getDefaultGenerator(DeviceIndex) const override { return detail::getDefaultCPUGenerator(); }
+  Generator getNewGenerator(DeviceIndex) const override { return make_generator<CPUGeneratorImpl>(); }
+};
+
+struct CUDAHooks final : Hooks<CUDAHooksInterface> {
+  CUDAHooks(CUDAHooksArgs) {}
+  bool hasCUDA() const override { return isAvailable(); }
+  int getNumGPUs() const override { return deviceCount(); }
+  DeviceIndex current_device() const override { return getCurrentDevice(); }
   bool isPinnedPtr(const void* data) const override {
     std::lock_guard<std::mutex> lock(simulated::pinned_mutex);
     return simulated::pinned.count(data);
   }
   Allocator* getPinnedMemoryAllocator() const override { return &simulated::pinned_allocator; }
   Allocator* getCUDADeviceAllocator() const override { return &simulated::allocator; }
-  const Generator& getDefaultGenerator(DeviceIndex) const override { return detail::getDefaultCPUGenerator(); }
-  Generator getNewGenerator(DeviceIndex) const override { return make_generator<CPUGeneratorImpl>(); }
   void deviceSynchronize(DeviceIndex) const override { simulated::synchronize("synchronize"); }
 };
 
-using at::CUDAHooksRegistry;
-using at::RegistererCUDAHooksRegistry;
-REGISTER_CUDA_HOOKS(CUDAHooks)
+struct MPSHooks final : Hooks<MPSHooksInterface> {
+  bool hasMPS() const override { return isAvailable(); }
+  bool isOnMacOSorNewer(unsigned major, unsigned) const override { return major <= 14; }
+  Allocator* getMPSDeviceAllocator() const override { return &simulated::allocator; }
+  void deviceSynchronize() const override { simulated::synchronize("synchronize"); }
+  void emptyCache() const override {}
+};
+
+#define REGISTER_HOOKS(device) _REGISTER_HOOKS(device)
+#define _REGISTER_HOOKS(device) \
+  using at::device##HooksRegistry; \
+  using at::Registerer##device##HooksRegistry; \
+  REGISTER_##device##_HOOKS(device##Hooks)
+REGISTER_HOOKS(DEVICE)
 
 }  // namespace at

@@ -1,6 +1,6 @@
 """Forward pass and decoding on a simulated CUDA device: the results of the CPU, with few synchronizations.
 
-`test_simulated_cuda.py` runs these tests in a process with simulated devices.
+`test_simulated_devices.py` runs these tests in a process with simulated devices.
 """
 
 import copy
@@ -52,8 +52,8 @@ def test_counts_synchronizations_by_line():
         values.copy_(pinned, non_blocking=True)
         values.mul_(2)
     assert dict(counter) == {
-        ("_local_scalar_dense", f"tests/simulated_cuda/on_device_decoding.py:{line}"): 1,
-        ("boolean mask", f"tests/simulated_cuda/on_device_decoding.py:{line + 1}"): 1,
+        ("_local_scalar_dense", f"tests/simulated_devices/cuda_decoding.py:{line}"): 1,
+        ("boolean mask", f"tests/simulated_devices/cuda_decoding.py:{line + 1}"): 1,
     }
 
 
