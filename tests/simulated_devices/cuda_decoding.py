@@ -11,7 +11,7 @@ import simulated_cuda
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from training import score, translate
+from training import distill, score, translate
 from vanilla_transformer import TranslationPipeline, beam_search
 from vanilla_transformer.beam_search_vanilla_transformer import DONE_CHECK_INTERVAL
 from vanilla_transformer.glossary_vanilla_transformer import LexicalConstraints
@@ -141,18 +141,22 @@ def test_commands_give_the_results_of_the_cpu(checkpoint, sentences, tmp_path, m
     for language in ("en", "de"):
         (tmp_path / language).write_text("".join(line + "\n" for line in sentences[language]), encoding="utf-8")
     score_options = ["--source", str(tmp_path / "en"), "--reference", str(tmp_path / "de"), "--likelihood"]
+    texts = ["--source", str(tmp_path / "en"), "--target", str(tmp_path / "de"), "--keep_copies", *options[:2]]
     outputs = []
     for device in ("cpu", "cuda"):
         for module, arguments in (
             (translate, [checkpoint, "--input", str(tmp_path / "en"), *options]),
             (translate, [checkpoint, checkpoint, "--input", str(tmp_path / "en"), *options]),
             (score, [checkpoint, *score_options]),
+            (distill, [checkpoint, checkpoint, *texts, "--output", str(tmp_path / f"{device}.tsv")]),
         ):
             monkeypatch.setattr(sys, "argv", [module.__name__, *arguments, "--device", device])
             module.main()
             outputs.append(capsys.readouterr().out)
-    assert outputs[:3] == outputs[3:]
-    assert all(outputs)
+    assert outputs[:3] == outputs[4:7]
+    assert all(outputs[:3])
+    tables = [(tmp_path / f"{device}.tsv").read_text(encoding="utf-8") for device in ("cpu", "cuda")]
+    assert tables[0] == tables[1] != ""
 
 
 def test_page_translates_if_a_gpu_is_present(checkpoint):

@@ -3,14 +3,18 @@
 `test_simulated_devices.py` runs these tests in a process with simulated devices.
 """
 
+import json
 import math
+import signal
 from functools import partial
+from pathlib import Path
 
 import pytest
 import simulated_cuda
 import torch
 from transformers import TrainerCallback
 
+from training.run import compilation, distributed
 from training.run.compilation import masked_training_loss
 
 
@@ -69,6 +73,64 @@ def test_updates_do_not_synchronize(run_train, step_mode):
     trainer, _ = run_train(setup, step_mode=step_mode, **keys)
     assert (trainer.compiled_loss is not None) == (step_mode == "compiled")
     assert counter.synchronizations == {}
+
+
+def test_traced_step_equals_the_eager_step(run_train, losses, monkeypatch):
+    """Without machine code, which needs a GPU. The traced step does not synchronize."""
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    counters = []
+
+    def setup(trainer):
+        compiled = trainer.compiled_loss.compiled
+
+        def call(*arguments):
+            with simulated_cuda.count_synchronizations() as counter:
+                loss = compiled(*arguments)
+            counters.append(counter)
+            return loss
+
+        trainer.compiled_loss.compiled = call
+
+    keys = {"max_steps": 4, "logging_steps": 1, "dropout": 0, "precision": "fp32", "tokens_per_update": 128}
+    keys["gradient_accumulation_steps"] = 2
+    trainer, _ = run_train(setup, step_mode="compiled", **keys)
+    assert trainer.compiled_loss is not None
+    assert len(counters) >= 8
+    assert counters[-1] == {}
+    shapes = trainer.compiled_loss.shapes
+
+    def eager(trainer):
+        trainer.compiled_loss.find_error = lambda *args: "not tried"
+
+    expected, _ = run_train(eager, step_mode="compiled", **keys)  # with the same batches
+    assert expected.compiled_loss is None
+    assert losses(trainer) == pytest.approx(losses(expected), rel=1e-4)
+    assert shapes
+
+
+def test_two_devices_share_the_pairs_of_each_update(run_train, monkeypatch, tmp_path, capfd):
+    """The command starts one process per device. Each records its batches of the first epoch, instead of training."""
+    handlers = {number: signal.getsignal(number) for number in distributed.STOP_SIGNALS}
+    monkeypatch.setattr(distributed, "COMMAND", (str(Path(__file__).with_name("record_batches.py")),))
+    keys = {"corpus": "random", "tokens_per_update": 4096, "max_length": 1000, "max_steps": 1}
+    folder = tmp_path / "two"
+    try:
+        with pytest.raises(SystemExit) as end:
+            run_train(num_processes="auto", output_dir=str(folder), **keys)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    output = capfd.readouterr()
+    assert end.value.code == 0, output.err
+    assert "2 processes x 1 batch of 2,048 tokens = 4,096 tokens per update (CUDA, bf16)" in output.out
+    ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert [(rank["device"], rank["processes"]) for rank in ranks] == [("cuda:0", 2), ("cuda:1", 2)]
+    single = list(run_train(**keys)[0].get_train_dataloader())
+    assert len(single) > 3
+    for batch, *shares in zip(single, *(rank["labels"] for rank in ranks), strict=True):
+        rows = [[each for each in row if each != -100] for row in batch["labels"].tolist()]
+        assert sorted(rows) == sorted(shares[0] + shares[1])
+        assert abs(len(shares[0]) - len(shares[1])) <= 1
 
 
 def test_fp16_reaches_the_loss_of_bf16(run_train, losses, configure):

@@ -18,15 +18,16 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("device", "program"),
+    ("device", "programs"),
     [
-        (["simulated_cuda.py", "--devices", "2"], "cuda_decoding.py"),
-        (["simulated_cuda.py", "--devices", "2"], "cuda_training.py"),
-        (["simulated_mps.py"], "mps_training.py"),
+        (["simulated_cuda.py", "--devices", "2"], ["cuda_decoding.py", "cuda_training.py"]),
+        (["simulated_mps.py"], ["mps_training.py"]),
     ],
+    ids=["cuda", "mps"],
 )
-def test_program_passes_on_simulated_devices(device, program):
+def test_programs_pass_on_simulated_devices(device, programs):
     script, *options = device
-    command = [sys.executable, str(FOLDER / script), *options, "-m", "pytest", "-q", "-n", "0", str(FOLDER / program)]
+    command = [sys.executable, str(FOLDER / script), *options, "-m", "pytest", "-q", "-n", "0"]
+    command += [str(FOLDER / program) for program in programs]
     process = subprocess.run(command, cwd=FOLDER.parents[1], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout[-8000:] + process.stderr[-2000:]

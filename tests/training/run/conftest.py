@@ -1,6 +1,8 @@
 """Fixtures for the tests of runs: trainers of a tiny model on a few pairs."""
 
 import pytest
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
@@ -43,3 +45,15 @@ def make_trainer(make_model, tokenizer, sentences, tmp_path):
         )
 
     return make
+
+
+@pytest.fixture
+def accelerate_environment():
+    """Function (options): the environment variables that `accelerate launch` adds for one process."""
+
+    def environment(*options: str) -> dict[str, str]:
+        arguments = launch_command_parser().parse_args(["--num_processes", "1", "--cpu", *options, "program.py"])
+        variables = prepare_simple_launcher_cmd_env(_validate_launch_command(arguments)[0])[1]
+        return {name: value for name, value in variables.items() if name.startswith("ACCELERATE_")}
+
+    return environment

@@ -4,21 +4,26 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from training import train
 from training.arguments import TrainingArguments
 from training.data.collators import defer_stop_signals
 from training.run import distributed
+from training.run.callbacks import StopOnSignal
 from training.run.distributed import (
     STOP_SIGNALS,
     Launcher,
     count_cores,
     describe_plan,
     launch,
+    launcher,
     resolve_num_processes,
 )
 
@@ -184,6 +189,30 @@ def test_number_of_processes(simulate, machine, expected):
 def test_rejects_more_processes_than_devices(simulate, device):
     with pytest.raises(ValueError, match=f"num_processes=2 requires 2 devices, but {device} has 1"):
         resolve_num_processes(simulate(device, 1, num_processes=2))
+
+
+@pytest.mark.parametrize("is_launched", [False, True])
+def test_accelerate_launch_decides_the_number_of_processes(recipe, accelerate_environment, monkeypatch, is_launched):
+    for name, value in (accelerate_environment() if is_launched else {}).items():
+        monkeypatch.setenv(name, value)
+    calls = []
+    monkeypatch.setattr(train, "launch", lambda processes, arguments: calls.append(processes))
+    monkeypatch.setattr(train, "run", lambda recipe: calls.append(recipe.training.world_size))
+    monkeypatch.setattr(train, "configure_malloc", lambda: None)
+    monkeypatch.setattr(sys.stdout, "reconfigure", lambda **kwargs: None, raising=False)
+    monkeypatch.setattr(sys, "argv", ["training.train", str(recipe), "--num_processes", "2"])
+    with suppress(SystemExit):
+        train.main()
+    assert calls == [1 if is_launched else 2]
+
+
+def test_stop_agreement_has_the_timeout_of_the_run(monkeypatch):
+    groups = []
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **options: groups.append(options))
+    monkeypatch.setattr(signal, "signal", lambda *args: None)
+    monkeypatch.setattr(launcher, "on_signal", launcher.on_signal)
+    StopOnSignal().on_train_begin(SimpleNamespace(ddp_timeout=9, world_size=2), None, None)
+    assert groups == [{"backend": "gloo", "timeout": timedelta(seconds=9)}]
 
 
 def test_describes_the_plan(simulate):

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from training.arguments import TrainingArguments
 from training.run import factories, hardware
 from training.run.factories import resolve_precision_and_attention
-from training.run.hardware import choose_precision_and_attention, has_bf16
+from training.run.hardware import choose_precision_and_attention, fit_micro_batches, has_bf16
 
 AUTO = ("auto", "auto")
 
@@ -148,3 +149,43 @@ def test_timing_runs_once_per_output_dir(make_trainer, monkeypatch, tmp_path, ke
     assert len(calls) == 1
     assert (trainer.args.precision, trainer.args.attn_implementation) == ("fp32", "eager")
     assert trainer.model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize(("requested", "launcher"), [("fp32", "bf16"), ("bf16", "no")])
+def test_requested_precision_replaces_that_of_the_launcher(
+    make_trainer, accelerate_environment, monkeypatch, tmp_path, requested, launcher
+):
+    trainer = make_trainer()
+    for name, value in accelerate_environment("--mixed_precision", launcher).items():
+        monkeypatch.setenv(name, value)
+    keys = {"precision": requested, "attn_implementation": "eager", "max_steps": 3, "report_to": "none"}
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **keys)
+    assert args.mixed_precision == launcher
+    inputs = (trainer.model, trainer.train_dataset, trainer.data_collator, tmp_path)
+    resolve_precision_and_attention(SimpleNamespace(training=args), *inputs)
+    trainer = type(trainer)(
+        model=trainer.model, args=args, train_dataset=trainer.train_dataset, data_collator=trainer.data_collator,
+        processing_class=trainer.processing_class,
+    )  # fmt: skip
+    with trainer.accelerator.autocast():
+        assert torch.is_autocast_enabled("cpu") == (requested == "bf16")
+
+
+@pytest.mark.parametrize(("recomputes", "steps"), [(False, 4), (True, 1)])
+def test_activation_checkpointing_saves_memory_for_larger_micro_batches(
+    make_trainer, monkeypatch, capsys, recomputes, steps
+):
+    trainer = make_trainer()
+    args = SimpleNamespace(
+        device=torch.device("meta"), fsdp=False, world_size=1, tokens_per_update=160, max_tokens="auto",
+        gradient_accumulation_steps=1, activation_checkpointing=recomputes, activation_checkpointing_kwargs=None,
+    )  # fmt: skip
+    rows = hardware.largest_update(args, trainer.train_dataset).rows
+
+    def fits_memory(args, model, shape):
+        return model.get_encoder().gradient_checkpointing or shape.rows <= rows // 4
+
+    monkeypatch.setattr(hardware, "fits_memory", fits_memory)
+    fit_micro_batches(args, trainer.model, trainer.train_dataset)
+    assert args.gradient_accumulation_steps == steps
+    assert ("do not fit into memory" in capsys.readouterr().out) == (steps > 1)
