@@ -29,7 +29,7 @@ def test_device_rejects_what_mps_lacks(operation, error):
 
 
 def test_demo_is_complete_in_one_process(run_train, losses, monkeypatch, capsys):
-    """Dropout is off, because it draws other random numbers on a CPU."""
+    """Dropout is off, because a CPU samples it in another way."""
     keys = {"max_steps": 6, "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 3, "num_beams": 4, "dropout": 0}
     trainer, results = run_train(**keys)
     assert trainer.args.device == torch.device("mps")
