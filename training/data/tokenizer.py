@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from training.arguments import TokenizerArguments
@@ -59,7 +59,12 @@ def train_backend(
     tokenizer.normalizer = normalizers.Sequence(steps) if len(steps) > 1 else steps[0]
     if tokenizer_type != "word":  # words are joined by spaces
         tokenizer.decoder = decoders.Metaspace()
+    splits = tokenizer.pre_tokenizer
+    if tokenizer_type == "word":  # special tokens in the text, which would get a second id
+        special_words = pre_tokenizers.Split(Regex(f"^({'|'.join(special)})$"), "removed")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([splits, special_words])
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = splits
     eos = SPECIAL_TOKENS["eos_token"]
     template = {"single": f"$A {eos}", "special_tokens": [(eos, special.index(eos))]}
     tokenizer.post_processor = processors.TemplateProcessing(**template)

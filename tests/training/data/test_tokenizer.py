@@ -34,6 +34,18 @@ def test_word_and_char_tokens():
     assert tokens == {"word": ["ab", "c.", "</s>"], "char": ["▁", "a", "b", "▁", "c", ".", "</s>"]}
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "word", "char"])
+def test_special_tokens_in_the_text_get_no_second_id(kind):
+    arguments = TokenizerArguments(tokenizer_type=kind, tokenizer_vocab_size=60, lowercase=True)
+    tokenizer = train_tokenizer(["a <unk> b <pad>", "<UNK> c"], ["d </s> <s> e"], arguments)
+    assert tokenizer.convert_tokens_to_ids(["<pad>", "<s>", "</s>", "<unk>"]) == [0, 1, 2, 3]
+    assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
+    assert tokenizer("a <unk> c")["input_ids"][-1] == tokenizer.eos_token_id
+    if kind == "word":
+        assert len(tokenizer) == 9
+        assert tokenizer("<UNK> a")["input_ids"] == [3, tokenizer.convert_tokens_to_ids("a"), 2]
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_bpe_dropout_returns_a_random_copy(shared):
     arguments = TokenizerArguments(tokenizer_vocab_size=200, shared_vocabulary=shared)
