@@ -59,7 +59,8 @@ class ParallelText:
 
 def pair_of_row(row: Any, languages: tuple[str, str], name: str) -> tuple[str, str]:
     """Return source and target of a row {"en": ..., "de": ...} or {"translation": {"en": ..., "de": ...}}."""
-    fields = row.get("translation", row) if isinstance(row, dict) else row
+    is_nested = isinstance(row, dict) and "translation" not in languages
+    fields = row.get("translation", row) if is_nested else row
     if not isinstance(fields, dict):
         raise ValueError(f"{name}: expected a text for each of {languages}, got {reprlib.repr(fields)}.")
     for language in languages:

@@ -68,6 +68,13 @@ def test_tables(write, arguments, name, content):
     assert [row["target"] for row in stream_pairs(arguments(train_file=name))] == ["eins", "zwei"]
 
 
+def test_target_column_can_be_named_translation(write, arguments):
+    write("t.jsonl", "".join(json.dumps({"text": s, "translation": t}) + "\n" for s, t in PAIRS))
+    named = arguments(train_file="t.jsonl", source_lang="text", target_lang="translation")
+    assert read_file(named, "t.jsonl").targets == ["eins", "zwei"]
+    assert [row["target"] for row in stream_pairs(named)] == ["eins", "zwei"]
+
+
 @pytest.mark.parametrize("nested", [True, False])
 def test_parquet_and_saved_datasets(tmp_path, arguments, nested):
     rows = [{"en": s, "de": t} for s, t in PAIRS]
