@@ -26,6 +26,7 @@ from hub.model_card import add_metadata_options, card_metadata, make_card
 from hub.run_files import local_paths, read_mapping, read_samples, sanitize_recipe
 from hub.sensitive_data import strip_metadata, validate_no_sensitive_data
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
+from vanilla_transformer.shared.loading import EMA_SUBFOLDER
 
 LARGE_FILE_PATTERN = "*.safetensors"  # uploaded without a copy in memory
 SMALL_FILE_PATTERNS = (  # all other files, such as optimizer states, pickles and logs, are not uploaded
@@ -107,6 +108,9 @@ def gather_files(checkpoint: Path) -> dict[str, Path | bytes]:
     for name in ("config.json", "tokenizer_config.json", "modeling_vanilla_transformer.py"):
         if not (checkpoint / name).is_file():
             raise ValueError(f"{checkpoint} cannot be published: it has no {name}.")
+    if (checkpoint / EMA_SUBFOLDER / "config.json").exists():
+        advice = f"Run python -m training.average OUT {checkpoint}, and publish OUT."
+        raise ValueError(f"{checkpoint} cannot be published: it has a moving average of its weights. {advice}")
     files: dict[str, Path | bytes] = {path.name: path for path in checkpoint.glob(LARGE_FILE_PATTERN) if path.is_file()}
     if not files:
         raise ValueError(f"{checkpoint} cannot be published: it has no weights (*.safetensors).")

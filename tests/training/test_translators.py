@@ -1,12 +1,14 @@
 """Loading of checkpoints and ensembles."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from tokenizers import normalizers
 from transformers import GenerationConfig
 
+from hub.push import gather_files
 from training import score, translate
 from training.translators import load_translator
 
@@ -37,6 +39,17 @@ def test_ensembles_checkpoints(save, sentences, shared):
     assert both(texts, num_return_sequences=2, return_scores=True) == expected
     assert expected != single(texts, num_return_sequences=2, return_scores=True)
     assert load_translator([two, one], "cpu")(texts, num_beams=1) == both(texts, num_beams=1)
+
+
+def test_checkpoint_of_a_run_has_the_moving_average_of_its_weights(save, sentences, tmp_path):
+    """Its evaluation and `training.average` use these weights too."""
+    folder, average = Path(save("checkpoint-4", 1)), Path(save("average", 2))
+    last = load_translator(str(folder), "cpu")(sentences["en"], return_scores=True)
+    shutil.copytree(average, folder / "ema", ignore=shutil.ignore_patterns("tokenizer*"))
+    expected = load_translator(str(average), "cpu")(sentences["en"], return_scores=True)
+    assert load_translator(str(folder), "cpu")(sentences["en"], return_scores=True) == expected != last
+    with pytest.raises(ValueError, match="cannot be published: .* python -m training.average OUT"):
+        gather_files(folder)
 
 
 @pytest.mark.parametrize("options", [[], ["--scores"], ["--nbest", "2"], ["--num_beams", "1"]])

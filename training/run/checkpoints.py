@@ -19,7 +19,6 @@ from vanilla_transformer.shared.loading import load_model
 
 MANIFEST = "files.json"
 TEMPORARY = "temporary"  # marker file of a checkpoint that was saved on a signal, only to resume the run
-EMA_SUBFOLDER = "ema"  # moving average of the weights, in the format of save_pretrained
 
 
 def write_manifest(folder: Path) -> None:
@@ -109,18 +108,13 @@ def keep_only(run: Path, kept: Iterable[Path]) -> None:
             shutil.rmtree(folder)
 
 
-def load_checkpoint_model(folder: Path) -> PreTrainedModel:
-    """Load the model of a checkpoint: the moving average of its weights if available."""
-    return load_model(folder / EMA_SUBFOLDER if (folder / EMA_SUBFOLDER).exists() else folder)
-
-
 @torch.no_grad()
 def average_checkpoints(folders: list[Path]) -> PreTrainedModel:
     """Return a model whose weights are the mean over checkpoints (section 6.1), summed in float64."""
-    model = load_checkpoint_model(folders[0]).float()
+    model = load_model(folders[0]).float()
     sums = {name: tensor.double() for name, tensor in model.state_dict().items()}
     for folder in folders[1:]:
-        state = load_checkpoint_model(folder).state_dict()
+        state = load_model(folder).state_dict()
         different = [name for name in sums if name not in state or state[name].shape != sums[name].shape]
         if different or len(state) != len(sums):
             name = (different or [next(name for name in state if name not in sums)])[0]

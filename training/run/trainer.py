@@ -42,7 +42,6 @@ from training.run.callbacks import (
     TokenProgress,
 )
 from training.run.checkpoints import (
-    EMA_SUBFOLDER,
     TEMPORARY,
     average_checkpoints,
     keep_only,
@@ -54,6 +53,7 @@ from training.run.distributed import fix_bucket_order
 from training.run.losses import add_decoder_input_ids, supports_fused_loss, training_loss
 from training.translators import GREEDY_OVERRIDES
 from vanilla_transformer.shared.atomic_io import FREE_SPACE_HINT, make_write_error
+from vanilla_transformer.shared.loading import EMA_SUBFOLDER
 
 ADAPTER = "adapter"  # subdirectory of the output directory: the LoRA weights
 PROGRESS = "progress.json"  # in a checkpoint: loss, tokens, seconds and updates

@@ -20,12 +20,15 @@ from transformers.utils import logging
 
 from vanilla_transformer import VanillaTransformerConfig  # registers the model as well
 
+EMA_SUBFOLDER = "ema"  # in a checkpoint of a run: moving average of the weights, in the format of save_pretrained
 MAX_OUTPUT_TOKENS = 100_000  # a larger limit is probably a typo, and beam search allocates memory for it
 MAX_LAYERS = 1000  # all layers are built before the weights are read, so a typo would exhaust the memory
 
 
 def load_model(checkpoint: str | Path, error_prefix: str = "", **options: Any) -> Any:
     """Load a sequence-to-sequence model of any class on the CPU, in evaluation mode.
+
+    A checkpoint of a run with a moving average of the weights (`ema_decay`) is loaded with this average.
 
     Args:
         checkpoint: Directory, or repository on the Hub.
@@ -39,6 +42,8 @@ def load_model(checkpoint: str | Path, error_prefix: str = "", **options: Any) -
     if folder.exists() and not (folder / "config.json").exists():
         hint = "Pass a directory written by `save_pretrained`."
         raise ValueError(f"{error_prefix} is not a checkpoint directory: config.json is missing. {hint}")
+    if (folder / EMA_SUBFOLDER / "config.json").exists():
+        checkpoint = folder = folder / EMA_SUBFOLDER
     with wrap_load_errors(error_prefix, "config.json"):
         config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False, **options)
         for key in ("encoder_layers", "decoder_layers", "num_hidden_layers"):
