@@ -53,6 +53,7 @@ def train_recipe(recipe: Path, data_dir: Path, run: Path) -> dict[str, Any]:
     keys = yaml.safe_load(recipe.read_text(encoding="utf-8"))
     keys |= {"data_dir": str(data_dir), "output_dir": str(run), "max_steps": UPDATES, "disable_tqdm": True}
     keys |= {"test_file": None, "test_references": None, "eval_strategy": "no", "save_strategy": "no"}
+    keys |= {"average_checkpoints": 1, "average_by": "last", "early_stopping_patience": None}
     path = run.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(keys), encoding="utf-8")
     subprocess.run([sys.executable, "-m", "training.train", str(path)], check=True, stdout=subprocess.DEVNULL)
