@@ -1,6 +1,7 @@
 """The benchmark of a complete recipe."""
 
 import json
+
 import pytest
 
 from training.benchmarks import recipe
