@@ -35,6 +35,8 @@ from hub.importing.toolkits.subwords import read_toolkit_tokenizers
 from hub.importing.transformers_models import import_transformers_model, is_transformers_model
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
+TOOLKITS = ("fairseq", "opennmt")  # layouts whose sources never begin with the BOS token
+
 
 def main() -> None:
     parser = CommandLineParser("hub.import_checkpoint", __doc__)
@@ -91,6 +93,11 @@ def import_file(arguments: argparse.Namespace) -> tuple[ImportResult, PreTrained
         imported = convert(state, layout, layout_settings, arguments.num_heads, special_ids)
     report = {"file": arguments.file.name, "layout": layout.name, "evidence": evidence, "settings": layout_settings}
     rows = tokenizers.apply_to(imported) if tokenizers else None
+    if tokenizers and layout.name not in TOOLKITS and "source_begins" not in layout_settings:
+        imported.user_notes.append(
+            "Sources do not begin with the BOS token. If those of the original code do, as in most tutorials, import "
+            "again with a tokenizer for each side and --set source_begins=true."
+        )
     report |= imported.report()
     if arguments.compare_with:
         report["parity"] = compare_with_user_model(arguments.compare_with, layout, state, imported.model, rows)
@@ -100,7 +107,7 @@ def import_file(arguments: argparse.Namespace) -> tuple[ImportResult, PreTrained
 def load_tokenizers(arguments: argparse.Namespace, layout: Layout, metadata: dict[str, Any]) -> TokenizerPair | None:
     """Return the tokenizers of the given files, or of the toolkit's dictionaries. `metadata` includes the settings."""
     files = [arguments.source_tokenizer, arguments.target_tokenizer]
-    toolkits = {"--fairseq_data": ("fairseq",), "--bpe_codes": ("fairseq", "opennmt")}
+    toolkits = {"--fairseq_data": TOOLKITS[:1], "--bpe_codes": TOOLKITS}
     for option, layouts in toolkits.items():
         if getattr(arguments, option[2:]) and (layout.name not in layouts or any(files)):
             reason = "excludes --source_tokenizer" if any(files) else f"is not supported for {layout.name}"

@@ -80,16 +80,21 @@ class TranslationPipeline(Pipeline):
         total = len(sentences) if isinstance(sentences, Sized) else None
         for name, rows in row_arguments(generate_kwargs).items():
             if len(rows) not in (1, total):
-                raise ValueError(
-                    f"{name} has {len(rows)} rows. Pass one row per sentence of a list, or one row for all."
-                )
+                raise ValueError(f"{name} has {len(rows)} rows. Pass one row per sentence of a list, or one for all.")
+        prompts, mask = (generate_kwargs.get(name) for name in ROW_ARGUMENTS[:2])
+        config = resolve_generation_config(self.model, generate_kwargs)
+        start_id = config.bos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
+        if prompts is not None and mask is not None and mask.shape == prompts.shape and isinstance(start_id, int):
+            # generate() adds the start token if no prompt of a batch begins with it, also if all begin with padding
+            first = torch.where((mask[:, 0] == 0) & (prompts[:, 0] == start_id).any(), start_id, prompts[:, 0])
+            generate_kwargs["decoder_input_ids"] = torch.cat([first[:, None], prompts[:, 1:]], 1)
         progress, glossary = output_options.pop("progress", False), output_options.pop("glossary", None)
         matcher = None if glossary is None else import_module("glossary").GlossaryMatcher(glossary, self.tokenizer)
         if matcher is not None and (unsupported := self._find_unsupported(generate_kwargs)):
             raise ValueError(
                 f"A glossary requires `beam_search`, which does not support {unsupported}. Omit one of the two."
             )
-        if glossary and (resolve_generation_config(self.model, generate_kwargs).num_beams or 1) == 1:
+        if glossary and (config.num_beams or 1) == 1:
             # also for sentences without terms, so that a translation does not depend on its batch
             generate_kwargs = {"num_beams": DEFAULT_GLOSSARY_BEAMS} | generate_kwargs
         translations = self._translate(sentences, batch_size, generate_kwargs, matcher, **output_options)
@@ -142,8 +147,7 @@ class TranslationPipeline(Pipeline):
                 empty: dict[str, Any] = {"translation_text": ""} | ({} if error is None else {"error": error})
                 score = 0.0 if error is None else float("-inf")
                 empty |= {"score": score} if return_scores else {}
-                if return_token_scores:
-                    empty |= {"tokens": [], "token_scores": [], "log_probability": score}
+                empty |= {"tokens": [], "token_scores": [], "log_probability": score} if return_token_scores else {}
                 empty |= {"alignments": []} if return_alignments else {}
                 empty |= {} if matcher is None else {"terms": []}
                 results[i] = unwrap_single([copy.deepcopy(empty) for _ in range(config.num_return_sequences or 1)])
@@ -153,24 +157,22 @@ class TranslationPipeline(Pipeline):
             forwarded = []  # of all batches: a subclass may decode several at the same time
             while order:
                 length = len(encoded[order[0]]["input_ids"])
-                size = batch_size or self._auto_batch_size(length, generate_kwargs)
-                indices = order[:size]
+                indices = order[: batch_size or self._auto_batch_size(length, generate_kwargs)]
                 if not can_mix_lengths:
                     indices = [i for i in indices if len(encoded[i]["input_ids"]) == length]
                 order = order[len(indices) :]
                 batch = self.tokenizer.pad([encoded[i] for i in indices], return_tensors="pt")
                 if matcher is not None:
                     forward_options["glossary"] = matcher.build_constraints([window[i] for i in indices])
-                options = forward_options | select_rows(generate_kwargs, [window_start + i for i in indices])
+                options = forward_options | select_rows(generate_kwargs, [window_start + i for i in indices], config)
                 forwarded.append((indices, self.forward(batch, **options)))
             for indices, model_outputs in forwarded:
                 outputs = self.postprocess(model_outputs)
                 if return_alignments:
                     self._add_alignments([window[i] for i in indices], outputs)
                 for i, candidates in zip(indices, outputs, strict=True):
-                    if matcher is not None:
-                        for candidate in candidates:
-                            candidate["terms"] = matcher.report_terms(window[i], candidate["translation_text"])
+                    for candidate in candidates if matcher is not None else ():
+                        candidate["terms"] = matcher.report_terms(window[i], candidate["translation_text"])
                     results[i] = unwrap_single(candidates)
             yield from results
             window_start += len(window)
@@ -319,12 +321,9 @@ class TranslationPipeline(Pipeline):
                 if limit is None or length <= limit:
                     pairs.append((source, each))
                 else:
-                    logger.warning(
-                        f"Not aligned: the translation has {length} tokens. The model takes at most {limit}."
-                    )
-        texts = [each["translation_text"] for _, each in pairs]
-        sources = [source for source, _ in pairs]
-        links = import_module("alignment").align(self.model, self.tokenizer, sources, texts)
+                    logger.warning(f"Not aligned: a translation has {length} tokens. The model takes at most {limit}.")
+        texts = [source for source, _ in pairs], [each["translation_text"] for _, each in pairs]
+        links = import_module("alignment").align(self.model, self.tokenizer, *texts)
         for (_, each), alignments in zip(pairs, links, strict=True):
             each["alignments"] = alignments
 
@@ -376,14 +375,15 @@ def row_arguments(generate_kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: rows for name, rows in given.items() if isinstance(rows, list) or getattr(rows, "ndim", 0) > 0}
 
 
-def select_rows(generate_kwargs: dict[str, Any], indices: list[int]) -> dict[str, Any]:
+def select_rows(generate_kwargs: dict[str, Any], indices: list[int], config: GenerationConfig) -> dict[str, Any]:
     """Return the arguments of `generate()` for some sentences, given by their indices in the input."""
     selected: dict[str, Any] = {}
     for name, rows in row_arguments(generate_kwargs).items():
         values = [rows[i if len(rows) > 1 else 0] for i in indices]
         selected[name] = torch.stack(values) if isinstance(rows, torch.Tensor) else values
     if (allowed_tokens := generate_kwargs.get("prefix_allowed_tokens_fn")) is not None:
-        selected["prefix_allowed_tokens_fn"] = lambda row, ids: allowed_tokens(indices[row], ids)
+        n = 1 if (config.num_beams or 1) > 1 else config.num_return_sequences or 1  # rows per sentence in sampling
+        selected["prefix_allowed_tokens_fn"] = lambda row, ids: allowed_tokens(indices[row // n], ids)
     return generate_kwargs | selected
 
 

@@ -229,9 +229,13 @@ def test_source_bos_requires_two_tokenizers(make_reference, save_as, command, tm
         assert "requires a separate tokenizer for each side" in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
     command(path, tmp_path / "out", *options, "--source_tokenizer", file, "--target_tokenizer", file)
+    line = "check: Sources do not begin with the BOS token"
+    assert line not in capsys.readouterr().out
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("w3")["input_ids"] == [2, 7, 3]
     assert tokenizer(text_target="w3")["input_ids"] == [7, 3]
+    command(path, tmp_path / "default", "--num_heads", 4, "--source_tokenizer", file)
+    assert line in capsys.readouterr().out
 
 
 def test_comparison_uses_original_row_order(make_reference, save_as, command, tmp_path, references):

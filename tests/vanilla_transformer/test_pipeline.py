@@ -66,6 +66,31 @@ def test_arguments_with_rows_follow_their_sentences(make_translator, monkeypatch
     assert translator(TEXTS, batch_size=3, **options) == expected
 
 
+def test_padded_prompts_do_not_depend_on_the_batch(make_translator):
+    """`generate()` adds a start token to a batch in which all prompts begin with padding, if it may decide."""
+    translator = make_translator()
+    for start in ([1], []):
+        prompts = [[*start, *ids] for ids in ([20, 21], [10], [31], [40, 41], [51])]
+        ids = torch.tensor([[0] * (2 + len(start) - len(each)) + each for each in prompts])
+        options = {"decoder_input_ids": ids, "decoder_attention_mask": (ids != 0).long()}
+        expected = [
+            translator(text, decoder_input_ids=torch.tensor([prompt]), return_scores=True)[0]["score"]
+            for text, prompt in zip(TEXTS, prompts, strict=True)
+        ]
+        for batch_size in (1, 2, 5):
+            results = translator(TEXTS, batch_size=batch_size, return_scores=True, **options)
+            assert [each["score"] for each in results] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"do_sample": True}, {"num_beams": 3}])
+def test_allowed_tokens_of_several_translations(make_translator, tokenizer, options):
+    translator, allowed = make_translator(), [[10, 11], [20, 21], [30, 31], [40, 41], [50, 51]]
+    options |= {"num_return_sequences": 3, "prefix_allowed_tokens_fn": lambda row, ids: allowed[row]}
+    for candidates, ids in zip(translator(TEXTS, return_token_scores=True, **options), allowed, strict=True):
+        assert len(candidates) == 3
+        assert {token for each in candidates for token in each["tokens"]} <= {*tokenizer.convert_ids_to_tokens(ids)}
+
+
 def test_one_prompt_for_all_sentences(make_translator):
     translator, prompt = make_translator(), torch.tensor([[1, 20]])
     expected = [translator(text, decoder_input_ids=prompt)[0] for text in TEXTS]

@@ -123,7 +123,7 @@ def validate_ctranslate2_options(translator: TranslationPipeline, options: dict[
     finds_best_only = config.length_penalty == 0 and (config.num_return_sequences or 1) == 1
     fields = {name for name, value in config.to_diff_dict().items() if value != NEUTRAL_VALUES.get(name)}
     reasons = {
-        **{name: bool(value) for name, value in options.items() if name not in SUPPORTED_OPTIONS},
+        **{key: torch.is_tensor(each) or bool(each) for key, each in options.items() if key not in SUPPORTED_OPTIONS},
         **dict.fromkeys(sorted(fields - SUPPORTED_OPTIONS - NEUTRAL_FIELDS), True),
         f"the model type {model.config.model_type}": model.config.model_type != "vanilla_transformer",
         f"the device {model.device} here": model.device.type != "cpu",
