@@ -289,7 +289,9 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         if limit == "auto":
             limit = MAX_CPU_TOKENS if self.device.type == "cpu" and requested == "auto" else self.tokens_per_update
         needed = max(1, math.ceil(self.tokens_per_update / self.world_size / max(1, limit)))
-        self.gradient_accumulation_steps = needed if requested == "auto" else max(requested, needed)
+        steps = needed if requested == "auto" else max(requested, needed)
+        is_odd = steps * self.world_size % 2 == 1  # an update has two groups of pairs, and a micro-batch only one
+        self.gradient_accumulation_steps = steps + (is_odd and self.step_mode != "cuda_graph")
 
 
 SUPPORTED |= set(TrainingArguments.__annotations__) - FIXED

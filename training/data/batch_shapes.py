@@ -1,8 +1,8 @@
 """Batches with few fixed shapes, so that a training step is compiled or captured as a CUDA graph once per shape.
 
-Each batch is padded to one of at most twelve shapes, in rows and in tokens of source and target. The shapes of updates
-are chosen from the sequence lengths of the data to minimize padding, independently of the machine. A micro-batch has an
-equal part of the rows of its update.
+Each batch is padded to one of at most twelve shapes, in rows and in tokens of source and target. The shapes of groups
+of pairs are chosen from the sequence lengths of the data to minimize padding, independently of the machine. A
+micro-batch has an equal part of the rows of its group.
 """
 
 import math
@@ -20,7 +20,7 @@ MAX_CANDIDATE_LENGTHS = 256  # lengths that are considered as the maximum length
 
 @dataclass(frozen=True)
 class Shape:
-    """Number of pairs of an update or of a micro-batch, and sequence lengths of source and target (tokens)."""
+    """Number of pairs of a group or of a micro-batch, and sequence lengths of source and target (tokens)."""
 
     rows: int
     source: int
@@ -30,17 +30,17 @@ class Shape:
     def positions(self) -> int:
         return self.rows * (self.source + self.target)
 
-    def split(self, micro_batches: int) -> "Shape":
-        """Return the shape of each of `micro_batches` parts of an update."""
-        return replace(self, rows=-(-self.rows // micro_batches))
+    def split(self, parts: int) -> "Shape":
+        """Return the shape of each of `parts` parts of a group."""
+        return replace(self, rows=-(-self.rows // parts))
 
     def without_ones(self) -> "Shape":
         """Return the shape with sizes of at least 2: `torch.compile` would compile separate code for a size of 1."""
         return Shape(max(2, self.rows), max(2, self.source), max(2, self.target))
 
 
-def choose_shapes(lengths: np.ndarray, tokens_per_update: int) -> list[Shape]:
-    """Choose the fewest shapes of updates whose padding fraction is at most `MAX_PADDING_FRACTION`.
+def choose_shapes(lengths: np.ndarray, tokens_per_group: int) -> list[Shape]:
+    """Choose the fewest shapes of groups whose padding fraction is at most `MAX_PADDING_FRACTION`.
 
     If no allowed number of shapes reaches it, choose the shapes with the least padding. Each shape also fits every pair
     that fits the previous one.
@@ -50,7 +50,7 @@ def choose_shapes(lengths: np.ndarray, tokens_per_update: int) -> list[Shape]:
 
     Args:
         lengths: Tokens of source and target of each pair: (pairs, 2).
-        tokens_per_update: Maximum of rows times longer side. A single longer pair may exceed it.
+        tokens_per_group: Maximum of rows times longer side. A single longer pair may exceed it.
     """
     longest = lengths.max(1)
     ends = np.unique(longest)
@@ -58,10 +58,10 @@ def choose_shapes(lengths: np.ndarray, tokens_per_update: int) -> list[Shape]:
         ends = np.unique(np.append(ends[:: math.ceil(len(ends) / MAX_CANDIDATE_LENGTHS)], ends[-1]))
     below = np.concatenate([[0], np.searchsorted(np.sort(longest), ends, side="right")])  # pairs up to each end
     pairs = np.maximum(below[None, 1:] - below[:-1, None], 0)  # (from, to): pairs of a shape with lengths in (from, to]
-    most_rows = np.maximum(1, tokens_per_update // ends)
-    updates = np.maximum(1, -(-pairs // most_rows))
-    rows = np.maximum(1, -(-pairs // updates))  # if the pairs are distributed evenly
-    costs = updates * most_rows * ends  # full updates, or shapes with few pairs would be too cheap
+    most_rows = np.maximum(1, tokens_per_group // ends)
+    groups = np.maximum(1, -(-pairs // most_rows))
+    rows = np.maximum(1, -(-pairs // groups))  # if the pairs are distributed evenly
+    costs = groups * most_rows * ends  # full groups, or shapes with few pairs would be too cheap
     costs = np.where(np.arange(len(ends))[:, None] <= np.arange(len(ends)), costs, np.inf)
     rounds = [(costs[0], np.zeros(len(ends), dtype=int))]  # per number of shapes: lowest costs, start indices
     for _ in range(min(MAX_SHAPES, len(ends)) - 1):
@@ -92,24 +92,24 @@ def assign_shapes(lengths: np.ndarray, shapes: list[Shape]) -> np.ndarray:
     return fits.argmax(-1)
 
 
-def count_updates(counts: np.ndarray, shapes: list[Shape]) -> np.ndarray:
-    """Return the number of updates per shape, given its number of pairs: (shapes,)."""
+def count_groups(counts: np.ndarray, shapes: list[Shape]) -> np.ndarray:
+    """Return the number of groups per shape, given its number of pairs: (shapes,)."""
     return -(-counts // np.array([shape.rows for shape in shapes]))
 
 
 def group_by_shapes(
-    shape_indices: np.ndarray, updates: np.ndarray, rng: np.random.Generator
+    shape_indices: np.ndarray, group_counts: np.ndarray, rng: np.random.Generator
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each update as the index of its shape and the indices of its pairs, which are distributed evenly.
+    """Yield each group as the index of its shape and the indices of its pairs, which are distributed evenly.
 
-    `shape_indices` has one entry per pair: (pairs,). `updates` is the number of updates per shape: (shapes,). Updates
-    of a shape with few pairs can be empty.
+    `shape_indices` has one entry per pair: (pairs,). `group_counts` is the number of groups per shape: (shapes,).
+    Groups of a shape with few pairs can be empty.
     """
-    order = rng.permutation(np.repeat(np.arange(len(updates)), updates)).tolist()  # first, to be equal in all processes
+    order = rng.permutation(np.repeat(np.arange(len(group_counts)), group_counts)).tolist()  # first: processes agree
     groups = {}
-    for shape_index in np.nonzero(updates)[0].tolist():
+    for shape_index in np.nonzero(group_counts)[0].tolist():
         pairs = rng.permutation(np.nonzero(shape_indices == shape_index)[0])
-        groups[shape_index] = iter(np.array_split(pairs, updates[shape_index]))
+        groups[shape_index] = iter(np.array_split(pairs, group_counts[shape_index]))
     for shape_index in order:
         yield shape_index, next(groups[shape_index])
 

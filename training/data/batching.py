@@ -1,11 +1,26 @@
 """Batching by number of tokens (section 5.1: "sentence pairs were batched together by approximate sequence length")."""
 
 from collections.abc import Iterator
+from itertools import islice
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Sampler
 
-from training.data.batch_shapes import Shape, assign_shapes, count_updates, group_by_shapes
+from training.data.batch_shapes import Shape, assign_shapes, count_groups, group_by_shapes
+
+GROUPS_PER_UPDATE = 2  # groups of pairs of similar length; updates of a single length reach lower scores
+
+
+def groups_per_update(micro_batches: int) -> int:
+    """Return the number of groups of an update with `micro_batches` parts. Each part has pairs of one group."""
+    return GROUPS_PER_UPDATE if micro_batches % GROUPS_PER_UPDATE == 0 else 1
+
+
+def split_update(groups: list[Any], micro_batches: int) -> Iterator[tuple[Any, np.ndarray]]:
+    """Yield the label and the pairs of each of `micro_batches` parts of an update, given those of its groups."""
+    for label, pairs in groups:
+        yield from ((label, part) for part in np.array_split(pairs, micro_batches // len(groups)))
 
 
 def batch_by_tokens(lengths: np.ndarray, max_tokens: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -26,19 +41,18 @@ def batch_by_tokens(lengths: np.ndarray, max_tokens: int, rng: np.random.Generat
 class TokenBatchSampler(Sampler[list[int]]):
     """Sampler of micro-batches of pairs with similar length.
 
-    An update has at most `tokens_per_update` tokens, including padding. Each epoch shuffles the pairs and the updates
-    with `seed` and the epoch number. The pairs of an update do not depend on `micro_batches`, the number of parts into
-    which each update is split. Parts have successive pairs in the order of their lengths. If there are more parts than
-    pairs, the last ones are empty.
+    An update has at most `tokens_per_update` tokens, including padding, in two groups of pairs with similar length.
+    Each epoch shuffles the pairs and the groups with `seed` and the epoch number. A group is split into
+    `micro_batches / 2` parts of successive pairs, so the pairs of an update do not depend on the number of parts. If
+    there are more parts than pairs, the last ones are empty. If `micro_batches` is odd, an update has one group.
 
-    With `shapes`, an update has the index of a shape. A micro-batch is this index, followed by the indices of its
-    pairs.
+    With `shapes`, a group has the index of a shape. A micro-batch is this index, followed by the indices of its pairs.
 
     Args:
         lengths: Tokens of source and target of each pair: (pairs, 2).
-        tokens_per_update: Maximum size of an update. A longer pair forms a separate update.
+        tokens_per_update: Maximum size of an update. A pair of more than half of it forms a separate group.
         micro_batches: Processes times gradient accumulation steps.
-        shapes: Result of `choose_shapes`, if the updates have fixed shapes.
+        shapes: Result of `choose_shapes` for one group, if the groups have fixed shapes.
     """
 
     def __init__(
@@ -50,21 +64,24 @@ class TokenBatchSampler(Sampler[list[int]]):
         shapes: list[Shape] | None = None,
     ):
         self.lengths = lengths
-        self.tokens_per_update = tokens_per_update
+        self.groups = groups_per_update(micro_batches)
+        self.tokens_per_group = max(1, tokens_per_update // self.groups)
         self.seed = seed
         self.micro_batches = micro_batches
         self.epoch = 0
         self.shapes = shapes
         if shapes:
             self.shape_indices = assign_shapes(lengths, shapes)
-            self.updates = count_updates(np.bincount(self.shape_indices, minlength=len(shapes)), shapes)
-        self._len = micro_batches * sum(1 for _ in self._updates(np.random.default_rng(0)))  # the same in each epoch
+            self.group_counts = count_groups(np.bincount(self.shape_indices, minlength=len(shapes)), shapes)
+        groups = sum(1 for _ in self._groups(np.random.default_rng(0)))  # the same in each epoch
+        self._len = micro_batches * -(-groups // self.groups)
 
     @property
     def padding(self) -> float:
         """Fraction of positions without a token, including missing rows (only with `shapes`)."""
-        positions = [shape.split(self.micro_batches).positions for shape in self.shapes or ()]
-        return 1 - self.lengths.sum() / (self.micro_batches * np.dot(self.updates, positions))
+        parts = self.micro_batches // self.groups
+        positions = [shape.split(parts).positions for shape in self.shapes or ()]
+        return 1 - self.lengths.sum() / (parts * np.dot(self.group_counts, positions))
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -73,15 +90,16 @@ class TokenBatchSampler(Sampler[list[int]]):
         return self._len
 
     def __iter__(self) -> Iterator[list[int]]:
-        for shape_index, update in self._updates(np.random.default_rng([self.seed, self.epoch])):
-            for part in np.array_split(update, self.micro_batches):
+        groups = self._groups(np.random.default_rng([self.seed, self.epoch]))
+        while update := list(islice(groups, self.groups)):
+            for shape_index, part in split_update(update, self.micro_batches):
                 yield [*shape_index, *part.tolist()]
 
-    def _updates(self, rng: np.random.Generator) -> Iterator[tuple[list[int], np.ndarray]]:
-        """Yield the index of a shape, if there are shapes, and the indices of the pairs of each update."""
+    def _groups(self, rng: np.random.Generator) -> Iterator[tuple[list[int], np.ndarray]]:
+        """Yield the index of a shape, if there are shapes, and the indices of the pairs of each group."""
         if self.shapes:
-            yield from (([index], pairs) for index, pairs in group_by_shapes(self.shape_indices, self.updates, rng))
+            yield from (([index], pairs) for index, pairs in group_by_shapes(self.shape_indices, self.group_counts, rng))
             return
-        updates = batch_by_tokens(self.lengths, self.tokens_per_update, rng)
-        rng.shuffle(updates)  # type: ignore[arg-type]  # list of arrays
-        yield from (([], update) for update in updates)
+        groups = batch_by_tokens(self.lengths, self.tokens_per_group, rng)
+        rng.shuffle(groups)  # type: ignore[arg-type]  # list of arrays
+        yield from (([], group) for group in groups)

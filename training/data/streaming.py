@@ -11,8 +11,8 @@ from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import PreTrainedTokenizerFast
 
 from training.arguments import DataArguments
-from training.data.batch_shapes import Shape, assign_shapes, count_updates, group_by_shapes
-from training.data.batching import batch_by_tokens
+from training.data.batch_shapes import Shape, assign_shapes, count_groups, group_by_shapes
+from training.data.batching import batch_by_tokens, groups_per_update, split_update
 from training.data.collators import Pair
 from training.data.files import SEVERAL_TARGETS, TABLE_SUFFIXES, iter_stripped_lines, read_table, validate_line_counts
 from training.data.hub_datasets import load, use_dataset
@@ -76,14 +76,15 @@ class TokenBatchStream(TorchIterableDataset):
     """Infinite stream of micro-batches by tokens: lists of pairs {"input_ids", "labels"}.
 
     All processes read the same buffers of `buffer_size` pairs. Each process tokenizes its part of a buffer, sorts it by
-    length and splits it into its parts of updates, which are returned in random order. The part of an update has at
-    most `tokens_per_update / processes` tokens and is split into `micro_batches`. The corpus is repeated without end.
+    length and splits it into groups, which are returned in random order. The part of an update has at most
+    `tokens_per_update / processes` tokens. It has two groups if `micro_batches` is even, else one, and is split into
+    `micro_batches`. The corpus is repeated without end.
 
-    For every buffer, the processes exchange the number of updates. A process with fewer pairs returns smaller or empty
+    For every buffer, the processes exchange the number of groups. A process with fewer pairs returns smaller or empty
     micro-batches. So all processes have the same position in the corpus, and a run can be resumed with another number
     of processes: it continues in the same buffer.
 
-    After `set_batch_shapes`, all processes have the same shape in an update. A micro-batch is then the index of its
+    After `set_batch_shapes`, all processes have the same shapes in an update. A micro-batch is then the index of its
     shape and pairs of token ids, as `FixedShapeCollator` expects.
 
     `pairs_read` counts the pairs in the buffers that were read for training, `pairs_dropped` those that the length
@@ -110,7 +111,8 @@ class TokenBatchStream(TorchIterableDataset):
         self.pairs = pairs
         self.tokenizer = tokenizer
         self.arguments = arguments
-        self.max_tokens = max(1, tokens_per_update // processes)  # per update and process
+        self.groups = groups_per_update(micro_batches)
+        self.tokens_per_group = max(1, tokens_per_update // processes // self.groups)
         self.seed = seed
         self.micro_batches = micro_batches
         self.rank, self.processes, self.exchange = rank, processes, exchange
@@ -119,7 +121,7 @@ class TokenBatchStream(TorchIterableDataset):
         self.load_state_dict({"updates": 0, "buffer": 0, "rows": self._start})
 
     def set_batch_shapes(self, shapes: list[Shape]) -> None:
-        """Use fixed shapes for the part of an update of each process."""
+        """Use fixed shapes for the groups of each process."""
         self._shapes = shapes
 
     def first_lengths(self) -> np.ndarray:
@@ -153,8 +155,8 @@ class TokenBatchStream(TorchIterableDataset):
                 rows, has_updates = iter(self.pairs), False
                 continue
             pairs, buffered = self._make_updates(chunk, buffer)
-            for shape_index, update in buffered[skip:]:
-                for part in np.array_split(update, self.micro_batches):
+            for update in buffered[skip:]:
+                for shape_index, part in split_update(update, self.micro_batches):
                     micro_batch = [pairs[i] for i in part.tolist()]
                     if self._shapes:
                         yield shape_index, micro_batch
@@ -174,22 +176,26 @@ class TokenBatchStream(TorchIterableDataset):
         kept = np.nonzero(~np.any(list(length_filters(lengths, self.arguments).values()), axis=0))[0]
         return [pairs[i] for i in kept.tolist()], lengths[kept]
 
-    def _make_updates(self, rows: list[dict[str, str]], buffer: int) -> tuple[list[Pair], list[tuple[int, np.ndarray]]]:
-        """Return token ids of the pairs, and the index of a shape (else 0) and of the pairs of each update."""
+    def _make_updates(
+        self, rows: list[dict[str, str]], buffer: int
+    ) -> tuple[list[Pair], list[list[tuple[int, np.ndarray]]]]:
+        """Return token ids of the pairs, and per group of each update a shape's index (else 0) and those of pairs."""
         pairs, lengths = self._encode(rows)
         rng = np.random.default_rng([self.seed, buffer])
         if self._shapes:
             shape_indices = assign_shapes(lengths, self._shapes)
-            counts = count_updates(np.bincount(shape_indices, minlength=len(self._shapes)), self._shapes)
+            counts = count_groups(np.bincount(shape_indices, minlength=len(self._shapes)), self._shapes)
         else:
-            updates = batch_by_tokens(lengths, self.max_tokens, rng) if pairs else []
-            counts = np.array([len(updates)])
+            batches = batch_by_tokens(lengths, self.tokens_per_group, rng) if pairs else []
+            counts = np.array([len(batches)])
         exchanged = self.exchange((counts, len(pairs)))
         most = np.max([each for each, _ in exchanged], axis=0)
         self.pairs_read += len(rows)
         self.pairs_dropped += len(rows) - sum(count for _, count in exchanged)
         if self._shapes:
-            return pairs, list(group_by_shapes(shape_indices, most, rng))
-        updates += [np.array([], dtype=int)] * (most[0] - len(updates))
-        order = np.random.default_rng([self.seed, buffer]).permutation(len(updates))  # equal in all processes
-        return pairs, [(0, updates[i]) for i in order]
+            groups = list(group_by_shapes(shape_indices, most, rng))
+        else:
+            batches += [np.array([], dtype=int)] * (most[0] - len(batches))
+            order = np.random.default_rng([self.seed, buffer]).permutation(len(batches))  # equal in all processes
+            groups = [(0, batches[i]) for i in order]
+        return pairs, [groups[i : i + self.groups] for i in range(0, len(groups), self.groups)]
