@@ -7,12 +7,12 @@ from accelerate.data_loader import BatchSamplerShard
 
 from training.arguments import TokenizerArguments
 from training.data.batch_shapes import choose_shapes
-from training.data.batching import TokenBatchSampler
+from training.data.batching import TokenBatchSampler, groups_per_update
 from training.data.files import read_pair
 from training.data.tokenization import sequence_lengths, tokenize_corpus
 from training.data.tokenizer import train_tokenizer
 
-MACHINES = [(1, 1), (2, 1), (1, 2), (4, 1), (2, 4)]  # processes, accumulation steps
+MACHINES = [(2, 1), (1, 2), (3, 2), (4, 1), (2, 4)]  # processes, accumulation steps; their product is even
 
 
 def sample_lengths(pairs):
@@ -37,8 +37,13 @@ def test_yields_every_pair_once_within_tokens_per_update(lengths, micro_batches)
     sampler = TokenBatchSampler(lengths, tokens_per_update=1000, seed=0, micro_batches=micro_batches)
     batches = list(sampler)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    updates = [sum(batches[i : i + micro_batches], []) for i in range(0, len(batches), micro_batches)]
-    assert all(len(update) * lengths[update].max() <= 1000 for update in updates)
+    updates = [batches[i : i + micro_batches] for i in range(0, len(batches), micro_batches)]
+    groups = groups_per_update(micro_batches)
+    parts = micro_batches // groups
+    for update in updates:
+        for i in range(0, micro_batches, parts):
+            group = sum(update[i : i + parts], [])
+            assert not group or len(group) * lengths[group].max() <= 1000 / groups
     limit = 1000 / micro_batches + lengths.max()  # the last pair may exceed it
     assert all(len(batch) * lengths[batch].max() <= limit for batch in batches if batch)
     assert len(batches) == len(sampler) == micro_batches * len(updates)
@@ -48,7 +53,7 @@ def test_yields_every_pair_once_within_tokens_per_update(lengths, micro_batches)
 def test_updates_have_the_same_pairs_on_every_machine(has_shapes):
     """The first 200 updates, also with few long pairs, which leave some processes without pairs."""
     lengths = np.concatenate([sample_lengths(16_000), np.full((7, 2), 300)])
-    shapes = choose_shapes(lengths, 1000) if has_shapes else None
+    shapes = choose_shapes(lengths, 500) if has_shapes else None
     updates = {}
     for processes, steps in MACHINES:
         sampler = TokenBatchSampler(lengths, 1000, 3, processes * steps, shapes)
@@ -59,10 +64,20 @@ def test_updates_have_the_same_pairs_on_every_machine(has_shapes):
             [i for k in range(update * steps, update * steps + steps) for rank in ranks for i in rank[k][prefix:]]
             for update in range(200)
         ]
-        assert processes == 1 or has_shapes or any(not batch for rank in ranks for batch in rank)
-    assert len(sum(updates[1, 1], [])) > 11_000
+        assert processes * steps == 2 or has_shapes or any(not batch for rank in ranks for batch in rank)
+    assert len(sum(updates[1, 2], [])) > 11_000
     for machine in MACHINES:
-        assert updates[machine] == updates[1, 1], machine
+        assert updates[machine] == updates[1, 2], machine
+
+
+def test_update_has_two_groups_of_different_lengths():
+    """The lengths of an update vary more than those of its micro-batches."""
+    lengths = sample_lengths(16_000)
+    batches = list(TokenBatchSampler(lengths, 2000, 0, 4))
+    updates = [batches[i : i + 4] for i in range(0, len(batches), 4)]
+    longest = [[lengths[batch].max() for batch in update] for update in updates]
+    assert np.mean([max(a, b) - min(a, b) <= 1 for a, b, _, _ in longest]) > 0.9
+    assert np.mean([max(a, c) - min(a, c) <= 1 for a, _, c, _ in longest]) < 0.3
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
@@ -84,10 +99,10 @@ def test_epochs_are_random_and_reproducible(lengths):
     assert len(second) == len(first) == len(sampler)
 
 
-def test_micro_batches_of_an_update_have_similar_size():
+def test_micro_batches_of_a_group_have_similar_size():
     size, lengths = 4, sample_lengths(20_000)
     batches = list(TokenBatchSampler(lengths, 4000, 0, size))
-    groups = [batches[i : i + size] for i in range(0, len(batches), size)]
+    groups = [batches[i : i + size // 2] for i in range(0, len(batches), size // 2)]
     costs = [[padded_size(batch, lengths) for batch in group] for group in groups]
     assert np.mean([max(cost) / min(cost) for cost in costs]) < 1.06
 

@@ -226,14 +226,15 @@ def test_describes_the_plan(simulate):
 @pytest.mark.parametrize(
     ("keys", "steps"),
     [
-        ({}, 1),
+        ({}, 2),  # a micro-batch has pairs of one group, and an update has two groups
+        ({"step_mode": "cuda_graph"}, 1),
         ({"tokens_per_update": 8192}, 2),  # at most 4,096 tokens on a CPU
-        ({"tokens_per_update": 8193}, 3),
+        ({"tokens_per_update": 8193}, 4),
         ({"max_tokens": 300, "tokens_per_update": 1000}, 4),
-        ({"max_tokens": 9000, "tokens_per_update": 8192}, 1),
+        ({"max_tokens": 9000, "tokens_per_update": 8192}, 2),
         ({"max_tokens": 300, "gradient_accumulation_steps": 8}, 8),
-        ({"max_tokens": 300, "gradient_accumulation_steps": 2}, 7),  # of 2,048 tokens
-        ({"tokens_per_update": 50_000, "gradient_accumulation_steps": 1}, 1),
+        ({"max_tokens": 300, "gradient_accumulation_steps": 2}, 8),  # of 2,048 tokens
+        ({"tokens_per_update": 50_000, "gradient_accumulation_steps": 1}, 2),
     ],
 )
 def test_accumulation_respects_max_tokens(tmp_path, keys, steps):
@@ -241,6 +242,8 @@ def test_accumulation_respects_max_tokens(tmp_path, keys, steps):
 
 
 def test_accumulation_depends_on_processes_and_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingArguments, "world_size", 3)
+    assert TrainingArguments(output_dir=str(tmp_path), use_cpu=True).gradient_accumulation_steps == 2
     monkeypatch.setattr(TrainingArguments, "world_size", 2)
     keys = {"output_dir": str(tmp_path), "use_cpu": True, "tokens_per_update": 8192}
     assert TrainingArguments(**keys).gradient_accumulation_steps == 1

@@ -34,7 +34,7 @@ EFFECTS = {  # key: its value, and the settings of both runs that are compared
     "adam_beta2": (0.5, {"warmup_steps": 1}),
     "adam_epsilon": (0.1, {"warmup_steps": 1}),
     "max_grad_norm": (0.01, {"warmup_steps": 1, "optim": "sgd"}),
-    "gradient_accumulation_steps": (2, {"tokens_per_update": 16, "warmup_steps": 1}),
+    "gradient_accumulation_steps": (4, {"tokens_per_update": 16, "warmup_steps": 1}),
     "label_smoothing_factor": (0.0, {"warmup_steps": 1}),
     "eval_strategy": ("epoch", {}),
     "eval_steps": (2, {"eval_strategy": "steps", "logging_steps": 1}),

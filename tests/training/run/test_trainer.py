@@ -181,8 +181,9 @@ def test_timing_uses_the_training_loss(make_trainer, monkeypatch, tmp_path, rdro
     assert len(measured) >= 3
     for _ in range(len(measured)):
         trainer.compute_loss(trainer.model.train(), dict(batch_of(trainer)))
-    rows = 2 * 4 if rdrop_alpha else 4
-    assert set(measured) == set(calls[len(measured) :]) == {(rows, None if rdrop_alpha else 0.1)}
+    rows, smoothing = (2 * 4, None) if rdrop_alpha else (4, 0.1)
+    assert set(calls[len(measured) :]) == {(rows, smoothing)}
+    assert set(measured) == {(rows // 2, smoothing)}  # a micro-batch is half of an update
 
 
 @pytest.mark.parametrize(("data_seed", "same_as"), [(None, 42), (0, 0), (3, 3)])
