@@ -212,8 +212,8 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     tokens_per_update: int = option(
         2048,
         "The maximum number of source or target tokens per update, including padding: pairs times longest sequence. "
-        "An update has the same pairs on every machine. `num_processes * gradient_accumulation_steps` micro-batches "
-        "share its pairs.",
+        "An update has the same pairs on every machine, in two groups of pairs with similar length. `num_processes * "
+        "gradient_accumulation_steps` micro-batches share them.",
     )
     max_tokens: int | str = option(
         "auto",
@@ -221,7 +221,9 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         "4,096, else no limit.",
     )
     gradient_accumulation_steps: int = option(  # an integer after `__post_init__`
-        "auto", "The minimum number of micro-batches per process and update. `max_tokens` may require more."
+        "auto",
+        "The minimum number of micro-batches per process and update. `max_tokens` may require more. The number of all "
+        "processes is even, because a micro-batch has pairs of one group (except with `step_mode=cuda_graph`).",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto",

@@ -207,16 +207,16 @@ def test_micro_batches_are_halved_if_memory_is_too_small(run_train, losses, conf
     """The updates remain the same."""
     keys = {"max_steps": 6, "logging_steps": 1, "dropout": 0, "tokens_per_update": 512, "precision": "fp32"}
     expected = run_train(**keys)[0]
-    assert expected.args.gradient_accumulation_steps == 1
-    configure(max_tokens=300)
+    assert expected.args.gradient_accumulation_steps == 2
+    configure(max_tokens=150)
     trainer = run_train(lambda trainer: configure(), **keys)[0]  # the limit ends before the evaluation
-    assert trainer.args.gradient_accumulation_steps == 2
-    assert "larger batches do not fit into memory: 2 accumulation steps, not 1" in capsys.readouterr().out
+    assert trainer.args.gradient_accumulation_steps == 4
+    assert "larger batches do not fit into memory: 4 accumulation steps, not 2" in capsys.readouterr().out
     assert losses(trainer) == pytest.approx(losses(expected), rel=1e-3)
 
 
 def test_requested_max_tokens_that_does_not_fit_is_an_error(run_train, configure, capsys):
-    configure(max_tokens=300)
+    configure(max_tokens=150)
     with pytest.raises(SystemExit):
         run_train(max_steps=6, max_tokens=512, tokens_per_update=512)
-    assert "max_tokens=512 does not fit into the memory of the device, but 256 does" in capsys.readouterr().err
+    assert "max_tokens=512 does not fit into the memory of the device, but 128 does" in capsys.readouterr().err

@@ -98,8 +98,9 @@ class TokenBatchSampler(Sampler[list[int]]):
     def _groups(self, rng: np.random.Generator) -> Iterator[tuple[list[int], np.ndarray]]:
         """Yield the index of a shape, if there are shapes, and the indices of the pairs of each group."""
         if self.shapes:
-            yield from (([index], pairs) for index, pairs in group_by_shapes(self.shape_indices, self.group_counts, rng))
+            groups = group_by_shapes(self.shape_indices, self.group_counts, rng)
+            yield from (([index], pairs) for index, pairs in groups)
             return
-        groups = batch_by_tokens(self.lengths, self.tokens_per_group, rng)
-        rng.shuffle(groups)  # type: ignore[arg-type]  # list of arrays
-        yield from (([], group) for group in groups)
+        batches = batch_by_tokens(self.lengths, self.tokens_per_group, rng)
+        rng.shuffle(batches)  # type: ignore[arg-type]  # list of arrays
+        yield from (([], batch) for batch in batches)
