@@ -77,7 +77,7 @@ class DataArguments:
         "`dataloader_num_workers`.",
     )
     buffer_size: int = option(
-        100_000, "With `streaming`, the number of pairs to sort by length and shuffle, in all processes."
+        100_000, "With `streaming`, the number of pairs to sort by length and shuffle, summed over all processes."
     )
 
 
@@ -301,7 +301,7 @@ UNSUPPORTED = {f.name for f in dataclasses.fields(TrainingArguments)} - SUPPORTE
 
 
 def former_tokens_per_update(values: dict[str, Any]) -> int:
-    """Return the tokens of an update of a recipe of an earlier version, which had no key for them."""
+    """Return the tokens per update of a recipe of an earlier version, which had no key `tokens_per_update`."""
     return math.prod(int(values.get(name, default)) for name, default in FORMER_DEFAULTS.items())
 
 

@@ -365,7 +365,7 @@ def prompt_length(prompt: torch.Tensor | None, config: GenerationConfig) -> int:
 
 
 def prepare_custom_generate_kwargs(model: Any, function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Bind the arguments that transformers drops with `custom_generate` to the function, and add the stop strings."""
+    """Bind to `function` the arguments that `generate()` drops with `custom_generate`, and add the stop strings."""
     configs = [each for each in (arguments.get("generation_config"), model.generation_config) if each is not None]
 
     def setting(name: str) -> Any:

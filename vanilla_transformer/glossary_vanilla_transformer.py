@@ -132,7 +132,7 @@ class LexicalConstraints:
         progress = (suffixes * torch.arange(size + 1, device=ids.device)).amax(-1).minimum(lengths)  # (B, K, R)
         variant_mask, min_counts = self.variant_mask[active][:, None], self.min_counts[active][:, None]
         complete = suffixes.gather(-1, lengths[..., None].expand(-1, beams, -1, 1))[..., 0]
-        # whether a term is complete, unless the next token continues its last word
+        # whether a term ends here; it counts only if the next token does not continue its last word
         pending = (variant_mask & complete[:, :, None]).any(-1)  # (B, K, C)
         is_needed_again = (variant_mask & (counts + pending < min_counts)[..., None]).any(-2)  # (B, K, R)
         progress = progress.masked_fill(complete & is_needed_again, 0)
@@ -162,14 +162,14 @@ class LexicalConstraints:
         counts = counts[:, :, None] + (pending[:, :, None] & ~continues[..., None])  # (B, K, M, C)
         missing = self.count_missing_tokens(counts, progress, active)  # (B, K, M)
         values = values.masked_fill(is_eos & (missing > 0) & (remaining_length > 0)[:, None, None], -math.inf)
-        is_late = missing + 1 > remaining_length[:, None, None]  # cannot complete its terms: ranked last
+        cannot_complete = missing + 1 > remaining_length[:, None, None]  # its terms: ranked last
         values, ids, missing = values.flatten(1), ids.flatten(1), missing.flatten(1)
-        lateness = (is_late.flatten(1) & (missing > 0)) * (1 + missing)
+        shortfall = (cannot_complete.flatten(1) & (missing > 0)) * (1 + missing)
 
         # round-robin over banks: the best of each number of missing tokens, then the second best of each, ...
         order = values.argsort(descending=True, stable=True)
-        order = order.gather(1, lateness.gather(1, order).argsort(stable=True))
-        is_last = lateness.gather(1, order) > 0
+        order = order.gather(1, shortfall.gather(1, order).argsort(stable=True))
+        is_last = shortfall.gather(1, order) > 0
         missing, values, ids = missing.gather(1, order), values.gather(1, order), ids.gather(1, order)
         parents = order // (order.shape[1] // beams)
         by_bank = missing.argsort(stable=True)

@@ -401,8 +401,8 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
             hidden_states = self.embedding_layer_norm(hidden_states)
         return apply_dropout(hidden_states, self.config.dropout, self.training)
 
-    def may_skip_mask(self, mask: torch.Tensor | None) -> bool:
-        """Return whether transformers may test if a mask has padding; on a GPU, this would synchronize each step."""
+    def may_omit_mask(self, mask: torch.Tensor | None) -> bool:
+        """Return whether transformers may omit a mask without padding. On a GPU, its test would synchronize."""
         return mask is None or mask.device.type == "cpu" or not self.training
 
 
@@ -450,7 +450,7 @@ class Encoder(TransformerStack):
             config=self.config,
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
-            allow_is_bidirectional_skip=self.may_skip_mask(attention_mask),
+            allow_is_bidirectional_skip=self.may_omit_mask(attention_mask),
         )
         for layer in self.layers:
             hidden_states = layer(hidden_states, attention_mask, **kwargs)
@@ -510,7 +510,7 @@ class Decoder(TransformerStack):
             inputs_embeds=inputs_embeds,
             attention_mask=encoder_attention_mask,
             encoder_hidden_states=encoder_hidden_states,
-            allow_is_bidirectional_skip=self.may_skip_mask(encoder_attention_mask),
+            allow_is_bidirectional_skip=self.may_omit_mask(encoder_attention_mask),
         )
         for layer in self.layers:
             hidden_states = layer(

@@ -45,7 +45,7 @@ def test_one_side_without_post_processor(train_bpe, sentences, special_tokens, t
 
 
 def test_ids_without_embedding_rows_are_unknown(tokenizer, special_tokens, sentences, tmp_path):
-    """Earlier versions imported such tokenizers. Tokens that are added to them are not replaced."""
+    """Checkpoints of earlier versions can have ids without an embedding row. Tokens added later keep their ids."""
     earlier = VanillaTransformerTokenizer(
         source_tokenizer_object=tokenizer.source_tokenizer, target_tokenizer_object=tokenizer.target_tokenizer,
         known=[40, 30], **special_tokens,

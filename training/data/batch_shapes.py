@@ -61,7 +61,7 @@ def choose_shapes(lengths: np.ndarray, tokens_per_group: int) -> list[Shape]:
     most_rows = np.maximum(1, tokens_per_group // ends)
     groups = np.maximum(1, -(-pairs // most_rows))
     rows = np.maximum(1, -(-pairs // groups))  # if the pairs are distributed evenly
-    costs = groups * most_rows * ends  # full groups, or shapes with few pairs would be too cheap
+    costs = groups * most_rows * ends  # groups count as full; otherwise, shapes with few pairs seem cheap
     costs = np.where(np.arange(len(ends))[:, None] <= np.arange(len(ends)), costs, np.inf)
     rounds = [(costs[0], np.zeros(len(ends), dtype=int))]  # per number of shapes: lowest costs, start indices
     for _ in range(min(MAX_SHAPES, len(ends)) - 1):

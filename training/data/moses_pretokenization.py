@@ -4,7 +4,7 @@ A checkpoint takes and returns raw text. Quotes, dashes and dots are normalized 
 and words are split as by tokenizer.perl. Both follow sacremoses, without escapes (`&apos;`).
 A shared vocabulary has no language, so one rule applies to all languages. Where the rules of Moses differ by language:
 
-- Apostrophes: English `don 't`, `dog 's`; French `l' homme`, after a listed word; German as English.
+- Apostrophes: English `don 't`, `dog 's`; French `l' homme` after a word of `ELISIONS`. German is split like English.
 - Abbreviations of English, German and French all keep their period.
 - `",` and `,"` are unchanged. Moses swaps the two characters, in a direction that depends on the language.
 
@@ -30,7 +30,7 @@ SUBSTITUTIONS = {
 
 
 def moses_normalizer() -> normalizers.Normalizer:
-    """Build a normalizer to straight quotes, ASCII dashes, three dots for an ellipsis, and single spaces."""
+    """Build a normalizer that inserts straight quotes, ASCII hyphens, three dots for an ellipsis, and single spaces."""
     return normalizers.Sequence([normalizers.Replace(Regex(old), new) for old, new in SUBSTITUTIONS.items()])
 
 

@@ -179,7 +179,7 @@ class TokenBatchStream(TorchIterableDataset):
     def _make_updates(
         self, rows: list[dict[str, str]], buffer: int
     ) -> tuple[list[Pair], list[list[tuple[int, np.ndarray]]]]:
-        """Return token ids of the pairs, and per group of each update a shape's index (else 0) and those of pairs."""
+        """Return the pairs, and for each group of each update its shape (0 without shapes) and its pairs' indices."""
         pairs, lengths = self._encode(rows)
         rng = np.random.default_rng([self.seed, buffer])
         if self._shapes:

@@ -106,7 +106,7 @@ def tokenize_rows(tokenizer: PreTrainedTokenizerFast, sources: list[str], target
 
 
 def iter_backends(tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, Tokenizer]]:
-    """Yield the Rust tokenizer of each side. Use each before the next: both can be one object."""
+    """Yield the Rust tokenizer of each side. Finish with one before the next: both can be the same."""
     switches = [getattr(tokenizer, f"_switch_to_{mode}_mode", lambda: None) for mode in ("input", "target")]
     try:
         for name, switch in zip(("input_ids", "labels"), switches, strict=True):

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training.arguments import TrainingArguments
 
-MIN_CPU_TOKENS = 500  # of an update per process: the recipe of the demo has two processes of 512 tokens
+MIN_CPU_TOKENS = 500  # minimum per process, of the tokens of an update; `demo.yaml` has 512 in each of 2 processes
 MAX_CPU_PROCESSES = 8  # each has its own copy of the model, the optimizer and the data; other cores run threads
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a Linux container: microseconds of CPU time per period, and the period
 CPU_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"  # of Linux; hardware threads of a core
@@ -82,7 +82,7 @@ def launch(processes: int, arguments: list[str]) -> int:
     environment |= {LAUNCHED: "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
     environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "USE_LIBUV": "0"}  # the processes connect to `store`
-    if sys.platform == "win32":  # there, only a store of the main process works without libuv; it uses the same port
+    if sys.platform == "win32":  # without libuv, the store must be opened by the main process
         del store, environment["TORCHELASTIC_USE_AGENT_STORE"]
     command = [sys.executable, *COMMAND, *arguments]
     ranks: list[subprocess.Popen] = []
@@ -109,7 +109,7 @@ def launch(processes: int, arguments: list[str]) -> int:
             process.kill()
             process.wait()
     failed = [(status, index) for index, status in enumerate(statuses) if status]
-    status, index = min(failed, default=(0, 0))  # a signal, whose number is negative, causes other failures
+    status, index = min(failed, default=(0, 0))  # signals (negative) first, because they make other processes fail
     if status < 0 and -status not in STOP_SIGNALS:
         name = signal.Signals(-status).name
         message = f"process {index} of {processes} was ended by {name}. If memory is exhausted, use fewer processes."

@@ -18,7 +18,7 @@ def plot_training_curve(
     rdrop_alpha: float = 0.0,
     simcut_alpha: float = 0.0,
 ) -> Figure:
-    """Plot training and validation loss, source gain and validation BLEU over updates.
+    """Plot training and validation loss, loss increase with shuffled sources and BLEU over updates.
 
     The legend shows label smoothing, R-Drop and SimCut, which only the training loss includes.
     """
@@ -29,7 +29,7 @@ def plot_training_curve(
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     loss_axis = figure.subplots()
     curves = {"loss": (f"{train_loss}, training", "tab:blue"), "eval_loss": (f"{eval_loss}, validation", "tab:orange")}
-    curves["eval_source_gain"] = ("source gain, validation", "tab:red")
+    curves["eval_source_gain"] = ("loss increase with shuffled sources, validation", "tab:red")
     for key, (label, color) in curves.items():
         points = [(entry["step"], entry[key]) for entry in log_history if key in entry]
         if points:

@@ -169,7 +169,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.args.save_total_limit = limit
 
     def _run_epoch(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
-        """Override that ends training if the resumed run had already ended."""
+        """Override that ends training at once if it had ended before the checkpoint was resumed."""
         self._restore_losses()
         fix_bucket_order(model)
         if self._had_stopped_early or self.state.global_step >= self.state.max_steps:

@@ -259,7 +259,7 @@ class TagPlacer:
         return target_end + position - source_end
 
     def position_in_sentence(self, position: int, target: Span) -> int:
-        """Return the start of the translation of the next source word, or else the end of that of the previous one."""
+        """Return the start of the next source word's translation, else the end of the previous word's translation."""
         next_word = next((i for i, (start, _) in enumerate(self.source_words) if start >= position), None)
         links = [(j, word) for j, word in enumerate(self.links) if target[0] <= self.target_words[j][0] < target[1]]
         if matches := [j for j, word in links if word == next_word is not None]:

@@ -34,7 +34,7 @@ def test_source_gain_is_plotted(tmp_path):
     history = [entry | {"eval_source_gain": 0.5 * entry["step"]} for entry in HISTORY]
     figure = plot_training_curve(history, tmp_path / "curve.png")
     line = figure.axes[0].get_lines()[2]
-    assert line.get_label() == "source gain, validation"
+    assert line.get_label() == "loss increase with shuffled sources, validation"
     assert line.get_ydata().tolist() == [0.5, 1.0]
 
 
