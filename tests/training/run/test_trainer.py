@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
@@ -267,6 +268,24 @@ def test_stream_resumes_at_each_update(make_trainer, tokenizer, tmp_path):
         assert again[3] == epochs
         for name, tensor in weights.items():
             torch.testing.assert_close(again[2][name], tensor, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("requested", "groups"), [(1, 1), (2, 2)])
+def test_shapes_of_a_stream_become_smaller_with_more_micro_batches(make_trainer, tokenizer, requested, groups):
+    """If memory is too small, the number of micro-batches is doubled after the stream was created."""
+    base = make_trainer(gradient_accumulation_steps=2 * requested)
+    pairs = IterableDataset.from_generator(generate_pairs, gen_kwargs={"n": 60})
+    stream = TokenBatchStream(pairs, tokenizer, DataArguments(max_length=12), 64, 1, micro_batches=requested)
+    stream.micro_batches = 2 * requested
+    keys = {"processing_class": tokenizer, "data_collator": base.data_collator}
+    trainer = TokenBatchTrainer(model=base.model, args=base.args, train_dataset=stream, **keys)
+    trainer.compiled_loss = lambda *args: None
+    loader = trainer.get_train_dataloader()
+    parts = 2 * requested // groups
+    assert loader.collate_fn.shapes == [shape.split(parts).without_ones() for shape in stream._shapes]
+    batches = list(islice(stream, 20))
+    assert batches
+    assert all(len(rows) <= loader.collate_fn.shapes[index].rows for index, rows in batches)
 
 
 @pytest.mark.parametrize("average_by", ["last", "best"])
