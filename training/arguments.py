@@ -212,8 +212,8 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     tokens_per_update: int = option(
         2048,
         "The maximum number of source or target tokens per update, including padding: pairs times longest sequence. "
-        "An update has the same pairs on every machine, in two groups of pairs with similar length. `num_processes * "
-        "gradient_accumulation_steps` micro-batches share them.",
+        "An update has the same pairs on every machine, in two groups of pairs with similar length. Two pairs that are "
+        "longer than half of it exceed it. `num_processes * gradient_accumulation_steps` micro-batches share them.",
     )
     max_tokens: int | str = option(
         "auto",

@@ -46,13 +46,14 @@ class TokenBatchSampler(Sampler[list[int]]):
     `micro_batches / 2` parts of successive pairs, so the pairs of an update do not depend on the number of parts. If
     there are more parts than pairs, the last ones are empty. If `micro_batches` is odd, an update has one group.
 
-    With `shapes`, a group has the index of a shape. A micro-batch is this index, followed by the indices of its pairs.
+    With `shapes`, an update has one group, so that all processes have the same shape. A micro-batch is the index of
+    this shape, followed by the indices of its pairs.
 
     Args:
         lengths: Tokens of source and target of each pair: (pairs, 2).
         tokens_per_update: Maximum size of an update. A pair of more than half of it forms a separate group.
         micro_batches: Processes times gradient accumulation steps.
-        shapes: Result of `choose_shapes` for one group, if the groups have fixed shapes.
+        shapes: Result of `choose_shapes`, if the updates have fixed shapes.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         shapes: list[Shape] | None = None,
     ):
         self.lengths = lengths
-        self.groups = groups_per_update(micro_batches)
+        self.groups = 1 if shapes else groups_per_update(micro_batches)
         self.tokens_per_group = max(1, tokens_per_update // self.groups)
         self.seed = seed
         self.micro_batches = micro_batches

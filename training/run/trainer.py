@@ -27,7 +27,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from training.arguments import TrainingArguments
 from training.data.batch_shapes import Shape, ShapedPairs, choose_shapes
-from training.data.batching import TokenBatchSampler, groups_per_update
+from training.data.batching import TokenBatchSampler
 from training.data.collators import FixedShapeCollator, defer_stop_signals
 from training.data.parallel_text import ParallelText
 from training.data.streaming import TokenBatchStream
@@ -195,10 +195,10 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         dataset: Any = self.train_dataset
         is_stream = isinstance(dataset, TokenBatchStream)  # already split across processes
         micro_batches = self.args.gradient_accumulation_steps * (1 if is_stream else self.args.world_size)
-        groups = dataset.groups if is_stream else groups_per_update(micro_batches)
-        shapes = self._choose_shapes(groups) if self.compiled_loss else None
+        shapes = self._choose_shapes() if self.compiled_loss else None
         if shapes:
-            micro_batch_shapes = [shape.split(micro_batches // groups).without_ones() for shape in shapes]
+            parts = micro_batches // (dataset.groups if is_stream else 1)
+            micro_batch_shapes = [shape.split(parts).without_ones() for shape in shapes]
             loading["collate_fn"] = FixedShapeCollator(micro_batch_shapes, self.processing_class.pad_token_id)
         if is_stream:
             generator = torch.Generator()  # separate: sampling a seed from the global one would break resuming
@@ -215,11 +215,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.add_callback(SamplerEpochCallback(sampler))
         return self.accelerator.prepare(DataLoader(dataset, batch_sampler=sampler, **loading))
 
-    def _choose_shapes(self, groups: int) -> list[Shape]:
-        """Return shapes of groups for all data, or for the first buffer of the main process's stream."""
+    def _choose_shapes(self) -> list[Shape]:
+        """Return shapes of updates for all data, or of groups for the first buffer of the main process's stream."""
         dataset = self.train_dataset
         if not isinstance(dataset, TokenBatchStream):
-            return choose_shapes(sequence_lengths(dataset), self.args.tokens_per_update // groups)
+            return choose_shapes(sequence_lengths(dataset), self.args.tokens_per_update)
         max_lengths = np.full((1, 2), dataset.arguments.max_length)  # may occur in a later buffer
         lengths = np.concatenate([dataset.first_lengths(), max_lengths])
         shapes = gather_object([choose_shapes(lengths, dataset.tokens_per_group)])[0]

@@ -1,4 +1,4 @@
-"""Batches with few fixed shapes: every pair once, little padding, one shape per group."""
+"""Batches with few fixed shapes: every pair once, little padding, one shape per update."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from training.data.batch_shapes import (
     choose_shapes,
     count_groups,
 )
-from training.data.batching import TokenBatchSampler, groups_per_update
+from training.data.batching import TokenBatchSampler
 
 RNG = np.random.default_rng
 
@@ -36,7 +36,6 @@ CORPORA |= {"one": np.array([[5, 7]]), "few": sentence_lengths(11)}
 def test_yields_every_pair_once(corpus, micro_batches):
     lengths = CORPORA[corpus]
     shapes = choose_shapes(lengths, 4096)
-    parts = micro_batches // groups_per_update(micro_batches)
     assert 1 <= len(shapes) <= MAX_SHAPES
     sampler = TokenBatchSampler(lengths, 4096, 3, micro_batches, shapes)
     batches = list(sampler)
@@ -44,16 +43,15 @@ def test_yields_every_pair_once(corpus, micro_batches):
     assert sorted(i for _, *batch in batches for i in batch) == list(range(len(lengths)))
     for number, *batch in batches:
         shape = shapes[number]
-        assert len(batch) <= shape.split(parts).rows
+        assert len(batch) <= shape.split(micro_batches).rows
         assert shape.rows * max(shape.source, shape.target) <= 4096
         assert (lengths[batch] <= [shape.source, shape.target]).all()
-    groups = [batches[i : i + parts] for i in range(0, len(batches), parts)]
-    assert all(len({number for number, *_ in group}) == 1 for group in groups)
-    sizes = [len(batch) for _, *batch in groups[0]]
+    updates = [batches[i : i + micro_batches] for i in range(0, len(batches), micro_batches)]
+    assert all(len({number for number, *_ in update}) == 1 for update in updates)
+    sizes = [len(batch) for _, *batch in updates[0]]
     assert max(sizes) - min(sizes) <= 1
-    groups = groups[: (len(groups) - 1) // 2 * 2]  # the last update may have a single group, in twice as many parts
-    sizes = [sum(len(batch) for _, *batch in group) for group in groups if group[0][0] == groups[0][0][0]]
-    assert max(sizes, default=0) - min(sizes, default=0) <= 1  # pairs are distributed evenly
+    sizes = [sum(len(batch) for _, *batch in update) for update in updates if update[0][0] == updates[0][0][0]]
+    assert max(sizes) - min(sizes) <= 1  # pairs are distributed evenly
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
@@ -62,13 +60,11 @@ def test_padding_is_limited_and_reported(corpus, micro_batches):
     lengths = CORPORA[corpus]
     shapes = choose_shapes(lengths, 4096)
     sampler = TokenBatchSampler(lengths, 4096, 0, micro_batches, shapes)
-    parts = micro_batches // groups_per_update(micro_batches)
-    used = [shapes[number].split(parts) for number, *_ in sampler]
+    used = [shapes[number].split(micro_batches) for number, *_ in sampler]
     longer = sum(shape.rows * max(shape.source, shape.target) for shape in used)
     tolerance = 0.01 if micro_batches == 1 else 0.05  # twelve shapes do not reach less; rows are rounded up
     assert 1 - lengths.max(1).sum() / longer < MAX_PADDING_FRACTION + tolerance
-    if len(sampler) == parts * sampler.group_counts.sum():  # else the last update has a single group
-        assert sampler.padding == pytest.approx(1 - lengths.sum() / sum(shape.positions for shape in used))
+    assert sampler.padding == pytest.approx(1 - lengths.sum() / sum(shape.positions for shape in used))
 
 
 def test_choice_of_shapes_is_optimal():
