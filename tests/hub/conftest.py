@@ -163,7 +163,7 @@ SMALL = {
 SHORT = {
     "num_processes": 1,
     "tokens_per_update": 1024,
-    "max_steps": 300,
+    "max_steps": 600,
     "learning_rate": 0.004,
     "eval_strategy": "no",
     "precision": "fp32",
@@ -172,7 +172,7 @@ SHORT = {
 
 @pytest.fixture(scope="session")
 def demo_checkpoint(tmp_path_factory, start_programs, repository) -> Path:
-    """Checkpoint of a small model, trained for 300 updates on the built-in corpus."""
+    """Checkpoint of a small model, trained for 600 updates on the built-in corpus."""
     folder = tmp_path_factory.mktemp("demo") / "model"
     settings = [str(word) for key, value in (SMALL | SHORT).items() for word in (f"--{key}", value)]
     with start_programs("training.train") as programs:

@@ -34,7 +34,7 @@ def test_demo_is_complete_in_one_process(run_train, losses, monkeypatch, capsys)
     trainer, results = run_train(**keys)
     assert trainer.args.device == torch.device("mps")
     assert (trainer.args.precision, trainer.args.attn_implementation) == ("fp32", "sdpa")
-    assert "1 process x 1 batch of 1,024 tokens = 1,024 tokens per update (MPS, fp32)" in capsys.readouterr().out
+    assert "1 process x 2 batches of 512 tokens = 1,024 tokens per update (MPS, fp32)" in capsys.readouterr().out
     assert trainer.accelerator.mixed_precision == "no"
     assert trainer.accelerator.scaler is None
     assert not trainer.args.dataloader_pin_memory
