@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from training.arguments import DataArguments
 from training.data.batch_shapes import Shape, assign_shapes, count_groups, group_by_shapes
-from training.data.batching import batch_by_tokens, groups_per_update, split_update
+from training.data.batching import GROUPS_PER_UPDATE, batch_by_tokens, groups_per_update, split_update
 from training.data.collators import Pair
 from training.data.files import SEVERAL_TARGETS, TABLE_SUFFIXES, iter_stripped_lines, read_table, validate_line_counts
 from training.data.hub_datasets import load, use_dataset
@@ -78,7 +78,8 @@ class TokenBatchStream(TorchIterableDataset):
     All processes read the same buffers of `buffer_size` pairs. Each process tokenizes its part of a buffer, sorts it by
     length and splits it into groups, which are returned in random order. The part of an update has at most
     `tokens_per_update / processes` tokens. It has two groups if `micro_batches` is even, else one, and is split into
-    `micro_batches`. The corpus is repeated without end.
+    `micro_batches`. With one group per part, every second process has another group. The corpus is repeated without
+    end.
 
     For every buffer, the processes exchange the number of groups. A process with fewer pairs returns smaller or empty
     micro-batches. So all processes have the same position in the corpus, and a run can be resumed with another number
@@ -197,5 +198,7 @@ class TokenBatchStream(TorchIterableDataset):
         else:
             batches += [np.array([], dtype=int)] * (most[0] - len(batches))
             order = np.random.default_rng([self.seed, buffer]).permutation(len(batches))  # equal in all processes
+            if self.groups == 1:  # every second process has another group, so that an update has two
+                order = np.roll(order, self.rank % GROUPS_PER_UPDATE)
             groups = [(0, batches[i]) for i in order]
         return pairs, [groups[i : i + self.groups] for i in range(0, len(groups), self.groups)]

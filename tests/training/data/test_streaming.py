@@ -262,3 +262,18 @@ def test_resumes_with_another_number_of_processes(tokenizer, updates, world):
     assert len(set(after)) == len(after)
     assert len(set(before) & set(after)) <= 70
     assert 230 <= len(set(before) | set(after)) <= 300
+
+
+def test_update_of_two_processes_has_two_groups(tokenizer):
+    """Their lengths differ as in an update of one process, which has two micro-batches."""
+
+    def mean_difference(parts):
+        longest = [
+            [max((len(pair["input_ids"]) for pair in batch), default=np.nan) for batch in part] for part in parts
+        ]
+        return np.nanmean(np.abs(np.diff(longest, axis=0)))
+
+    both = take(make_stream(tokenizer, micro_batches=2), 80)
+    expected = mean_difference([both[::2], both[1::2]])
+    found = mean_difference(run_processes(lambda stream: take(stream, 40), tokenizer, [{}, {}]))
+    assert found > 0.7 * expected
