@@ -1,4 +1,4 @@
-"""Write `recipe_keys.md` from the help texts in `training/arguments.py`: `python docs/recipe_keys.py`."""
+"""Write `recipe_keys.md` from the help texts in `training/recipe/arguments.py`: `python docs/recipe_keys.py`."""
 
 import argparse
 import dataclasses
@@ -42,7 +42,7 @@ TRAINING = {  # sections of the training keys; the last one contains the remaini
 def page() -> str:
     """Return the text of the page for the current code."""
     sys.path.insert(0, str(PAGE.parents[1]))  # training/ is not installed
-    from training.recipe import make_parser
+    from training.recipe.reading import make_parser
 
     parser = make_parser()
     actions = {action.dest: action for action in parser._actions if action.help != argparse.SUPPRESS}

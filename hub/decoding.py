@@ -15,10 +15,11 @@ from httpx2 import TransportError  # raised by huggingface_hub
 from huggingface_hub import ModelCard, ModelCardData
 
 import vanilla_transformer
-from hub.atomic_dirs import write_dir_atomically
-from hub.commits import commit_files, files_in, resolve_repo_id
-from hub.hub_errors import hub_error_message
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
+
+from .atomic_dirs import write_dir_atomically
+from .commits import commit_files, files_in, resolve_repo_id
+from .hub_errors import hub_error_message
 
 PACKAGE = Path(vanilla_transformer.__file__).parent
 NAMES = ("generation", "decoder", "beam_search")

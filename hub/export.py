@@ -14,13 +14,14 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from hub.atomic_dirs import validate_new_dir, write_dir_atomically
-from hub.exporting.tokenizer import prepare_for_export, save_tokenizer, tokenizer_dirs
-from hub.hub_errors import import_with_extra
-from hub.run_files import read_mapping
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
+
+from .atomic_dirs import validate_new_dir, write_dir_atomically
+from .exporting.tokenizer import prepare_for_export, save_tokenizer, tokenizer_dirs
+from .hub_errors import import_with_extra
+from .run_files import read_mapping
 
 TARGETS = ("transformers", "ctranslate2", "argos", "onnx")  # modules of hub.exporting: to_*.py
 CTRANSLATE2_TYPES = ("int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")

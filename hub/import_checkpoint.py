@@ -22,18 +22,19 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from hub.atomic_dirs import validate_new_dir, write_dir_atomically
-from hub.importing.checkpoint_file import read_checkpoint
-from hub.importing.conversion import SPECIAL_IDS, ImportResult, convert
-from hub.importing.layout import Layout
-from hub.importing.layout_detection import find_layout
-from hub.importing.layout_settings import resolve_settings
-from hub.importing.layouts import LAYOUTS
-from hub.importing.parity import compare_with_user_model
-from hub.importing.tokenizer import TokenizerPair, read_tokenizers
-from hub.importing.toolkits.subwords import read_toolkit_tokenizers
-from hub.importing.transformers_models import import_transformers_model, is_transformers_model
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
+
+from .atomic_dirs import validate_new_dir, write_dir_atomically
+from .importing.checkpoint_file import read_checkpoint
+from .importing.conversion import SPECIAL_IDS, ImportResult, convert
+from .importing.layout import Layout
+from .importing.layout_detection import find_layout
+from .importing.layout_settings import resolve_settings
+from .importing.layouts import LAYOUTS
+from .importing.parity import compare_with_user_model
+from .importing.tokenizer import TokenizerPair, read_tokenizers
+from .importing.toolkits.subwords import read_toolkit_tokenizers
+from .importing.transformers_models import import_transformers_model, is_transformers_model
 
 TOOLKITS = ("fairseq", "opennmt")  # layouts whose sources never begin with the BOS token
 

@@ -16,8 +16,10 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from hub.hub_errors import hub_error_message
-from hub.run_files import (
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
+
+from .hub_errors import hub_error_message
+from .run_files import (
     CheckedMapping,
     count_parameters,
     is_repository,
@@ -26,7 +28,6 @@ from hub.run_files import (
     read_samples,
     sanitize_recipe,
 )
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 METRICS = {  # key of all_results.json -> (name on the Hub, label)

@@ -20,13 +20,14 @@ from pathlib import Path
 from httpx2 import TransportError  # raised by huggingface_hub
 from huggingface_hub import ModelCard
 
-from hub.commits import MANIFEST_NAME, commit_files, resolve_repo_id
-from hub.hub_errors import hub_error_message
-from hub.model_card import add_metadata_options, card_metadata, make_card
-from hub.run_files import local_paths, read_mapping, read_samples, sanitize_recipe
-from hub.sensitive_data import strip_metadata, validate_no_sensitive_data
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 from vanilla_transformer.shared.loading import EMA_SUBFOLDER
+
+from .commits import MANIFEST_NAME, commit_files, resolve_repo_id
+from .hub_errors import hub_error_message
+from .model_card import add_metadata_options, card_metadata, make_card
+from .run_files import local_paths, read_mapping, read_samples, sanitize_recipe
+from .sensitive_data import strip_metadata, validate_no_sensitive_data
 
 LARGE_FILE_PATTERN = "*.safetensors"  # uploaded without a copy in memory
 SMALL_FILE_PATTERNS = (  # all other files, such as optimizer states, pickles and logs, are not uploaded

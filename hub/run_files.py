@@ -12,8 +12,9 @@ from typing import Any
 
 import yaml
 
-from hub.sensitive_data import SECRET_KEYS, find_credential, find_local_path, iter_strings, read_safetensors
 from vanilla_transformer.shared.text_lines import read_lines
+
+from .sensitive_data import SECRET_KEYS, find_credential, find_local_path, iter_strings, read_safetensors
 
 PATH_KEYS = ("output_dir", "data_dir", "logging_dir", "tokenizer_path")  # recipe keys that name directories
 FILE_KEYS = ("train_file", "validation_file", "test_file", "test_references")  # recipe keys that name files

@@ -137,7 +137,7 @@ EXCEPTIONS: list[tuple[str, str, str]] = [
     ("training/distillation/pair_table.py", r'"left_out"', "key of files on disk"),
     ("", r"\bwidth(_ratios)?=[\"(\d]", "an HTML attribute, and arguments of plots"),
     ("docs/annotated.ipynb", r"\bverb\b", "a part of speech"),
-    ("training/arguments.py", r"^RENAMED_VALUES = .*", "values of earlier versions"),
+    ("training/recipe/arguments.py", r"^RENAMED_VALUES = .*", "values of earlier versions"),
     ("tests/training/test_recipe.py", r'"(recorded|refuse|bad_lines)"', "keys and values of earlier versions"),
     ("hub/import", r'"left_out"', "a key of import_report.json"),
     ("tests/hub/", r'"left_out"', "a key of import_report.json"),

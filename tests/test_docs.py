@@ -172,7 +172,7 @@ def stop(parser: argparse.ArgumentParser, *arguments, **options):
 def find_parser(module: str) -> argparse.ArgumentParser:
     """Return the argument parser of a command without running the command."""
     if module == "training.train":  # sets up its process before it parses arguments
-        from training.recipe import make_parser
+        from training.recipe.reading import make_parser
 
         return make_parser()
     with pytest.MonkeyPatch.context() as patch:

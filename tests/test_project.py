@@ -5,6 +5,7 @@ import itertools
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -17,7 +18,8 @@ PACKAGES = {
 }
 
 
-SUBPROCESSES = {("training", "hub.push")}  # `python -m` of another package: optional upload of a finished run
+# Order of the packages in training/: a package may import only itself, those before it, and no command
+TRAINING_ORDER = ("demo", "recipe", "data", "inference", "run", "distillation", "benchmarks")
 MAX_LINES = 420  # per file
 MAX_MODELING_LINES = 760  # the modeling file contains the complete architecture
 MAX_MODULES = 12  # per directory, without __init__.py
@@ -56,7 +58,7 @@ def test_packages_import_only_allowed_packages(repository, package):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_subprocesses_run_only_allowed_modules(repository, package):
-    """`python -m MODULE` in a subprocess is also a dependency: a module of another package must be listed."""
+    """`python -m MODULE` in a subprocess is also a dependency."""
     for path in modules(repository, package):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.List | ast.Tuple | ast.Call):
@@ -67,8 +69,7 @@ def test_subprocesses_run_only_allowed_modules(repository, package):
             ]
             for flag, module in itertools.pairwise(texts):
                 if flag == "-m" and isinstance(module, str) and module.split(".")[0] in PACKAGES:
-                    is_allowed = module.split(".")[0] in PACKAGES[package]
-                    assert is_allowed or (package, module) in SUBPROCESSES, f"{path} runs {module}"
+                    assert module.split(".")[0] in PACKAGES[package], f"{path} runs {module}"
 
 
 POSIX_MODULES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
@@ -108,8 +109,28 @@ def is_call_of(node: ast.AST, name: str) -> bool:
 
 
 def test_only_one_module_runs_hub_push(repository):
+    """The upload of a finished run is the only dependency of `training` on `hub`."""
     texts = [path.read_text(encoding="utf-8") for path in modules(repository, "training")]
-    assert sum('"-m", "hub.push"' in text for text in texts) == 1
+    assert sum('"hub.push"' in text for text in texts) == 1
+
+
+def test_training_imports_point_one_way(repository):
+    for path in modules(repository, "training"):
+        package = path.relative_to(repository / "training").parts[0]
+        if package not in TRAINING_ORDER:
+            continue
+        for name in imported(repository, path):
+            if name.startswith("training.") and (target := name.split(".")[1]) not in (package, "STARTED"):
+                allowed = TRAINING_ORDER[: TRAINING_ORDER.index(package)]
+                assert target in allowed, f"{path} imports {name}"
+
+
+def test_all_subpackages_are_in_the_wheel(repository):
+    settings = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    folders = {path.parent.relative_to(repository) for path in repository.glob("*/**/__init__.py")}
+    names = {".".join(folder.parts) for folder in folders if folder.parts[0] in PACKAGES}
+    prefixed = {name if name.startswith("vanilla") else f"vanilla_transformer.{name}" for name in names}
+    assert set(settings["packages"]) == prefixed
 
 
 def test_no_circular_imports(repository):
@@ -163,7 +184,7 @@ def test_init_only_registers_and_exports(repository):
 
 
 def test_all_recipes_are_valid(repository):
-    from training.recipe import read_recipe
+    from training.recipe.reading import read_recipe
 
     recipes = list((repository / "training" / "recipes").glob("*.yaml"))
     assert recipes
@@ -173,16 +194,22 @@ def test_all_recipes_are_valid(repository):
 
 
 @pytest.mark.slow
-def test_wheel_contains_only_the_package(repository, tmp_path):
+def test_wheel_contains_all_packages_and_their_data(repository, tmp_path):
     source = tmp_path / "source"  # without the modules of an earlier build
     shutil.copytree(repository, source, ignore=shutil.ignore_patterns(".*", "build", "runs", "*.egg-info"))
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(source)]
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.stat().st_size < 10**6
     names = zipfile.ZipFile(wheel).namelist()
     top_levels = {name.split("/")[0] for name in names}
     assert {top for top in top_levels if not top.endswith(".dist-info")} == {"vanilla_transformer"}
-    files = {name for name in names if name.startswith("vanilla_transformer/")}
-    expected = {path.relative_to(repository).as_posix() for path in modules(repository, "vanilla_transformer")}
-    assert files == expected | {"vanilla_transformer/py.typed"}
+    expected = {
+        path.relative_to(repository).as_posix()
+        for package in PACKAGES
+        for path in (repository / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    prefixed = {name if name.startswith("vanilla") else f"vanilla_transformer/{name}" for name in expected}
+    assert {name for name in names if name.startswith("vanilla_transformer/")} == prefixed
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -11,12 +11,13 @@ from typing import Any
 
 import yaml
 
-from training.recipe import LOWER_IS_BETTER, default_metric
-from training.run.checkpoints import all_checkpoints, average_checkpoints, checkpoint_error, select_checkpoints
-from training.translators import read_run_recipe, validate_same_tokenizer
 from vanilla_transformer.shared.atomic_io import atomic_write
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 from vanilla_transformer.shared.loading import load_tokenizer
+
+from .inference.translators import read_run_recipe, validate_same_tokenizer
+from .recipe.resolution import LOWER_IS_BETTER, default_metric
+from .run.checkpoints import all_checkpoints, average_checkpoints, checkpoint_error, select_checkpoints
 
 
 def main() -> None:

@@ -26,15 +26,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 from transformers import set_seed
 
-from training.benchmarks.decoding import DecodingBenchmark
-from training.benchmarks.forward_backward import DTYPES, make_batch, peak_flops, run_step, step_models, validate_models
-from training.benchmarks.model_sizes import SENTENCE_LENGTH, SIZES, WMT_SIZES
-from training.benchmarks.optimizer_step import build_candidates
-from training.benchmarks.recipe import BASELINE, compare
-from training.run.hardware import configure_malloc, describe, device_type
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 from vanilla_transformer.shared.text_lines import read_lines
+
+from .benchmarks.decoding import DecodingBenchmark
+from .benchmarks.forward_backward import DTYPES, make_batch, peak_flops, run_step, step_models, validate_models
+from .benchmarks.model_sizes import SENTENCE_LENGTH, SIZES, WMT_SIZES
+from .benchmarks.optimizer_step import build_candidates
+from .benchmarks.recipe import BASELINE, compare
+from .run.hardware import configure_malloc, describe, device_type
 
 BENCHMARKS = ("step", "greedy", "beam", "update", "recipe")
 UPDATES = 20  # per candidate and round

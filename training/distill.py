@@ -15,12 +15,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from training.distillation.candidate_selection import TableSection
-from training.distillation.pair_table import PairTableBuilder
-from training.run.distributed import main_process_reports_first
-from training.run.hardware import configure_malloc, device_type
-from training.translators import CHECKPOINTS, add_engine_arguments, read_run_recipe
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type
+
+from .distillation.candidate_selection import TableSection
+from .distillation.pair_table import PairTableBuilder
+from .inference.translators import CHECKPOINTS, add_engine_arguments, read_run_recipe
+from .run.distributed import main_process_reports_first
+from .run.hardware import configure_malloc, device_type
 
 
 def main() -> None:

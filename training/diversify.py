@@ -12,13 +12,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from training.distill import validate_languages
-from training.distillation.candidate_selection import TableSection
-from training.distillation.pair_table import PairTableBuilder
-from training.run.distributed import main_process_reports_first
-from training.run.hardware import configure_malloc
-from training.translators import add_engine_arguments
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
+
+from .distill import validate_languages
+from .distillation.candidate_selection import TableSection
+from .distillation.pair_table import PairTableBuilder
+from .inference.translators import add_engine_arguments
+from .run.distributed import main_process_reports_first
+from .run.hardware import configure_malloc
 
 COPIES_PER_PAIR, FORWARD_NBEST, BACKWARD_NBEST = 2, 2, 3
 

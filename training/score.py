@@ -17,11 +17,15 @@ from typing import Any
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
-from training.data.files import iter_stripped_lines, read_table, validate_line_counts
-from training.data.parallel_text import ParallelText, collect_valid_pairs
-from training.metrics import SequenceMetric, TranslationMetric, compute_pair_nll, transpose_references
-from training.run.hardware import configure_malloc, device_type
-from training.translators import (
+from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
+from vanilla_transformer.shared.atomic_io import atomic_write
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type
+
+from .data.files import iter_stripped_lines, read_table, validate_line_counts
+from .data.parallel_text import ParallelText, collect_valid_pairs
+from .inference.metrics import SequenceMetric, TranslationMetric, compute_pair_nll, transpose_references
+from .inference.translators import (
     CHECKPOINTS,
     add_engine_arguments,
     get_decoding_options,
@@ -29,10 +33,7 @@ from training.translators import (
     read_run_recipe,
     select_engine,
 )
-from vanilla_transformer import TranslationPipeline
-from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
-from vanilla_transformer.shared.atomic_io import atomic_write
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type
+from .run.hardware import configure_malloc, device_type
 
 
 def main() -> None:

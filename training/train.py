@@ -18,14 +18,18 @@ from pathlib import Path
 from httpx2 import TransportError  # raised by huggingface_hub
 from transformers import EarlyStoppingCallback, set_seed
 
-from training.data.collators import PaddingCollator
-from training.data.corpora import read_corpus
-from training.data.tokenization import validate_eval_lengths
-from training.data.tokenizer import vocabulary_sizes
-from training.metrics import make_metric
-from training.recipe import Recipe, read_recipe
-from training.run.checkpoints import MANIFEST, all_checkpoints, keep_only
-from training.run.distributed import (
+from vanilla_transformer.shared.atomic_io import atomic_write, wrap_write_errors
+from vanilla_transformer.shared.command_line import exit_on_user_error, format_error
+
+from .data.collators import PaddingCollator
+from .data.corpora import read_corpus
+from .data.tokenization import validate_eval_lengths
+from .data.tokenizer import vocabulary_sizes
+from .inference.metrics import make_metric
+from .recipe.arguments import Recipe
+from .recipe.reading import read_recipe
+from .run.checkpoints import MANIFEST, all_checkpoints, keep_only
+from .run.distributed import (
     LAUNCHED,
     describe_plan,
     exit_after_barrier,
@@ -35,16 +39,16 @@ from training.run.distributed import (
     mute_other_ranks,
     resolve_num_processes,
 )
-from training.run.evaluation import last_metrics, push, run_metadata, save_alignment_heads, score_test_set, show_results
-from training.run.factories import (
+from .run.evaluation import last_metrics, push, run_metadata, save_alignment_heads, score_test_set, show_results
+from .run.factories import (
     count_positions,
     make_model,
     make_tokenizer,
     make_train_set,
     resolve_precision_and_attention,
 )
-from training.run.hardware import configure_malloc, fit_micro_batches
-from training.run.output_dir import (
+from .run.hardware import configure_malloc, fit_micro_batches
+from .run.output_dir import (
     lock_output_dir,
     prepare_output_dir,
     validate_run_info,
@@ -52,10 +56,8 @@ from training.run.output_dir import (
     write_recipe,
     write_run_info,
 )
-from training.run.plots import plot_training_curve
-from training.run.trainer import TokenBatchTrainer
-from vanilla_transformer.shared.atomic_io import atomic_write, wrap_write_errors
-from vanilla_transformer.shared.command_line import exit_on_user_error, format_error
+from .run.plots import plot_training_curve
+from .run.trainer import TokenBatchTrainer
 
 
 def main() -> None:

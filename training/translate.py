@@ -25,9 +25,15 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from training.data.parallel_text import ParallelText
-from training.run.hardware import configure_malloc, device_type
-from training.translators import (
+from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
+from vanilla_transformer.shared.atomic_io import atomic_write
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type
+from vanilla_transformer.shared.text_lines import read_lines, sanitize_tsv_cell
+from vanilla_transformer.text.documents import translate_document
+
+from .data.parallel_text import ParallelText
+from .inference.translators import (
     CHECKPOINTS,
     MIN_CTRANSLATE2_SENTENCES,
     add_engine_arguments,
@@ -36,12 +42,7 @@ from training.translators import (
     read_run_recipe,
     select_engine,
 )
-from vanilla_transformer import TranslationPipeline
-from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
-from vanilla_transformer.shared.atomic_io import atomic_write
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type
-from vanilla_transformer.shared.text_lines import read_lines, sanitize_tsv_cell
-from vanilla_transformer.text.documents import translate_document
+from .run.hardware import configure_malloc, device_type
 
 RERANK_WEIGHT = 0.5  # of the target-to-source model
 BATCHES_PER_RERANK_WINDOW = 64
@@ -241,7 +242,7 @@ def rerank(
 
     The score is log p(target | source) / length^penalty + weight * log p(source | target) / length.
     """
-    from training.metrics import compute_pair_nll  # slow import
+    from .inference.metrics import compute_pair_nll  # slow import
 
     numbered, size = enumerate(lines, start=1), arguments.batch_size or DEFAULT_BATCH_SIZE
     while window := list(islice(numbered, size * BATCHES_PER_RERANK_WINDOW)):

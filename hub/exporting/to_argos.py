@@ -17,9 +17,10 @@ from typing import Any
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from transformers import PreTrainedTokenizerBase
 
-from hub.exporting.to_ctranslate2 import to_spec
-from hub.exporting.tokenizer import has_separate_vocabularies
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+from .to_ctranslate2 import to_spec
+from .tokenizer import has_separate_vocabularies
 
 USAGE = """{out} contains a package for Argos Translate. To translate with argostranslate only:
     argostranslate.package.install_from_path("{out}/NAME.argosmodel")

@@ -7,9 +7,10 @@ from typing import Any
 from ctranslate2.specs import transformer_spec
 from transformers import PreTrainedTokenizerBase
 
-from hub.exporting.tokenizer import tokens_by_id, vocabularies
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared import ctranslate2_conversion
+
+from .tokenizer import tokens_by_id, vocabularies
 
 USAGE = """{out} is a CTranslate2 model. To translate with ctranslate2 and transformers only:
     source, target = (AutoTokenizer.from_pretrained(folder) for folder in ("{source}", "{target}"))

@@ -16,9 +16,10 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import nn
 from transformers import MarianConfig, PreTrainedTokenizerBase
 
-from hub.exporting.onnx_graphs import CROSS_CACHE, export_graphs, merge_decoder_graphs, suppress_logging
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.transformers_conversion import SAME_FIELDS, TWO_VOCABULARY_FIELDS
+
+from .onnx_graphs import CROSS_CACHE, export_graphs, merge_decoder_graphs, suppress_logging
 
 USAGE = """{out} contains ONNX graphs. To translate with @huggingface/transformers only (greedily, one sentence at a time):
     const source = await AutoTokenizer.from_pretrained("{source}"), target = await AutoTokenizer.from_pretrained("{target}");

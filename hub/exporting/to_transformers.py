@@ -5,9 +5,10 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from hub.importing.tokenizer import select_rows
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.transformers_conversion import to_transformers
+
+from ..importing.tokenizer import select_rows
 
 MASKED_SCORE = 1e9  # subtracted from the logits of added rows; finite, because infinity times 0 is NaN in a search
 DEFAULT_LIMIT = 20  # default limit of new tokens of generate() in transformers 5; 19 in transformers 4.40

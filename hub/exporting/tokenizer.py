@@ -7,9 +7,10 @@ from typing import Any
 from tokenizers import AddedToken, processors
 from transformers import PreTrainedTokenizerBase
 
-from hub.importing.tokenizer import select_rows
-from hub.importing.toolkits.subwords import build_sentencepiece_tokenizer
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
+
+from ..importing.tokenizer import select_rows
+from ..importing.toolkits.subwords import build_sentencepiece_tokenizer
 
 JSON_TARGETS = ("onnx",)  # targets whose client libraries require tokenizer.json
 SIDES = ("source", "target")

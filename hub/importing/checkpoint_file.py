@@ -9,10 +9,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from hub.importing.layout import State
-from hub.importing.pickle_stubs import extract_metadata
-from hub.importing.toolkits import parse_checkpoint
-from hub.importing.unpickling import find_pickled_names, load_pickle, try_load_in_process
+from .layout import State
+from .pickle_stubs import extract_metadata
+from .toolkits import parse_checkpoint
+from .unpickling import find_pickled_names, load_pickle, try_load_in_process
 
 WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model", "net", "weights")
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.")  # of DDP, torch.compile, Lightning and user code

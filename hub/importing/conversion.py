@@ -7,9 +7,10 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig
 
-from hub.importing.layout import CheckpointInfo, Layout, State, TensorRule, compile_pattern, expand_pattern
-from hub.importing.layout_settings import format_setting
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+
+from .layout import CheckpointInfo, Layout, State, TensorRule, compile_pattern, expand_pattern
+from .layout_settings import format_setting
 
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 

@@ -1,7 +1,7 @@
 """Detection of the layout of a file from the names of its tensors."""
 
-from hub.importing.layout import Layout, State, compile_pattern
-from hub.importing.layouts import LAYOUTS
+from .layout import Layout, State, compile_pattern
+from .layouts import LAYOUTS
 
 
 def find_layout(state: State, name: str | None = None) -> tuple[Layout, str]:

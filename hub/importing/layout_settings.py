@@ -3,8 +3,9 @@
 import json
 from typing import Any
 
-from hub.importing.layout import Kind, Layout
 from vanilla_transformer.shared.command_line import closest_match
+
+from .layout import Kind, Layout
 
 
 def resolve_settings(texts: list[str], metadata: dict[str, Any], layout: Layout) -> dict[str, Any]:

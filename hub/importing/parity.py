@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hub.importing.layout import Forward, Layout, State, compile_pattern
-from hub.importing.tokenizer import find_repeats
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+from .layout import Forward, Layout, State, compile_pattern
+from .tokenizer import find_repeats
 
 BATCHES = 3
 TOLERANCE = 1e-4  # of log-probabilities

@@ -11,9 +11,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from hub.importing.conversion import ImportResult
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
 from vanilla_transformer.shared.loading import rust_panics_as_errors
+
+from .conversion import ImportResult
 
 SPECIAL_TOKENS = {  # spellings in the supported implementations
     "pad_token": ("<pad>", "[PAD]", "<blank>", "<PAD>"),

@@ -9,10 +9,6 @@ from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import is_sentencepiece_available
 
-from hub.hub_errors import hub_error_message
-from hub.importing.checkpoint_file import unpickle
-from hub.importing.conversion import ImportResult
-from hub.importing.parity import BATCHES, TOLERANCE, max_log_prob_difference
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, wrap_load_errors
 from vanilla_transformer.shared.transformers_conversion import (
@@ -22,6 +18,11 @@ from vanilla_transformer.shared.transformers_conversion import (
     native_architecture_of,
     native_parameter_name,
 )
+
+from ..hub_errors import hub_error_message
+from .checkpoint_file import unpickle
+from .conversion import ImportResult
+from .parity import BATCHES, TOLERANCE, max_log_prob_difference
 
 CONFIGS = ("*.json", "*.txt", "*.model", "*.spm", "*.bpe", "*.codes")  # configs and tokenizers
 SAFETENSORS, PICKLES = "model*.safetensors", "pytorch_model*.bin"

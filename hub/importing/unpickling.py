@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import torch
 
-from hub.importing.pickle_stubs import PICKLE_STUBS, toolkit_stubs
+from .pickle_stubs import PICKLE_STUBS, toolkit_stubs
 
 try:
     import resource
@@ -60,7 +60,7 @@ def try_load_in_process(path: Path, size: int) -> str | None:
     """
     seconds, memory = MAX_CPU_SECONDS + path.stat().st_size // 2**22, MAX_MEMORY_BYTES + size
     command = [sys.executable, "-m", __name__, str(path.absolute()), str(seconds), str(memory)]
-    root, timeout = Path(__file__).parents[2], seconds * ELAPSED_RATIO
+    root, timeout = Path(__file__).parents[__name__.count(".")], seconds * ELAPSED_RATIO
     too_long = f"{path} is rejected: reading it takes more than {seconds} s of CPU time, or crashes Python"
     try:
         process = subprocess.run(command, cwd=root, timeout=timeout, capture_output=True, check=False)

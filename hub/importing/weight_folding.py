@@ -5,8 +5,9 @@ For example, if a norm divides by the unbiased standard deviation, its weight is
 
 import torch
 
-from hub.importing.layout import CheckpointInfo, Keys, TensorRule
 from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_encoding
+
+from .layout import CheckpointInfo, Keys, TensorRule
 
 
 def split_qkv(query: str, key: str, value: str) -> TensorRule:

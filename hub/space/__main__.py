@@ -14,11 +14,12 @@ from pathlib import Path
 from httpx2 import TransportError  # raised by huggingface_hub
 from huggingface_hub import HfApi, RepoCard
 
-from hub.commits import commit_files, files_in, resolve_repo_id
-from hub.hub_errors import hub_error_message, import_with_extra
-from hub.run_files import local_paths
-from hub.sensitive_data import validate_no_sensitive_data
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
+
+from ..commits import commit_files, files_in, resolve_repo_id
+from ..hub_errors import hub_error_message, import_with_extra
+from ..run_files import local_paths
+from ..sensitive_data import validate_no_sensitive_data
 
 FILES = ("app.py", "requirements.txt")
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from huggingface_hub import RepoCard
 
-from hub.atomic_dirs import validate_new_dir, write_dir_atomically
-from hub.export import load
-from hub.exporting.to_onnx import convert
-from hub.exporting.tokenizer import save_tokenizer, tokenizer_dirs
 from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS
+
+from ..atomic_dirs import validate_new_dir, write_dir_atomically
+from ..export import load
+from ..exporting.to_onnx import convert
+from ..exporting.tokenizer import save_tokenizer, tokenizer_dirs
 
 FILES = ("index.html", "page.css", "page.js")
 GRAPHS = ("encoder_model_quantized.onnx", "decoder_model_merged_quantized.onnx")  # graphs that transformers.js loads

@@ -18,7 +18,8 @@ from hub import export
 from tests.fuzz.contract import call, fingerprint, fuzz
 from training import average, diversify, score, translate
 from training.data.tokenizer import train_tokenizer
-from training.recipe import TokenizerArguments, read_recipe
+from training.recipe.arguments import TokenizerArguments
+from training.recipe.reading import read_recipe
 from training.run.factories import load_base_model, make_tokenizer
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.command_line import exit_on_user_error

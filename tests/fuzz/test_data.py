@@ -9,11 +9,11 @@ import pytest
 from pyarrow import parquet
 
 from tests.fuzz.contract import call, fingerprint, fuzz
-from training.arguments import DataArguments, TokenizerArguments
 from training.data.corpora import read_corpus
 from training.data.streaming import stream_pairs
 from training.data.tokenization import tokenize_corpus, validate_eval_lengths
 from training.data.tokenizer import train_tokenizer
+from training.recipe.arguments import DataArguments, TokenizerArguments
 from vanilla_transformer.shared.command_line import exit_on_user_error
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.fuzz.contract import call, fingerprint, fuzz
-from training.recipe import make_parser, read_recipe
+from training.recipe.reading import make_parser, read_recipe
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel
 
 from hub.export import main
-from training.arguments import TokenizerArguments
 from training.data.tokenizer import train_tokenizer
+from training.recipe.arguments import TokenizerArguments
 from vanilla_transformer.shared.transformers_conversion import to_marian
 
 

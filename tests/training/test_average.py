@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from training.average import run
-from training.translators import read_run_recipe
+from training.inference.translators import read_run_recipe
 
 
 @pytest.mark.slow

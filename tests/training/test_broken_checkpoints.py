@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from training.translators import load_translator
+from training.inference.translators import load_translator
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, rust_panics_as_errors
 
 # tokenizers that make the tokenizers library panic

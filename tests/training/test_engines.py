@@ -5,10 +5,10 @@ import sys
 import pytest
 
 from training import distill, diversify, score, translate, translators
-from training.arguments import TrainingArguments
 from training.data.parallel_text import ParallelText
-from training.metrics import SequenceMetric, translate_and_score
-from training.translators import load_translator, select_engine
+from training.inference.metrics import SequenceMetric, translate_and_score
+from training.inference.translators import load_translator, select_engine
+from training.recipe.arguments import TrainingArguments
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from training.recipe import read_recipe
+from training.recipe.reading import read_recipe
 from training.run.factories import load_base_model
 
 OTHERS = {"vocab_size": 259, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from training.recipe import read_recipe
+from training.recipe.reading import read_recipe
 from training.run.checkpoints import select_checkpoints
 from training.run.trainer import TokenBatchTrainer
 from training.train import run

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from training.translators import load_translator
+from training.inference.translators import load_translator
 
 FILES = {
     *("config.json", "generation_config.json", "model.safetensors", "recipe.yaml", "all_results.json"),

@@ -12,12 +12,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from training.benchmarks.model_sizes import SENTENCE_LENGTH, SIZES
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 from vanilla_transformer.shared.text_lines import read_lines
 from vanilla_transformer.shared.transformers_conversion import to_transformers
+
+from .model_sizes import SENTENCE_LENGTH, SIZES
 
 NUM_RANDOM_TOKENS = 30  # per translation of random text
 Decoder = Callable[[], list[list[int]]]

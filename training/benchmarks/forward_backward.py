@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from training.benchmarks.model_sizes import NUM_PADDING_TOKENS, SENTENCE_LENGTH
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.transformers_conversion import to_marian
+
+from .model_sizes import NUM_PADDING_TOKENS, SENTENCE_LENGTH
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -17,11 +17,12 @@ from tokenizers import Tokenizer, models
 from torch import nn
 from transformers import PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
 
-from training.arguments import TrainingArguments
-from training.data.collators import PaddingCollator
-from training.run.trainer import TokenBatchTrainer
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.transformers_conversion import to_marian
+
+from ..data.collators import PaddingCollator
+from ..recipe.arguments import TrainingArguments
+from ..run.trainer import TokenBatchTrainer
 
 SMOOTHING = 0.1
 Batch = dict[str, torch.Tensor]

@@ -16,9 +16,10 @@ import yaml
 from datasets import Dataset
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, MarianMTModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from training.data.files import read_pair
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.transformers_conversion import to_marian
+
+from ..data.files import read_pair
 
 RECIPE, BASELINE = "training.train", "Seq2SeqTrainer"
 ROUNDS, UPDATES = 3, 120  # runs of each, updates per run

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
-from training.data.batch_shapes import Shape, assign_shapes, count_groups, group_by_shapes
+from .batch_shapes import Shape, assign_shapes, count_groups, group_by_shapes
 
 GROUPS_PER_UPDATE = 2  # groups of pairs of similar length; updates of a single length reach lower scores
 

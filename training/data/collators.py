@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import torch
 
-from training.data.batch_shapes import Shape
+from .batch_shapes import Shape
 
 Pair = tuple[list[int], list[int]]  # token ids of source and target
 

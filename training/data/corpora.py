@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from training.arguments import DataArguments
-from training.data.files import SEVERAL_TARGETS, TABLE_SUFFIXES, add_references, read_file
-from training.data.hub_datasets import read_dataset, use_dataset
-from training.data.parallel_text import ParallelText, format_line_numbers
-from training.demo import corpus as demo
+from ..demo import corpus as demo
+from ..recipe.arguments import DataArguments, use_dataset
+from .files import SEVERAL_TARGETS, TABLE_SUFFIXES, add_references, read_file
+from .hub_datasets import read_dataset
+from .parallel_text import ParallelText, format_line_numbers
 
 RANDOM_PAIRS, RANDOM_LENGTH, RANDOM_WORDS = 64, 98, 4996  # see random_pairs
 

@@ -9,8 +9,8 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 
-from training.arguments import DataArguments
-from training.data.parallel_text import ParallelText, collect_valid_pairs, format_line_numbers, pair_of_row
+from ..recipe.arguments import DataArguments
+from .parallel_text import ParallelText, collect_valid_pairs, format_line_numbers, pair_of_row
 
 SEVERAL_TARGETS = "has more than two columns: only validation and test files can have several targets per line."
 TABLE_SUFFIXES = (".tsv", ".jsonl", ".json", ".parquet")  # otherwise: two text files

@@ -6,16 +6,8 @@ from typing import Any
 from datasets import DatasetDict, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
-from training.arguments import DataArguments
-from training.data.parallel_text import ParallelText, collect_valid_pairs, pair_of_row
-
-
-def use_dataset(arguments: DataArguments) -> bool:
-    """Return whether to load the recipe's dataset: `data_dir` is the default and does not contain the files."""
-    if arguments.dataset_name is None or arguments.data_dir != DataArguments.data_dir:  # a wrong path must fail
-        return False
-    folder, name = Path(arguments.data_dir), arguments.train_file
-    return not (folder / name).exists() and not (folder / f"{name}.{arguments.source_lang}").exists()
+from ..recipe.arguments import DataArguments
+from .parallel_text import ParallelText, collect_valid_pairs, pair_of_row
 
 
 def load(arguments: DataArguments, streaming: bool = False) -> Any:

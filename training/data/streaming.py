@@ -10,14 +10,14 @@ from datasets import IterableDataset
 from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import PreTrainedTokenizerFast
 
-from training.arguments import DataArguments
-from training.data.batch_shapes import Shape, assign_shapes, count_groups, group_by_shapes
-from training.data.batching import GROUPS_PER_UPDATE, batch_by_tokens, groups_per_update, split_update
-from training.data.collators import Pair
-from training.data.files import SEVERAL_TARGETS, TABLE_SUFFIXES, iter_stripped_lines, read_table, validate_line_counts
-from training.data.hub_datasets import load, use_dataset
-from training.data.parallel_text import invalid_pair_reason, pair_of_row
-from training.data.tokenization import length_filters, tokenize_rows
+from ..recipe.arguments import DataArguments, use_dataset
+from .batch_shapes import Shape, assign_shapes, count_groups, group_by_shapes
+from .batching import GROUPS_PER_UPDATE, batch_by_tokens, groups_per_update, split_update
+from .collators import Pair
+from .files import SEVERAL_TARGETS, TABLE_SUFFIXES, iter_stripped_lines, read_table, validate_line_counts
+from .hub_datasets import load
+from .parallel_text import invalid_pair_reason, pair_of_row
+from .tokenization import length_filters, tokenize_rows
 
 
 def stream_pairs(arguments: DataArguments, held_out: Container[str] = ()) -> IterableDataset:

@@ -17,9 +17,9 @@ from datasets.utils.logging import disable_progress_bar
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from training.arguments import DataArguments
-from training.data.parallel_text import ParallelText, format_line_numbers
-from training.data.tokenizer import add_bpe_dropout
+from ..recipe.arguments import DataArguments
+from .parallel_text import ParallelText, format_line_numbers
+from .tokenizer import add_bpe_dropout
 
 CHUNK_SIZE = 4096  # sentences per call of the tokenizer
 EVAL_LENGTH_FACTOR = 4  # times max_length: maximum length of sentences in validation and test data

@@ -8,10 +8,11 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from training.arguments import TokenizerArguments
-from training.data.moses_pretokenization import moses_normalizer, moses_splits
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.shared import loading
+
+from ..recipe.arguments import TokenizerArguments
+from .moses_pretokenization import moses_normalizer, moses_splits
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
 

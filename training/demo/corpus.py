@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from training.demo import lexicon
-from training.demo.grammar import DETERMINERS, PRONOUNS, Clause, NounPhrase, Pronoun, Row, finish, join
 from vanilla_transformer.shared.atomic_io import atomic_write
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
+
+from . import lexicon
+from .grammar import DETERMINERS, PRONOUNS, Clause, NounPhrase, Pronoun, Row, finish, join
 
 NOUNS, VERBS, MODALS = map(lexicon.rows, (lexicon.NOUNS, lexicon.VERBS, lexicon.MODALS))
 CLAUSE_VERBS, ADJECTIVES = map(lexicon.rows, (lexicon.CLAUSE_VERBS, lexicon.ADJECTIVES))

@@ -9,9 +9,10 @@ from typing import Any
 
 from sacrebleu.metrics import BLEU
 
-from training.data.parallel_text import invalid_pair_reason
-from training.translators import GREEDY_OVERRIDES
 from vanilla_transformer import TranslationPipeline
+
+from ..data.parallel_text import invalid_pair_reason
+from ..inference.translators import GREEDY_OVERRIDES
 
 MAX_COPY_OVERLAP = 0.2  # `word_overlap` is 0.07 for English and German or French, from 0.25 within English
 MIN_WORDS_FOR_CHECK = 500  # per block

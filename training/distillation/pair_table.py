@@ -20,14 +20,15 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from training import STARTED
-from training.data.files import iter_stripped_lines, read_rows
-from training.data.parallel_text import invalid_pair_reason
-from training.distillation.candidate_selection import TableSection, decoding_options, make_pairs
-from training.translators import load_translator, select_engine
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.shared.atomic_io import atomic_write, lock, remove, wrap_write_errors
 from vanilla_transformer.shared.text_lines import sanitize_tsv_cell
+
+from .. import STARTED
+from ..data.files import iter_stripped_lines, read_rows
+from ..data.parallel_text import invalid_pair_reason
+from ..inference.translators import load_translator, select_engine
+from .candidate_selection import TableSection, decoding_options, make_pairs
 
 PART = re.compile(r"[0-9]+-[0-9]+\.json")  # section-block
 BATCHES_PER_BLOCK = 16  # maximum work that is lost if the process is killed

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
 
-from training.data.batching import TokenBatchSampler
-from training.run.distributed import STOP_SIGNALS, exit_with_signal_status, launcher
 from vanilla_transformer.shared.command_line import discard_stdout
+
+from ..data.batching import TokenBatchSampler
+from .distributed import STOP_SIGNALS, exit_with_signal_status, launcher
 
 MIN_SHUFFLED_LOSS_INCREASE = 0.1  # nats per token, compared with `eval_source_gain`
 

@@ -23,9 +23,9 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
 
-from training.arguments import TrainingArguments
-from training.data.tokenization import sequence_lengths
-from training.run.losses import cross_entropy, supports_fused_loss, training_loss
+from ..data.tokenization import sequence_lengths
+from ..recipe.arguments import TrainingArguments
+from .losses import cross_entropy, supports_fused_loss, training_loss
 
 BACKEND = "inductor"
 MIN_UPDATES = 5_000  # for `auto`; on an H100, compilation took 90 s and saved 40 ms per step of the base model

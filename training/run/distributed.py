@@ -19,14 +19,14 @@ from torch import nn
 from torch.distributed import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
-from training.arguments import TrainingArguments
+from ..recipe.arguments import TrainingArguments
 
 MIN_CPU_TOKENS = 500  # minimum per process, of the tokens of an update; `demo.yaml` has 512 in each of 2 processes
 MAX_CPU_PROCESSES = 8  # each has its own copy of the model, the optimizer and the data; other cores run threads
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a Linux container: microseconds of CPU time per period, and the period
 CPU_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"  # of Linux; hardware threads of a core
 LAUNCHED = "VANILLA_TRANSFORMER_LAUNCHED"  # set in the processes that `launch` starts
-COMMAND = ("-m", "training.train")
+COMMAND = ("-m", __package__.removesuffix("run") + "train")
 STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
 POLL_SECONDS = 0.1  # between checks of the processes
 ERROR_DELAY_SECONDS = 2  # time for the main process to report the error

@@ -12,16 +12,17 @@ from typing import Any
 
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from training.data.corpora import describe_corpus
-from training.data.parallel_text import ParallelText
-from training.metrics import make_metric, translate_and_score
-from training.recipe import Recipe
-from training.run.factories import count_positions
-from training.run.hardware import describe
-from training.run.plots import plot_cross_attention
-from training.run.trainer import TokenBatchTrainer
 from vanilla_transformer.alignment_vanilla_transformer import choose_alignment_heads
 from vanilla_transformer.shared.text_lines import read_lines, sanitize_tsv_cell
+
+from ..data.corpora import describe_corpus
+from ..data.parallel_text import ParallelText
+from ..inference.metrics import make_metric, translate_and_score
+from ..recipe.arguments import Recipe
+from .factories import count_positions
+from .hardware import describe
+from .plots import plot_cross_attention
+from .trainer import TokenBatchTrainer
 
 NUM_SAMPLES = 100  # test sentences in samples.tsv
 NUM_SAMPLES_SHOWN = 10  # test sentences on the console
@@ -135,9 +136,12 @@ def show_results(folder: Path) -> None:
 def push(recipe: Recipe, folder: Path) -> None:
     """Upload a finished run with `hub.push`, which validates the files and skips pickles."""
     args = recipe.training
-    command = [sys.executable, "-m", "hub.push", str(folder.resolve()), args.hub_model_id or folder.resolve().name]
+    module = __package__.removesuffix("training.run") + "hub.push"
+    command = [sys.executable, "-m", module, str(folder.resolve()), args.hub_model_id or folder.resolve().name]
     command += ["--private"] if args.hub_private_repo else []
     command += ["--revision", args.hub_revision] if args.hub_revision else []
     environment = os.environ | ({"HF_TOKEN": args.hub_token} if args.hub_token else {})
-    if subprocess.run(command, env=environment, check=False, cwd=Path(__file__).parents[2]).returncode:
+    if subprocess.run(
+        command, env=environment, check=False, cwd=Path(__file__).parents[__name__.count(".")]
+    ).returncode:
         raise ValueError(f"the model was not uploaded. To upload it, run: python -m hub.push {folder} USER/NAME")

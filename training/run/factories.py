@@ -12,19 +12,19 @@ from datasets import IterableDataset
 from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig
 
-from training.arguments import TrainingArguments
-from training.data.batching import TokenBatchSampler
-from training.data.parallel_text import ParallelText
-from training.data.streaming import TokenBatchStream, stream_pairs
-from training.data.tokenization import sequence_lengths, tokenize_corpus, tokenize_rows
-from training.data.tokenizer import load_training_tokenizer, train_tokenizer, vocabulary_sizes
-from training.recipe import Recipe
-from training.run.hardware import choose_precision_and_attention
-from training.run.losses import add_decoder_input_ids, supports_fused_loss, training_loss
-from training.translators import GREEDY_OVERRIDES, read_run_recipe
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.atomic_io import remove, wrap_write_errors
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
+
+from ..data.batching import TokenBatchSampler
+from ..data.parallel_text import ParallelText
+from ..data.streaming import TokenBatchStream, stream_pairs
+from ..data.tokenization import sequence_lengths, tokenize_corpus, tokenize_rows
+from ..data.tokenizer import load_training_tokenizer, train_tokenizer, vocabulary_sizes
+from ..inference.translators import GREEDY_OVERRIDES, read_run_recipe
+from ..recipe.arguments import Recipe, TrainingArguments
+from .hardware import choose_precision_and_attention
+from .losses import add_decoder_input_ids, supports_fused_loss, training_loss
 
 NUM_TIMING_BATCHES = 12  # to choose precision and attention by their speed
 

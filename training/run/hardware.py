@@ -17,11 +17,11 @@ from accelerate.utils import gather_object
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from transformers import PreTrainedModel
 
-from training.arguments import TrainingArguments
-from training.data.batch_shapes import Shape
-from training.data.streaming import TokenBatchStream
-from training.data.tokenization import sequence_lengths
-from training.run.losses import add_decoder_input_ids, supports_fused_loss, training_loss
+from ..data.batch_shapes import Shape
+from ..data.streaming import TokenBatchStream
+from ..data.tokenization import sequence_lengths
+from ..recipe.arguments import TrainingArguments
+from .losses import add_decoder_input_ids, supports_fused_loss, training_loss
 
 MAX_TIMING_FRACTION = 0.03  # of the run time, for timing precision and attention
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from training.arguments import MACHINE_KEYS, UNSUPPORTED, former_tokens_per_update
-from training.data.parallel_text import ParallelText
-from training.recipe import Recipe
-from training.run.checkpoints import all_checkpoints, last_valid_checkpoint
-from training.translators import read_run_recipe
 from vanilla_transformer.shared.atomic_io import atomic_write, lock
+
+from ..data.parallel_text import ParallelText
+from ..inference.translators import read_run_recipe
+from ..recipe.arguments import MACHINE_KEYS, UNSUPPORTED, Recipe, former_tokens_per_update
+from .checkpoints import all_checkpoints, last_valid_checkpoint
 
 RESUME_MUTABLE_KEYS = {  # keys that may change when a run is resumed
     *("output_dir", "data_dir", "report_to", "logging_steps", "attention_plot_lines", "disable_tqdm"),

@@ -25,15 +25,19 @@ from transformers.trainer import FSDP_MODEL_NAME
 from transformers.trainer_utils import speed_metrics
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from training.arguments import TrainingArguments
-from training.data.batch_shapes import Shape, ShapedPairs, choose_shapes
-from training.data.batching import TokenBatchSampler
-from training.data.collators import FixedShapeCollator, defer_stop_signals
-from training.data.parallel_text import ParallelText
-from training.data.streaming import TokenBatchStream
-from training.data.tokenization import sequence_lengths
-from training.metrics import translate_and_score
-from training.run.callbacks import (
+from vanilla_transformer.shared.atomic_io import FREE_SPACE_HINT, make_write_error
+from vanilla_transformer.shared.loading import EMA_SUBFOLDER
+
+from ..data.batch_shapes import Shape, ShapedPairs, choose_shapes
+from ..data.batching import TokenBatchSampler
+from ..data.collators import FixedShapeCollator, defer_stop_signals
+from ..data.parallel_text import ParallelText
+from ..data.streaming import TokenBatchStream
+from ..data.tokenization import sequence_lengths
+from ..inference.metrics import translate_and_score
+from ..inference.translators import GREEDY_OVERRIDES
+from ..recipe.arguments import TrainingArguments
+from .callbacks import (
     EmaCallback,
     IgnoredSourceWarning,
     SamplerEpochCallback,
@@ -41,19 +45,16 @@ from training.run.callbacks import (
     StopOnSignal,
     TokenProgress,
 )
-from training.run.checkpoints import (
+from .checkpoints import (
     TEMPORARY,
     average_checkpoints,
     keep_only,
     select_checkpoints,
     write_manifest,
 )
-from training.run.compilation import average_gradients, log_progress, make_compiled_loss
-from training.run.distributed import fix_bucket_order
-from training.run.losses import add_decoder_input_ids, supports_fused_loss, training_loss
-from training.translators import GREEDY_OVERRIDES
-from vanilla_transformer.shared.atomic_io import FREE_SPACE_HINT, make_write_error
-from vanilla_transformer.shared.loading import EMA_SUBFOLDER
+from .compilation import average_gradients, log_progress, make_compiled_loss
+from .distributed import fix_bucket_order
+from .losses import add_decoder_input_ids, supports_fused_loss, training_loss
 
 ADAPTER = "adapter"  # subdirectory of the output directory: the LoRA weights
 PROGRESS = "progress.json"  # in a checkpoint: loss, tokens, seconds and updates

@@ -1,7 +1,8 @@
 """Supported layouts, one per module."""
 
-from hub.importing.layout import Layout
-from hub.importing.layouts import (
+from ..layout import Layout
+from ..toolkits import fairseq, opennmt
+from . import (
     aladdin_persson,
     annotated,
     bentrevett,
@@ -15,7 +16,6 @@ from hub.importing.layouts import (
     separate_heads,
     torch_transformer,
 )
-from hub.importing.toolkits import fairseq, opennmt
 
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout

@@ -2,9 +2,9 @@
 
 import torch
 
-from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, UNTIED, CheckpointInfo, Keys, Layout, State, layers
-from hub.importing.layouts.torch_transformer import BODY, DEFAULT_SETTINGS, SETTINGS, variant_config
-from hub.importing.weight_folding import block_diagonal_heads
+from ..layout import DECODER, ENCODER, PROJECTIONS, UNTIED, CheckpointInfo, Keys, Layout, State, layers
+from ..weight_folding import block_diagonal_heads
+from .torch_transformer import BODY, DEFAULT_SETTINGS, SETTINGS, variant_config
 
 
 def attention(key: str, projections: tuple[str, ...], target: str) -> Keys:

@@ -1,7 +1,7 @@
 """The Annotated Transformer (Harvard NLP, 2022)."""
 
-from hub.importing.layout import DECODER, ENCODER, UNTIED, Keys, Layout, layers
-from hub.importing.weight_folding import sinusoids, std_norm
+from ..layout import DECODER, ENCODER, UNTIED, Keys, Layout, layers
+from ..weight_folding import sinusoids, std_norm
 
 LINEARS = ("linears.0", "linears.1", "linears.2", "linears.3")
 NORMS = ("sublayer.0.norm", "sublayer.1.norm", "sublayer.2.norm")

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hub.importing.layout import DECODER, ENCODER, UNTIED, Layout, copy_tensor, layers
+from ..layout import DECODER, ENCODER, UNTIED, Layout, copy_tensor, layers
 
 FC = ("fc_q", "fc_k", "fc_v", "fc_o")
 FFN = ("positionwise_feedforward.fc_1", "positionwise_feedforward.fc_2")

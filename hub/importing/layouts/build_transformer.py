@@ -6,9 +6,9 @@ keys, so there are two layouts.
 
 from dataclasses import replace
 
-from hub.importing.layout import DECODER, Layout, attention, drop_tensor
-from hub.importing.layouts.hkproj import BODY, CONFIG, DEC, W, encoder_layers, forward
-from hub.importing.layouts.hkproj import LAYOUT as HKPROJ
+from ..layout import DECODER, Layout, attention, drop_tensor
+from .hkproj import BODY, CONFIG, DEC, W, encoder_layers, forward
+from .hkproj import LAYOUT as HKPROJ
 
 COMMON = {
     "src_emded.embedding.weight": "model.encoder.embed_tokens.weight",

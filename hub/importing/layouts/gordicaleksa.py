@@ -1,7 +1,7 @@
 """Aleksa Gordić's pytorch-original-transformer."""
 
-from hub.importing.layout import DECODER, ENCODER, UNTIED, Layout, layers
-from hub.importing.weight_folding import sinusoids
+from ..layout import DECODER, ENCODER, UNTIED, Layout, layers
+from ..weight_folding import sinusoids
 
 NETS = ("qkv_nets.0", "qkv_nets.1", "qkv_nets.2", "out_projection_net")
 FFN = ("pointwise_net.linear1", "pointwise_net.linear2")

@@ -1,7 +1,7 @@
 """Umar Jamil's pytorch-transformer (hkproj) in three versions: biases are optional, norm weights scalars or vectors."""
 
-from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, UNTIED, Keys, Layout, attention, layers
-from hub.importing.weight_folding import expand_scalar_bias, sinusoids, std_norm
+from ..layout import DECODER, ENCODER, PROJECTIONS, UNTIED, Keys, Layout, attention, layers
+from ..weight_folding import expand_scalar_bias, sinusoids, std_norm
 
 
 def norm(key: str, target: str) -> Keys:

@@ -1,7 +1,7 @@
 """hyunwoongko's transformer: post-norm with gamma and beta, positions that are not saved, unscaled embeddings."""
 
-from hub.importing.layout import DECODER, ENCODER, UNTIED, Keys, Layout, layers
-from hub.importing.weight_folding import unbiased_norm
+from ..layout import DECODER, ENCODER, UNTIED, Keys, Layout, layers
+from ..weight_folding import unbiased_norm
 
 W = ("w_q", "w_k", "w_v", "w_concat")
 DECODER_ATTENTIONS = ("self_attention", "enc_dec_attention")

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, CheckpointInfo, Layout, State, TensorRule, layers
-from hub.importing.weight_folding import sinusoids
+from ..layout import DECODER, ENCODER, PROJECTIONS, CheckpointInfo, Layout, State, TensorRule, layers
+from ..weight_folding import sinusoids
 
 W = ("w_qs", "w_ks", "w_vs", "fc")
 FFN = ("pos_ffn.w_1", "pos_ffn.w_2")

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, UNTIED, CheckpointInfo, Layout, State, layers
-from hub.importing.weight_folding import sinusoids
+from ..layout import ACTIVATIONS, DECODER, ENCODER, UNTIED, CheckpointInfo, Layout, State, layers
+from ..weight_folding import sinusoids
 
 QKVO = ("q_layer", "k_layer", "v_layer", "output_layer")
 DECODER_NORMS = ("x_layer_norm", "dec_layer_norm", "feed_forward.layer_norm")

@@ -1,7 +1,7 @@
 """Notebook 'Build your own Transformer from scratch using PyTorch': post-norm, unscaled embeddings."""
 
-from hub.importing.layout import DECODER, ENCODER, UNTIED, Layout, layers
-from hub.importing.weight_folding import sinusoids
+from ..layout import DECODER, ENCODER, UNTIED, Layout, layers
+from ..weight_folding import sinusoids
 
 W = ("W_q", "W_k", "W_v", "W_o")
 FC = ("feed_forward.fc1", "feed_forward.fc2")

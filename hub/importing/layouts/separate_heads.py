@@ -1,7 +1,7 @@
 """Article 'What is a Transformer?' (dm, dk, dv, nhead): separate head dimensions, norms with unbiased variance."""
 
-from hub.importing.layout import DECODER, ENCODER, PROJECTIONS, UNTIED, Keys, Layout, layers
-from hub.importing.weight_folding import sinusoids, unbiased_norm
+from ..layout import DECODER, ENCODER, PROJECTIONS, UNTIED, Keys, Layout, layers
+from ..weight_folding import sinusoids, unbiased_norm
 
 W = ("wq", "wk", "wv", "wo")
 NORMS = ("norm1", "norm2", "norm3")

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from hub.importing.layout import ACTIVATIONS, DECODER, ENCODER, UNTIED, CheckpointInfo, Kind, Layout, State, layers
-from hub.importing.weight_folding import fused_attention, sinusoids
+from ..layout import ACTIVATIONS, DECODER, ENCODER, UNTIED, CheckpointInfo, Kind, Layout, State, layers
+from ..weight_folding import fused_attention, sinusoids
 
 ATTENTIONS, FFN, NORMS = ("self_attn", "multihead_attn"), ("linear1", "linear2"), ("norm1", "norm2", "norm3")
 SETTINGS: dict[str, Kind] = {"norm_first": bool, "activation": ACTIVATIONS}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hub.importing.toolkits import fairseq, opennmt
+from . import fairseq, opennmt
 
 
 def parse_checkpoint(content: Any) -> tuple[dict, dict[str, Any]] | None:

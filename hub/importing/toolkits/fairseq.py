@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hub.importing.layout import (
+from ..layout import (
     DECODER,
     ENCODER,
     CheckpointInfo,
@@ -20,8 +20,8 @@ from hub.importing.layout import (
     drop_tensor,
     layers,
 )
-from hub.importing.pickle_stubs import to_plain_data
-from hub.importing.weight_folding import fused_attention
+from ..pickle_stubs import to_plain_data
+from ..weight_folding import fused_attention
 
 PAD = 1  # dictionaries of fairseq start with <s>, <pad>, </s>, <unk>
 DEFAULT_MAX_POSITIONS = 1024  # DEFAULT_MAX_SOURCE_POSITIONS of fairseq

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hub.importing.layout import (
+from ..layout import (
     DECODER,
     ENCODER,
     PROJECTIONS,
@@ -19,8 +19,8 @@ from hub.importing.layout import (
     TensorRule,
     layers,
 )
-from hub.importing.pickle_stubs import ObjectStub
-from hub.importing.weight_folding import sinusoids
+from ..pickle_stubs import ObjectStub
+from ..weight_folding import sinusoids
 
 SPECIAL = {"unk_token_id": "<unk>", "pad_token_id": "<blank>", "bos_token_id": "<s>", "eos_token_id": "</s>"}
 SOURCE = "encoder.embeddings.make_embedding.emb_luts.0.weight"

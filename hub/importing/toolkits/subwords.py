@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers.convert_slow_tokenizer import import_protobuf
 from transformers.tokenization_utils_base import generate_merges
 
-from hub.importing.tokenizer import (
+from ..tokenizer import (
     SideTokenizer,
     TokenizerPair,
     build_word_tokenizer,

@@ -16,8 +16,8 @@ from transformers import AutoTokenizer
 
 from hub.export import main
 from hub.exporting.to_argos import to_sentencepiece
-from training.arguments import TokenizerArguments
 from training.data.tokenizer import train_tokenizer
+from training.recipe.arguments import TokenizerArguments
 
 TEXTS = [
     "The 3 dogs run, don't they?",

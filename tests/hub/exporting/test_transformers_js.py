@@ -8,8 +8,8 @@ import pytest
 
 from hub.export import main
 from hub.exporting.tokenizer import convert_to_fast, save_tokenizer
-from training.arguments import TokenizerArguments
 from training.data.tokenizer import train_tokenizer
+from training.recipe.arguments import TokenizerArguments
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 
 TRANSLATE = """

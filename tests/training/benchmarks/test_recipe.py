@@ -5,7 +5,7 @@ import json
 import pytest
 
 from training.benchmarks import recipe
-from training.recipe import read_recipe
+from training.recipe.reading import read_recipe
 
 
 @pytest.mark.parametrize("name", ["iwslt14_de_en", "wmt14_en_de_base"])

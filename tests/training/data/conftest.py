@@ -2,8 +2,8 @@
 
 import pytest
 
-from training.arguments import DataArguments, TokenizerArguments
 from training.data.tokenizer import train_tokenizer
+from training.recipe.arguments import DataArguments, TokenizerArguments
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from accelerate.data_loader import BatchSamplerShard
 
-from training.arguments import TokenizerArguments
 from training.data.batch_shapes import choose_shapes
 from training.data.batching import TokenBatchSampler, groups_per_update
 from training.data.files import read_pair
 from training.data.tokenization import sequence_lengths, tokenize_corpus
 from training.data.tokenizer import train_tokenizer
+from training.recipe.arguments import TokenizerArguments
 
 MACHINES = [(2, 1), (1, 2), (3, 2), (4, 1), (2, 4)]  # processes, accumulation steps; their product is even
 

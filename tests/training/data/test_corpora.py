@@ -4,9 +4,9 @@ import pytest
 from datasets import Dataset, DatasetDict
 from transformers import NllbTokenizerFast
 
-from training.arguments import DataArguments
 from training.data import hub_datasets
 from training.data.corpora import describe_corpus, read_corpus
+from training.recipe.arguments import DataArguments
 from training.run.factories import make_train_set
 
 

@@ -3,10 +3,10 @@ import json
 import pytest
 from datasets import Dataset, DatasetDict
 
-from training.arguments import DataArguments
 from training.data.corpora import read_corpus
 from training.data.files import read_file, read_pair
 from training.data.streaming import stream_pairs
+from training.recipe.arguments import DataArguments
 
 
 def test_reads_text_files_by_line(write):

@@ -8,8 +8,8 @@ import pytest
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from transformers import AutoTokenizer
 
-from training.arguments import TokenizerArguments
 from training.data.tokenizer import train_tokenizer
+from training.recipe.arguments import TokenizerArguments
 
 TEXTS = {
     "en": [

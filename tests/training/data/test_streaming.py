@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 
-from training.arguments import DataArguments
 from training.data.batch_shapes import choose_shapes
 from training.data.corpora import read_corpus
 from training.data.streaming import TokenBatchStream, stream_pairs
+from training.recipe.arguments import DataArguments
 
 
 def generate_rows(n):

@@ -1,10 +1,10 @@
 import pytest
 from transformers import NllbTokenizerFast
 
-from training.arguments import DataArguments, TokenizerArguments
 from training.data.parallel_text import ParallelText
 from training.data.tokenization import sequence_lengths, tokenize_corpus, tokenize_rows, validate_eval_lengths
 from training.data.tokenizer import train_tokenizer
+from training.recipe.arguments import DataArguments, TokenizerArguments
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,9 @@ from types import SimpleNamespace
 import pytest
 from transformers import AutoTokenizer, NllbTokenizerFast, PreTrainedTokenizerFast
 
-from training.arguments import TokenizerArguments
 from training.data.tokenization import tokenize_rows
 from training.data.tokenizer import add_bpe_dropout, load_training_tokenizer, train_tokenizer, vocabulary_sizes
+from training.recipe.arguments import TokenizerArguments
 
 SOURCES = ["The 3 dogs run, don't they?", "A man's hat."]
 TARGETS = ["Die 3 Hunde rennen – oder?", "Ein Hut für Müller."]

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from training.demo.corpus import CLAUSE_VERBS, MODALS, PRONOUNS, VERBS, SentenceGenerator
+from training.inference.translators import load_translator
 from training.run.hardware import configure_malloc
-from training.translators import load_translator
 from vanilla_transformer.alignment_vanilla_transformer import Link, align, word_spans
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 

@@ -17,7 +17,7 @@ from training.distillation.candidate_selection import (
     word_overlap,
 )
 from training.distillation.pair_table import PairTableBuilder
-from training.translators import load_translator
+from training.inference.translators import load_translator
 
 LINES = 40
 

@@ -6,9 +6,9 @@ from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
-from training.arguments import TrainingArguments
 from training.data.collators import PaddingCollator
 from training.data.parallel_text import ParallelText
+from training.recipe.arguments import TrainingArguments
 from training.run.trainer import TokenBatchTrainer
 
 

@@ -16,9 +16,9 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast
 
-from training.arguments import TrainingArguments
 from training.data.parallel_text import ParallelText
-from training.metrics import SequenceMetric, TranslationMetric
+from training.inference.metrics import SequenceMetric, TranslationMetric
+from training.recipe.arguments import TrainingArguments
 from training.run.trainer import TokenBatchTrainer
 from vanilla_transformer import (
     TranslationPipeline,

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from training.average import main, select_run_checkpoints
-from training.recipe import read_recipe
+from training.recipe.reading import read_recipe
 from training.run.checkpoints import MANIFEST, checkpoint_error, select_checkpoints, write_manifest
 from training.run.trainer import TokenBatchTrainer
 

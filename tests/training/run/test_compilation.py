@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
-from training.arguments import DataArguments
 from training.data.parallel_text import ParallelText
 from training.data.tokenization import tokenize_corpus
+from training.recipe.arguments import DataArguments
 from training.run import compilation
 from training.run.compilation import masked_training_loss, resolve_step_mode
 from training.run.losses import training_loss

@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from training import train
-from training.arguments import TrainingArguments
 from training.data.collators import defer_stop_signals
+from training.recipe.arguments import TrainingArguments
 from training.run import distributed
 from training.run.callbacks import StopOnSignal
 from training.run.distributed import (

@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSeq2SeqLM, TrainerControl, TrainerState
 
 from training.data.parallel_text import ParallelText
-from training.metrics import SequenceMetric, TranslationMetric, translate_and_score
+from training.inference.metrics import SequenceMetric, TranslationMetric, translate_and_score
 from training.run.callbacks import IgnoredSourceWarning
 
 METRICS = {"bleu", "chrf", "ter", "bleu_tokenized_lc", "exact_match", "wer", "per", "loss", "source_gain"}

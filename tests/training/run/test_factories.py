@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from training.data.parallel_text import ParallelText
-from training.recipe import read_recipe
+from training.recipe.reading import read_recipe
 from training.run.factories import count_positions, load_base_model, make_train_set
 
 SIZES = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from training.arguments import TrainingArguments
+from training.recipe.arguments import TrainingArguments
 from training.run import factories, hardware
 from training.run.factories import resolve_precision_and_attention
 from training.run.hardware import choose_precision_and_attention, fit_micro_batches, has_bf16

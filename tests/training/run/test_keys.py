@@ -12,8 +12,8 @@ from httpx2 import ConnectError
 from transformers import Seq2SeqTrainingArguments
 
 from training import train
-from training.arguments import SUPPORTED, UNSUPPORTED, UNSUPPORTED_ADVICE, TrainingArguments
-from training.recipe import make_parser, read_recipe, validate_supported_keys
+from training.recipe.arguments import SUPPORTED, UNSUPPORTED, UNSUPPORTED_ADVICE, TrainingArguments
+from training.recipe.reading import make_parser, read_recipe, validate_supported_keys
 from training.run.evaluation import push
 
 FIELDS = {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from training.recipe import read_recipe
+from training.recipe.reading import read_recipe
 from training.run.output_dir import lock_output_dir, prepare_output_dir
 
 

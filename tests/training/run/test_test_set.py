@@ -3,10 +3,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.arguments import DataArguments, DecodingArguments
 from training.data.parallel_text import ParallelText
+from training.inference.translators import read_run_recipe
+from training.recipe.arguments import DataArguments, DecodingArguments
 from training.run.evaluation import save_alignment_heads, score_test_set, show_results
-from training.translators import read_run_recipe
 from vanilla_transformer.shared.text_lines import sanitize_tsv_cell
 
 

@@ -12,9 +12,9 @@ from datasets import IterableDataset
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-from training.arguments import DataArguments
 from training.data.streaming import TokenBatchStream
-from training.metrics import SequenceMetric
+from training.inference.metrics import SequenceMetric
+from training.recipe.arguments import DataArguments
 from training.run.callbacks import StopOnSignal
 from training.run.compilation import masked_training_loss
 from training.run.factories import resolve_precision_and_attention

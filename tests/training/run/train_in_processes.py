@@ -15,8 +15,8 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from training.arguments import TrainingArguments
 from training.data.collators import PaddingCollator
+from training.recipe.arguments import TrainingArguments
 from training.run.compilation import masked_training_loss
 from training.run.trainer import TokenBatchTrainer
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration

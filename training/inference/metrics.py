@@ -17,11 +17,12 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 
-from training.arguments import TrainingArguments
-from training.data.batching import batch_by_tokens
-from training.data.parallel_text import ParallelText
-from training.translators import select_engine
 from vanilla_transformer import TranslationPipeline
+
+from ..data.batching import batch_by_tokens
+from ..data.parallel_text import ParallelText
+from ..recipe.arguments import TrainingArguments
+from .translators import select_engine
 
 MAX_TOKENS = 2048  # per batch: 250 MiB of log-probabilities with a vocabulary of 32,000
 SINGLE_REFERENCE = {"predictions": datasets.Value("string"), "references": datasets.Value("string")}

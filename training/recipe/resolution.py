@@ -1,35 +1,21 @@
-"""Recipes: flat YAML files with all settings of a run, which can be overridden on the command line."""
+"""Resolution of a recipe: values that depend on other keys, and checks of their combinations."""
 
-import argparse
-import dataclasses
-import json
 import math
-import sys
-from argparse import SUPPRESS
 from collections.abc import Container
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
 
-import torch
-import yaml
-from transformers import HfArgumentParser
+from vanilla_transformer.shared.command_line import MAX_EXPONENT
 
-from training.arguments import (
+from .arguments import (
     MACHINE_KEYS,
-    RENAMED_VALUES,
-    UNSUPPORTED,
-    UNSUPPORTED_ADVICE,
     DataArguments,
-    DecodingArguments,
-    ModelArguments,
+    Recipe,
     TokenizerArguments,
     TrainingArguments,
     former_tokens_per_update,
+    use_dataset,
 )
-from training.data.hub_datasets import use_dataset
-from training.run.validation import (
-    LIBRARY_ERRORS,
+from .validation import (
     METRICS,
     validate_attention,
     validate_metric,
@@ -37,140 +23,8 @@ from training.run.validation import (
     validate_training_setup,
     validate_values,
 )
-from vanilla_transformer.shared.command_line import (
-    MAX_EXPONENT,
-    RENAMED_OPTIONS,
-    CommandLineParser,
-    closest_match,
-    int_type,
-)
 
 LOWER_IS_BETTER = ("loss", "per", "wer", "ter")
-MAX_NESTING_DEPTH = 8  # of YAML collections; only lr_scheduler_kwargs and fsdp_config need nesting
-
-
-@dataclass
-class Recipe:
-    """All settings of a run."""
-
-    name: str  # file name without `.yaml`
-    data: DataArguments
-    tokenizer: TokenizerArguments
-    model: Any
-    training: TrainingArguments
-    decoding: DecodingArguments
-    explicit_keys: frozenset[str] = frozenset()  # set in the recipe or on the command line
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all settings, except fields of `Seq2SeqTrainingArguments` that have their default value."""
-        values = {name: value for part in (self.data, self.tokenizer, self.model) for name, value in vars(part).items()}
-        if self.training.base_model is not None:  # the rest comes from the checkpoint
-            kept = self.explicit_keys | vars(self.data).keys()
-            values = {name: value for name, value in values.items() if name in kept}
-        # from the fields, because creating an instance would reset the device state of Accelerate
-        defaults = {f.name: f.default for f in dataclasses.fields(TrainingArguments)}
-        own = set(TrainingArguments.__annotations__)
-        for name, value in self.training.to_dict().items():
-            if name in UNSUPPORTED | MACHINE_KEYS | {"run_name", "hub_token", "use_cpu"}:  # depend on the machine
-                continue
-            if name in own or value not in (defaults.get(name), [], None):
-                values[name] = str(value) if isinstance(value, Path) else value
-        return values | vars(self.decoding)
-
-    def defaults(self) -> dict[str, Any]:
-        """Return the default of each key, without those that `base_model` determines."""
-        parts: list[Any] = [self.data, self.training, self.decoding]
-        if self.training.base_model is None:
-            parts += [self.tokenizer, self.model]
-        return {each.name: each.default for part in parts for each in dataclasses.fields(part)}
-
-    def to_yaml(self) -> str:
-        """Return the settings as the text of a recipe."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
-
-
-class RecipeCommandLine(CommandLineParser, HfArgumentParser):
-    """Command line with one option per dataclass field. An integer whose default is "auto" can also be "auto"."""
-
-    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        if options.get("default") == "auto" and options.get("type") is int:
-            options["type"] = int_or_auto
-        return super().add_argument(*names, **options)
-
-
-def int_or_auto(text: str) -> int | str:
-    """Argparse type: an integer or "auto"."""
-    return text if text == "auto" else int_type(text)
-
-
-int_or_auto.__name__ = "int"  # for argparse's messages
-
-
-def make_parser() -> RecipeCommandLine:
-    """Create the command-line parser of `training.train`."""
-    parser = RecipeCommandLine(
-        "training.train",
-        "Train a Transformer from a recipe. Each key of the recipe can also be set with --key value.",
-        dataclass_types=(DataArguments, TokenizerArguments, ModelArguments, TrainingArguments, DecodingArguments),
-    )
-    parser.add_argument("recipe", help="path to the recipe, such as training/recipes/demo.yaml")
-    for action in parser._actions:
-        if action.dest in UNSUPPORTED or action.option_strings[:1] and action.option_strings[0].startswith("--no_"):
-            action.help = SUPPRESS
-    return parser
-
-
-def validate_supported_keys(parser: RecipeCommandLine, arguments: list[str]) -> None:
-    """Raise ValueError if an unsupported field of `Seq2SeqTrainingArguments` differs from its default."""
-    values, defaults = (vars(parser.parse_known_args(words)[0]) for words in (arguments, arguments[:1]))
-    for name in sorted(UNSUPPORTED):
-        value = values[name]
-        if value != defaults[name] and (value or defaults[name]):
-            raise ValueError(f"{name}={value} is not supported: {UNSUPPORTED_ADVICE.get(name, 'remove it')}.")
-
-
-def read_recipe(arguments: list[str] | None = None) -> Recipe:
-    """Read `RECIPE.yaml [--key value ...]` from `sys.argv[1:]` by default. Exit with status 2 if it is invalid."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    parser = make_parser()
-    null_keys: list[str] = []
-    names = (word.lstrip("-").partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--"))
-    keys = options = {name.removeprefix("no_") for name in names}
-    if arguments and arguments[0].startswith("-") and not {"-h", "--help"} & set(arguments):
-        parser.error(f"the path to a recipe must be the first argument, before {arguments[0].partition('=')[0]}.")
-    if arguments and not arguments[0].startswith("-"):
-        try:
-            values = _read_yaml(arguments[0], parser)
-        except ValueError as error:
-            parser.error(str(error))
-        null_keys = [name for name, value in values.items() if value is None and name not in keys]
-        keys = options | {name for name, value in values.items() if value is not None}
-        # without `use_cpu`, processes on CPUs would not connect
-        device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]
-        arguments = [arguments[0], *device, *_to_arguments(values), *arguments[1:]]  # the last value counts
-    try:
-        validate_supported_keys(parser, arguments)
-        *parts, positional, unknown = parser.parse_args_into_dataclasses(
-            arguments, return_remaining_strings=True, look_for_args_file=False
-        )
-    except (OSError, *LIBRARY_ERRORS) as error:  # raised by transformers
-        parser.error(str(error))
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    data, tokenizer, model, training, decoding = parts
-    recipe = Recipe(Path(positional.recipe).stem, data, tokenizer, model, training, decoding, frozenset(keys))
-    for part in parts:
-        for f in dataclasses.fields(part):
-            if f.name in null_keys and f.default is not None:
-                if type(None) not in get_args(get_type_hints(type(part))[f.name]):
-                    parser.error(f"{positional.recipe}: {f.name} must not be null. Set a value, or remove the key.")
-                setattr(part, f.name, None)
-    try:
-        resolve_recipe(recipe)
-        validate_overrides(recipe, options)
-    except ValueError as error:
-        parser.error(str(error))
-    return recipe
 
 
 def resolve_recipe(recipe: Recipe) -> None:
@@ -342,72 +196,3 @@ def resolve_base_model(recipe: Recipe) -> None:
     averages = training.ema_decay or training.average_checkpoints > 1 or training.average_by == "best"
     if training.lora_rank and averages:
         raise ValueError("lora_rank cannot be combined with ema_decay, average_checkpoints or average_by.")
-
-
-def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:
-    """Read the keys and values of a recipe: strings, lists of strings, None, or JSON for mappings.
-
-    Scalars stay text, because YAML would convert the language `no` to False and the directory 1.10 to 1.1.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        depth = 0
-        for event in yaml.parse(text, yaml.SafeLoader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if isinstance(event, yaml.AliasEvent) or depth > MAX_NESTING_DEPTH:
-                line = event.start_mark.line + 1 if event.start_mark else 0
-                raise ValueError(f"{path}, line {line}: anchors and deep nesting are not supported.")
-        root = yaml.compose(text, yaml.SafeLoader)
-    except OSError as error:
-        raise ValueError(f"cannot read the recipe {path}: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line_hint = f", line {mark.line + 1}" if mark else ""
-        reason = str(getattr(error, "problem", None) or error)
-        reason += ". Remove the quotes of paths with backslashes" if "escape character" in reason else ""
-        raise ValueError(f"{path}{line_hint} is not valid YAML: {reason}.") from error
-    if not isinstance(root, yaml.MappingNode) or not root.value:
-        raise ValueError(f"{path} contains no keys. A recipe has lines such as 'max_steps: 500'.")
-    actions = {action.dest: action for action in parser._actions}
-    known = [name for part in parser.dataclass_types for name in (f.name for f in dataclasses.fields(part))]
-    values: dict[str, Any] = {}
-    for key, node in root.value:
-        name, location = str(key.value), f"{path}, line {key.start_mark.line + 1}"
-        if RENAMED_OPTIONS.get(name) in known:
-            print(f"{location}: {name} was renamed to {RENAMED_OPTIONS[name]}", file=sys.stderr)
-            if isinstance(node, yaml.ScalarNode):
-                node.value = RENAMED_VALUES.get(node.value, node.value)
-            name = RENAMED_OPTIONS[name]
-        if name not in known:
-            close = closest_match(name, known)
-            hint = UNSUPPORTED_ADVICE.get(name) or (f"did you mean {close!r}?" if close else "")
-            raise ValueError(f"{location}: unknown key {name[:100]!r}" + (f"; {hint}" if hint else "."))
-        if name in values:
-            raise ValueError(f"{location}: duplicate key {name!r}. Remove one of the two entries.")
-        values[name] = _read_value(node, name, location, actions[name].nargs == "+" or name == "report_to")
-    return values
-
-
-def _read_value(node: yaml.Node, name: str, location: str, is_list: bool) -> Any:
-    if isinstance(node, yaml.ScalarNode):
-        return None if node.tag.endswith(":null") else node.value
-    values = [getattr(each, "value", None) for each in node.value]
-    if is_list and all(isinstance(value, str) and not value.startswith("--") for value in values):
-        return values
-    if isinstance(node, yaml.MappingNode) and name in TrainingArguments._VALID_DICT_FIELDS:
-        try:
-            return json.dumps(yaml.safe_load(yaml.serialize(node)), allow_nan=False)
-        except (TypeError, ValueError, yaml.YAMLError) as error:  # such as a date or a set
-            raise ValueError(f"{location}: the value of {name} cannot be used ({error}).") from error
-    raise ValueError(f"{location}: {name} must be {'a list of values' if is_list else 'a single value'}.")
-
-
-def _to_arguments(values: dict[str, Any]) -> list[str]:
-    """Convert the keys of a recipe to command-line arguments, so that both are validated in the same way."""
-    arguments = []
-    for name, value in values.items():
-        if isinstance(value, list):
-            arguments += [f"--{name}", *value]
-        elif value is not None:
-            arguments.append(f"--{name}={value}")
-    return arguments

@@ -5,8 +5,8 @@ from dataclasses import fields
 import pytest
 import yaml
 
-from training.arguments import MACHINE_KEYS, RENAMED_VALUES
-from training.recipe import make_parser, read_recipe
+from training.recipe.arguments import MACHINE_KEYS, RENAMED_VALUES
+from training.recipe.reading import make_parser, read_recipe
 from training.run.output_dir import validate_same_recipe
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.shared.command_line import RENAMED_OPTIONS

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 import yaml
 
-from training.arguments import rename_keys
-from training.data.tokenizer import vocabulary_sizes
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.shared.ctranslate2_pipeline import (
     QUANTIZATIONS,
@@ -20,6 +18,9 @@ from vanilla_transformer.shared.ctranslate2_pipeline import (
     validate_ctranslate2_options,
 )
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, wrap_load_errors
+
+from ..data.tokenizer import vocabulary_sizes
+from ..recipe.arguments import rename_keys
 
 CHECKPOINTS = "Checkpoint: directory with model and tokenizer, or repository on the Hub. Several form an ensemble."
 ENGINES = ("auto", "transformers", "ctranslate2")

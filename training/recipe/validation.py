@@ -11,9 +11,10 @@ from transformers.activations import ACT2FN
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.training_args import OptimizerNames
 
-from training.arguments import MACHINE_KEYS, TrainingArguments
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.command_line import closest_match
+
+from .arguments import MACHINE_KEYS, TrainingArguments
 
 METRICS = {  # metrics of an evaluation, by the recipe's `metric`
     "translation": ["loss", "bleu", "chrf", "ter", "bleu_tokenized_lc"],

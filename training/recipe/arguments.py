@@ -3,8 +3,10 @@
 import dataclasses
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from transformers import Seq2SeqTrainingArguments
 
 from vanilla_transformer import VanillaTransformerConfig
@@ -298,6 +300,54 @@ class TrainingArguments(Seq2SeqTrainingArguments):
 
 SUPPORTED |= set(TrainingArguments.__annotations__) - FIXED
 UNSUPPORTED = {f.name for f in dataclasses.fields(TrainingArguments)} - SUPPORTED
+
+
+@dataclass
+class Recipe:
+    """All settings of a run."""
+
+    name: str  # file name without `.yaml`
+    data: DataArguments
+    tokenizer: TokenizerArguments
+    model: Any
+    training: TrainingArguments
+    decoding: DecodingArguments
+    explicit_keys: frozenset[str] = frozenset()  # set in the recipe or on the command line
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all settings, except fields of `Seq2SeqTrainingArguments` that have their default value."""
+        values = {name: value for part in (self.data, self.tokenizer, self.model) for name, value in vars(part).items()}
+        if self.training.base_model is not None:  # the rest comes from the checkpoint
+            kept = self.explicit_keys | vars(self.data).keys()
+            values = {name: value for name, value in values.items() if name in kept}
+        # from the fields, because creating an instance would reset the device state of Accelerate
+        defaults = {f.name: f.default for f in dataclasses.fields(TrainingArguments)}
+        own = set(TrainingArguments.__annotations__)
+        for name, value in self.training.to_dict().items():
+            if name in UNSUPPORTED | MACHINE_KEYS | {"run_name", "hub_token", "use_cpu"}:  # depend on the machine
+                continue
+            if name in own or value not in (defaults.get(name), [], None):
+                values[name] = str(value) if isinstance(value, Path) else value
+        return values | vars(self.decoding)
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the default of each key, without those that `base_model` determines."""
+        parts: list[Any] = [self.data, self.training, self.decoding]
+        if self.training.base_model is None:
+            parts += [self.tokenizer, self.model]
+        return {each.name: each.default for part in parts for each in dataclasses.fields(part)}
+
+    def to_yaml(self) -> str:
+        """Return the settings as the text of a recipe."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+
+
+def use_dataset(arguments: DataArguments) -> bool:
+    """Return whether to load the recipe's dataset: `data_dir` is the default and does not contain the files."""
+    if arguments.dataset_name is None or arguments.data_dir != DataArguments.data_dir:  # a wrong path must fail
+        return False
+    folder, name = Path(arguments.data_dir), arguments.train_file
+    return not (folder / name).exists() and not (folder / f"{name}.{arguments.source_lang}").exists()
 
 
 def former_tokens_per_update(values: dict[str, Any]) -> int:

@@ -5,7 +5,7 @@ import pytest
 import sacrebleu
 
 from training.data.parallel_text import ParallelText
-from training.metrics import TranslationMetric, compute_pair_nll
+from training.inference.metrics import TranslationMetric, compute_pair_nll
 
 PREDICTIONS = ["Ein Hund rennt durch den Park.", "Zwei Männer spielen Karten."]
 REFERENCES = ["Ein Hund läuft durch den Park.", "Zwei Männer spielen Karten."]
@@ -50,7 +50,7 @@ def test_pair_nll_limits_tokens_per_batch(make_model, make_tokenizer, monkeypatc
     model, shapes = make_model(**sizes), []
     text = ParallelText([f"A dog {'runs ' * i}." for i in range(12)], [f"Ein {'Hund ' * (12 - i)}." for i in range(12)])
     expected = compute_pair_nll(model, tokenizer, text, 1, show=False)
-    monkeypatch.setattr("training.metrics.MAX_TOKENS", 90)
+    monkeypatch.setattr("training.inference.metrics.MAX_TOKENS", 90)
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda **batch: shapes.append(batch["input_ids"].shape) or forward(**batch))
     found = compute_pair_nll(model, tokenizer, text, 3, show=False)

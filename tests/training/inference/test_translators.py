@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 
 from hub.push import gather_files
 from training import score, translate
-from training.translators import load_translator
+from training.inference.translators import load_translator
 
 
 @pytest.fixture

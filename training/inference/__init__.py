@@ -1,0 +1,1 @@
+"""Translation with checkpoints, and scoring of the translations."""

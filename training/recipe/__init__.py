@@ -1,0 +1,1 @@
+"""Recipes: keys, reading from YAML and the command line, resolution and validation."""
