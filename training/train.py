@@ -57,6 +57,7 @@ from .run.output_dir import (
     write_run_info,
 )
 from .run.plots import plot_training_curve
+from .run.time_budget import estimate_test_ratio
 from .run.trainer import TokenBatchTrainer
 
 
@@ -125,6 +126,7 @@ def run(recipe: Recipe) -> None:
         processing_class=tokenizer,
         data_collator=collator,
         compute_metrics=metric.compute if args.predict_with_generate else None,
+        test_ratio=estimate_test_ratio(corpus, recipe.decoding.num_beams),
         callbacks=[EarlyStoppingCallback(args.early_stopping_patience)] if args.early_stopping_patience else None,
     )
     outcome = trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))

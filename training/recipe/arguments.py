@@ -12,6 +12,7 @@ from transformers import Seq2SeqTrainingArguments
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.shared.command_line import RENAMED_OPTIONS
 
+UNKNOWN_UPDATES = 10**7  # `max_steps` with `minutes`, until the speed is measured
 MAX_CPU_TOKENS = 4096  # per micro-batch on a CPU; larger micro-batches are not faster
 RENAMED_VALUES = {"plain": "eager", "recorded": "cuda_graph", "refuse": "error"}  # old values of renamed keys
 
@@ -211,6 +212,12 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     adam_beta2: float = option(0.98, "The beta2 of Adam (section 5.3).")
     adam_epsilon: float = option(1e-9, "The epsilon of Adam (section 5.3).")
     label_smoothing_factor: float = option(0.1, "The label smoothing factor (section 5.4).")
+    minutes: float | None = option(
+        None,
+        "The wall time of the run, from the start to the scores, instead of a number of updates. The learning rate "
+        "follows the remaining time: `lr_scheduler_type` must be linear. With the default of `warmup_steps`, the first "
+        "tenth is warm-up. Unless `eval_steps` is set, the model is evaluated and saved at each quarter.",
+    )
     tokens_per_update: int = option(
         2048,
         "The maximum number of source or target tokens per update, including padding: pairs times longest sequence. "
@@ -325,6 +332,8 @@ class Recipe:
         own = set(TrainingArguments.__annotations__)
         for name, value in self.training.to_dict().items():
             if name in UNSUPPORTED | MACHINE_KEYS | {"run_name", "hub_token", "use_cpu"}:  # depend on the machine
+                continue
+            if value == UNKNOWN_UPDATES:  # with `minutes`
                 continue
             if name in own or value not in (defaults.get(name), [], None):
                 values[name] = str(value) if isinstance(value, Path) else value

@@ -25,7 +25,7 @@ from .arguments import (
     TokenizerArguments,
     TrainingArguments,
 )
-from .resolution import resolve_recipe, validate_overrides
+from .resolution import resolve_minutes, resolve_recipe, validate_overrides
 from .validation import LIBRARY_ERRORS
 
 MAX_NESTING_DEPTH = 8  # of YAML collections; only lr_scheduler_kwargs and fsdp_config need nesting
@@ -108,6 +108,7 @@ def read_recipe(arguments: list[str] | None = None) -> Recipe:
                     parser.error(f"{positional.recipe}: {f.name} must not be null. Set a value, or remove the key.")
                 setattr(part, f.name, None)
     try:
+        resolve_minutes(recipe, options)
         resolve_recipe(recipe)
         validate_overrides(recipe, options)
     except ValueError as error:

@@ -4,10 +4,13 @@ import math
 from collections.abc import Container
 from pathlib import Path
 
+from transformers import IntervalStrategy, SchedulerType
+
 from vanilla_transformer.shared.command_line import MAX_EXPONENT
 
 from .arguments import (
     MACHINE_KEYS,
+    UNKNOWN_UPDATES,
     DataArguments,
     Recipe,
     TokenizerArguments,
@@ -24,6 +27,7 @@ from .validation import (
     validate_values,
 )
 
+WARMUP_RATIO = 0.1  # with `minutes`
 LOWER_IS_BETTER = ("loss", "per", "wer", "ter")
 
 
@@ -88,6 +92,35 @@ def resolve_recipe(recipe: Recipe) -> None:
     if training.bf16:
         training.precision = "bf16"
     validate_training_setup(training)
+
+
+def resolve_minutes(recipe: Recipe, options: set[str]) -> None:
+    """Set schedule, warm-up and evaluations of a run with `minutes`, which replaces the updates of a recipe.
+
+    Raises:
+        ValueError: for keys that contradict `minutes`. On the command line, `minutes` overrides those of the recipe.
+    """
+    training, data = recipe.training, recipe.data
+    if training.minutes is None:
+        return
+    keys = options if "minutes" in options else recipe.explicit_keys
+    for name in sorted({"max_steps", "num_train_epochs"} & keys):
+        raise ValueError(f"{name}={getattr(training, name):g} contradicts minutes={training.minutes:g}. Remove one.")
+    if "lr_scheduler_type" in keys and training.lr_scheduler_type != "linear":
+        raise ValueError(f"minutes requires lr_scheduler_type=linear, not {training.lr_scheduler_type}.")
+    if training.learning_rate is None:
+        raise ValueError("minutes requires learning_rate: its default is for lr_scheduler_type=inverse_sqrt.")
+    if training.warmup_steps >= 1:
+        if "warmup_steps" in keys:
+            raise ValueError(f"minutes requires a ratio as warmup_steps, such as 0.1, not {training.warmup_steps:g}.")
+        has_updates = "warmup_steps" in recipe.explicit_keys and training.max_steps > 0
+        training.warmup_steps = min(0.5, training.warmup_steps / training.max_steps) if has_updates else WARMUP_RATIO
+    training.max_steps, training.lr_scheduler_type = UNKNOWN_UPDATES, SchedulerType.LINEAR
+    has_validation = data.validation_file or data.dataset_name or data.validation_size
+    if "eval_strategy" not in recipe.explicit_keys and (data.corpus == "demo" or has_validation):
+        training.eval_strategy = IntervalStrategy.STEPS
+    if not {"eval_steps", "save_steps"} & keys:
+        training.eval_steps = training.save_steps = UNKNOWN_UPDATES  # `TimeBudget` requests them
 
 
 def default_metric(metric: str, predict_with_generate: bool) -> str:

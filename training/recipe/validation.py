@@ -30,7 +30,7 @@ MIN_ONE_KEYS = {
     *("save_total_limit", "early_stopping_patience", "d_model", "encoder_attention_heads", "decoder_attention_heads"),
     *MACHINE_KEYS,
 }
-POSITIVE_KEYS = {"logging_steps", "eval_steps", "save_steps", "num_train_epochs"}
+POSITIVE_KEYS = {"minutes", "logging_steps", "eval_steps", "save_steps", "num_train_epochs"}
 # exception types that libraries raise for invalid settings
 LIBRARY_ERRORS = ValueError, TypeError, ImportError, RuntimeError, AttributeError, KeyError, ArithmeticError
 MAX_PARAMETERS = 4 * 10**12  # more than fit into the memory of any machine

@@ -171,6 +171,8 @@ class TokenProgress(ProgressCallback):
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
         super().on_log(args, state, control, logs, **kwargs)
+        if self.training_bar is not None:
+            self.training_bar.total = state.max_steps  # changes with `minutes`
         if state.is_world_process_zero and self.training_bar is not None and "tokens_per_second" in logs:
             self.training_bar.set_postfix_str(f"{logs['tokens_per_second']:,.0f} target tokens/s")
 

@@ -19,13 +19,14 @@ from torch import nn
 from torch.distributed import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
+from .. import STARTED
 from ..recipe.arguments import TrainingArguments
 
 MIN_CPU_TOKENS = 500  # minimum per process, of the tokens of an update; `demo.yaml` has 512 in each of 2 processes
 MAX_CPU_PROCESSES = 8  # each has its own copy of the model, the optimizer and the data; other cores run threads
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a Linux container: microseconds of CPU time per period, and the period
 CPU_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"  # of Linux; hardware threads of a core
-LAUNCHED = "VANILLA_TRANSFORMER_LAUNCHED"  # set in the processes that `launch` starts
+LAUNCHED = "VANILLA_TRANSFORMER_LAUNCHED"  # set in the processes that `launch` starts: when the command started
 COMMAND = ("-m", __package__.removesuffix("run") + "train")
 STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
 POLL_SECONDS = 0.1  # between checks of the processes
@@ -59,6 +60,11 @@ def count_cores() -> int:
     return cores if quota[0] == "max" else min(cores, max(1, math.ceil(int(quota[0]) / int(quota[1]))))
 
 
+def start_time() -> float:
+    """Return when the command started: this process, or its launcher."""
+    return float(os.environ.get(LAUNCHED, STARTED))
+
+
 def describe_plan(args: TrainingArguments) -> str:
     """Return how processes and micro-batches share the tokens of an update."""
     processes, batches, tokens = args.world_size, args.gradient_accumulation_steps, args.tokens_per_update
@@ -79,7 +85,7 @@ def launch(processes: int, arguments: list[str]) -> int:
     """
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, use_libuv=False)
     environment = {"OMP_NUM_THREADS": str(max(1, count_cores() // processes))} | os.environ
-    environment |= {LAUNCHED: "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
+    environment |= {LAUNCHED: str(STARTED), "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
     environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "USE_LIBUV": "0"}  # the processes connect to `store`
     if sys.platform == "win32":  # without libuv, the store must be opened by the main process

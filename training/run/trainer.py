@@ -53,8 +53,9 @@ from .checkpoints import (
     write_manifest,
 )
 from .compilation import average_gradients, log_progress, make_compiled_loss
-from .distributed import fix_bucket_order
+from .distributed import fix_bucket_order, start_time
 from .losses import add_decoder_input_ids, supports_fused_loss, training_loss
+from .time_budget import make_time_budget
 
 ADAPTER = "adapter"  # subdirectory of the output directory: the LoRA weights
 PROGRESS = "progress.json"  # in a checkpoint: loss, tokens, seconds and updates
@@ -69,6 +70,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     not depend on the number of processes or accumulation steps. The evaluation loss is unsmoothed.
     `train_dataset` has the columns `input_ids` and `labels`, with BPE-dropout also `lengths`, or is a
     `TokenBatchStream`. `eval_dataset` is a `ParallelText`. `compute_metrics` is the method `compute` of a metric.
+    `test_ratio` is the time to translate the test set, compared with an evaluation; see `TimeBudget`.
 
     Raises:
         FloatingPointError: if the loss is not finite.
@@ -76,14 +78,20 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     """
 
     control: TrainerControl
+    lr_scheduler: Any
 
-    def __init__(self, *, args: TrainingArguments, **kwargs: Any):
+    def __init__(self, *, args: TrainingArguments, test_ratio: float = 0.0, **kwargs: Any):
         if args.device.type == "cuda":  # otherwise each copy of a tensor to the GPU would block
             args.dataloader_pin_memory = args.accelerator_config.non_blocking = True
         super().__init__(args=args, **kwargs)
         if isinstance(self.train_dataset, TokenBatchStream):
             self.args.ignore_data_skip = True  # the stream resumes from its own state
         self.stop = StopOnSignal()
+        self.budget = make_time_budget(
+            self.args, test_ratio, lambda: self.previous_seconds + time.time() - start_time()
+        )
+        if self.budget is not None:
+            self.add_callback(self.budget)
         self.add_callback(self.stop)
         self.add_callback(IgnoredSourceWarning)
         if self.pop_callback(ProgressCallback) is not None:
@@ -131,6 +139,15 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def seconds(self) -> float:
         """Wall time of training and evaluation, including the resumed runs."""
         return self.previous_seconds + time.perf_counter() - self._start
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """Override with the schedule of `minutes`."""
+        if self.budget is not None and self.lr_scheduler is None:
+            self.lr_scheduler, self._created_lr_scheduler = (
+                self.budget.make_scheduler(optimizer or self.optimizer),
+                True,
+            )
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def _load_callback_state(self) -> None:
         super()._load_callback_state()

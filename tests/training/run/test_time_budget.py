@@ -1,0 +1,134 @@
+"""Runs of a given time: number of updates, schedule, evaluations and resuming, with a simulated clock."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import TrainerControl, TrainerState
+
+from training.recipe.arguments import UNKNOWN_UPDATES
+from training.recipe.reading import read_recipe
+from training.run.time_budget import BEAM_SEARCH_RATIO, TimeBudget, estimate_test_ratio
+
+
+class SimulatedRun:
+    """A loop like that of the Trainer, whose updates, evaluations and scoring only advance a clock."""
+
+    def __init__(self, monkeypatch, seconds, update_seconds, eval_seconds=0.0, test_ratio=0.0, setup_seconds=0.0):
+        self.now, self.update_seconds, self.eval_seconds = setup_seconds, update_seconds, eval_seconds
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        self.budget = TimeBudget(seconds, lambda: self.now, 0.1, test_ratio, eval_seconds > 0, lambda value: value)
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        self.scheduler = self.budget.make_scheduler(optimizer)
+        self.rates, self.evaluations = [], []
+        self.state = TrainerState(max_steps=UNKNOWN_UPDATES)
+
+    def train(self, until: int = UNKNOWN_UPDATES) -> None:
+        args, state = SimpleNamespace(), self.state
+        self.budget.on_train_begin(args, state, TrainerControl())
+        while state.global_step < min(state.max_steps, until):
+            self.rates.append(self.scheduler.get_last_lr()[0])
+            self.now += self.update_seconds(state.global_step)
+            self.scheduler.optimizer.step()
+            self.scheduler.step()
+            state.global_step += 1
+            control = TrainerControl(should_training_stop=state.global_step >= state.max_steps)
+            control.should_evaluate = control.should_training_stop and self.eval_seconds > 0
+            self.budget.on_step_end(args, state, control)
+            if control.should_evaluate:
+                self.now += self.eval_seconds
+                self.evaluations.append(state.global_step)
+                state.log_history.append({"eval_loss": 1.0, "step": state.global_step})
+                self.budget.on_evaluate(args, state, control)
+
+
+SPEEDS = {
+    "constant": lambda update: 0.2,
+    "slow first update": lambda update: 30 if update == 0 else 0.2,
+    "half the speed after 500 updates": lambda update: 0.2 if update < 500 else 0.4,
+    "very fast": lambda update: 0.003,
+    "few updates": lambda update: 20.0,
+}
+
+
+@pytest.mark.parametrize("speed", SPEEDS)
+@pytest.mark.parametrize("eval_seconds", [0, 8])
+def test_run_takes_the_given_time(monkeypatch, speed, eval_seconds):
+    test_ratio = 2.5
+    run = SimulatedRun(monkeypatch, 600, SPEEDS[speed], eval_seconds, test_ratio, setup_seconds=20)
+    run.train()
+    total = run.now + test_ratio * (eval_seconds or 12)
+    assert 540 <= total <= 660
+    assert len(run.evaluations) == (4 if eval_seconds else 0)
+    assert max(run.rates) == pytest.approx(1, abs=0.25 if speed == "few updates" else 0.05)
+    assert run.rates[-1] < (0.1 if speed == "few updates" else 0.02)
+    peak = run.rates.index(max(run.rates))
+    assert peak < 0.3 * len(run.rates)
+
+
+def test_resumed_run_takes_the_rest_of_the_time(monkeypatch):
+    run = SimulatedRun(monkeypatch, 300, SPEEDS["constant"], eval_seconds=5)
+    run.train(until=700)
+    resumed = SimulatedRun(monkeypatch, 300, SPEEDS["constant"], eval_seconds=5, setup_seconds=run.now)
+    resumed.state = TrainerState(max_steps=UNKNOWN_UPDATES, global_step=700, log_history=run.state.log_history)
+    resumed.train()
+    assert resumed.now == pytest.approx(300, rel=0.05)
+    assert len(run.evaluations) + len(resumed.evaluations) == 4
+
+
+def test_ratio_of_test_and_evaluation():
+    corpus = {"validation": range(200), "test": range(500)}
+    assert estimate_test_ratio(corpus, num_beams=1) == 2.5
+    assert estimate_test_ratio(corpus, num_beams=4) == 2.5 * BEAM_SEARCH_RATIO
+    assert estimate_test_ratio({"validation": range(200)}, num_beams=4) == 0
+    assert estimate_test_ratio({"test": range(500)}, num_beams=1) == 1
+
+
+def test_late_start_ends_after_the_first_plan(monkeypatch):
+    run = SimulatedRun(monkeypatch, 60, SPEEDS["constant"], setup_seconds=100)
+    run.train()
+    assert run.state.global_step <= 6
+
+
+def test_all_processes_use_the_plan_of_the_main_process(monkeypatch):
+    run = SimulatedRun(monkeypatch, 600, SPEEDS["constant"])
+    run.budget.broadcast = lambda plan: (40, 1000)
+    run.train()
+    assert run.state.global_step == 40
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(text: str, *options: str):
+        (tmp_path / "recipe.yaml").write_text(f"output_dir: {tmp_path}/out\n{text}")
+        return read_recipe([str(tmp_path / "recipe.yaml"), *options])
+
+    return read
+
+
+def test_minutes_replaces_the_updates_of_a_recipe(read):
+    recipe = read("max_steps: 1000\nwarmup_steps: 200\nlearning_rate: 0.1\neval_steps: 50\n", "--minutes", "3")
+    training = recipe.training
+    assert (training.minutes, training.max_steps, training.warmup_steps) == (3, UNKNOWN_UPDATES, 0.2)
+    assert (training.lr_scheduler_type, training.eval_strategy) == ("linear", "steps")
+    assert not {"max_steps", "eval_steps", "save_steps"} & recipe.to_dict().keys()
+    again = read(recipe.to_yaml().replace("output_dir", "run_name"))
+    assert again.training.warmup_steps == 0.2
+    assert again.training.eval_steps == UNKNOWN_UPDATES
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("minutes: 3\nmax_steps: 10\nlearning_rate: 0.1\n", "max_steps=10 contradicts minutes=3"),
+        ("minutes: 3\nlr_scheduler_type: cosine\nlearning_rate: 0.1\n", "requires lr_scheduler_type=linear"),
+        ("minutes: 3\n", "minutes requires learning_rate"),
+        ("minutes: 3\nlearning_rate: 0.1\nwarmup_steps: 100\n", "requires a ratio as warmup_steps"),
+        ("minutes: 0\nlearning_rate: 0.1\n", "minutes=0.0 is invalid"),
+    ],
+)
+def test_contradicting_keys_are_rejected(read, capsys, text, message):
+    with pytest.raises(SystemExit):
+        read(text)
+    assert message in capsys.readouterr().err

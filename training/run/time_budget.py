@@ -1,0 +1,119 @@
+"""Training for a given time: number of updates and learning rate follow from the measured speed."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sized
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from ..recipe.arguments import UNKNOWN_UPDATES, TrainingArguments
+
+NUM_EVALUATIONS = 4  # at equal fractions of the time for training
+EVALUATION_FRACTION = 0.02  # of the budget, for one evaluation or the test before any evaluation was measured
+BEAM_SEARCH_RATIO = 2.5  # time of beam search, compared with greedy decoding
+SAVING_SECONDS = 3.0  # for the final checkpoint, plots and reports
+NUM_TIMED_UPDATES = 300  # the latest ones, because the speed of a shared machine changes
+FIRST_PLAN = 5  # update of the first estimate
+PLAN_SECONDS = 2.0  # between estimates
+
+
+class TimeBudget(TrainerCallback):
+    """Ends training so that the run takes a given time, including evaluations and the translation of the test set.
+
+    The number of remaining updates is estimated again every few seconds, by the main process for all. The learning rate
+    is a function of the fraction of the updates that are done: linear warm-up, then linear decay to 0.
+
+    Args:
+        seconds: The time for the complete run.
+        elapsed: Function that returns the seconds since the start of the run, including those of resumed runs.
+        warmup_ratio: Fraction of the updates for warm-up.
+        test_ratio: Time to translate the test set, compared with that of an evaluation. 0 without test set.
+        evaluates: Whether to evaluate, and save a checkpoint, `NUM_EVALUATIONS` times.
+        broadcast: Function that returns the main process's value of its argument.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        elapsed: Callable[[], float],
+        warmup_ratio: float,
+        test_ratio: float,
+        evaluates: bool,
+        broadcast: Callable[[Any], Any],
+    ):
+        self.seconds, self.elapsed, self.broadcast = seconds, elapsed, broadcast
+        self.warmup_ratio, self.test_ratio, self.evaluates = warmup_ratio, test_ratio, evaluates
+        self.max_updates = 0  # estimate; 0 until the first one
+        self._evaluation_seconds = EVALUATION_FRACTION * seconds
+        self._num_evaluated = 0
+        self._update_seconds: deque[float] = deque(maxlen=NUM_TIMED_UPDATES)
+        self._next_plan = FIRST_PLAN
+        self._last = 0.0
+
+    def make_scheduler(self, optimizer: torch.optim.Optimizer) -> LambdaLR:
+        """Return the schedule of the learning rate. Before the first estimate, an update is a small part of the run."""
+
+        def factor(update: int) -> float:
+            done = min(1.0, (update + 1) / self.max_updates) if self.max_updates else 1e-3
+            rising = done / self.warmup_ratio if self.warmup_ratio else 1.0
+            return min(rising, (1 - done) / (1 - self.warmup_ratio), 1.0)
+
+        return LambdaLR(optimizer, factor)
+
+    def remaining_seconds(self) -> float:
+        """Return the time for further updates: without the remaining evaluations, the test, and saving."""
+        evaluations = max(1, NUM_EVALUATIONS - self._num_evaluated) if self.evaluates else 0
+        reserved = (evaluations + self.test_ratio) * self._evaluation_seconds + SAVING_SECONDS
+        return self.seconds - self.elapsed() - reserved
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._first_update = state.global_step + 1
+        self._next_plan = state.global_step + FIRST_PLAN
+        self._num_evaluated = len([entry for entry in state.log_history if "eval_loss" in entry])
+        self._last = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        now = time.perf_counter()
+        if state.global_step > self._first_update:  # which is slower than the others
+            self._update_seconds.append(now - self._last)
+        self._last = now
+        update = state.global_step
+        if update >= self._next_plan and not control.should_training_stop:
+            times = list(self._update_seconds)
+            mean = sum(times) / len(times)
+            remaining = max(1, int(self.remaining_seconds() / mean))
+            plan = update + remaining, update + max(1, min(int(PLAN_SECONDS / mean), remaining // 20))
+            self.max_updates, self._next_plan = self.broadcast(plan)
+            state.max_steps = self.max_updates
+        is_due = self.max_updates and update >= (self._num_evaluated + 1) / NUM_EVALUATIONS * self.max_updates
+        if self.evaluates and is_due and self._num_evaluated < NUM_EVALUATIONS - 1:
+            control.should_evaluate = control.should_save = True
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._num_evaluated += 1
+        self._evaluation_seconds = time.perf_counter() - self._last
+        self._last = time.perf_counter()
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._last = time.perf_counter()
+
+
+def make_time_budget(args: TrainingArguments, test_ratio: float, elapsed: Callable[[], float]) -> TimeBudget | None:
+    """Return the callback for `minutes`, or None if the number of updates is given."""
+    if args.minutes is None:
+        return None
+    evaluates = args.eval_strategy == "steps" and args.eval_steps == UNKNOWN_UPDATES
+    settings = float(args.warmup_steps), test_ratio, evaluates
+    return TimeBudget(60 * args.minutes, elapsed, *settings, broadcast=lambda value: gather_object([value])[0])
+
+
+def estimate_test_ratio(corpus: Mapping[str, Sized], num_beams: int) -> float:
+    """Return the time to translate the test set, compared with that of an evaluation, which is greedy."""
+    if "test" not in corpus:
+        return 0.0
+    sizes = len(corpus["test"]), len(corpus.get("validation", corpus["test"]))
+    return sizes[0] / sizes[1] * (BEAM_SEARCH_RATIO if num_beams > 1 else 1.0)
