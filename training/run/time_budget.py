@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..recipe.arguments import UNKNOWN_UPDATES, TrainingArguments
+from .distributed import start_time
 
 NUM_EVALUATIONS = 4  # at equal fractions of the time for training
 EVALUATION_FRACTION = 0.02  # of the budget, for one evaluation or the test before any evaluation was measured
@@ -102,10 +103,19 @@ class TimeBudget(TrainerCallback):
         self._last = time.perf_counter()
 
 
-def make_time_budget(args: TrainingArguments, test_ratio: float, elapsed: Callable[[], float]) -> TimeBudget | None:
-    """Return the callback for `minutes`, or None if the number of updates is given."""
+def make_time_budget(
+    args: TrainingArguments, test_ratio: float, previous_seconds: Callable[[], float]
+) -> TimeBudget | None:
+    """Return the callback for `minutes`, or None if the number of updates is given.
+
+    `previous_seconds` returns the training time before the run was resumed.
+    """
     if args.minutes is None:
         return None
+
+    def elapsed() -> float:
+        return previous_seconds() + time.time() - start_time()
+
     evaluates = args.eval_strategy == "steps" and args.eval_steps == UNKNOWN_UPDATES
     settings = float(args.warmup_steps), test_ratio, evaluates
     return TimeBudget(60 * args.minutes, elapsed, *settings, broadcast=lambda value: gather_object([value])[0])

@@ -53,7 +53,7 @@ from .checkpoints import (
     write_manifest,
 )
 from .compilation import average_gradients, log_progress, make_compiled_loss
-from .distributed import fix_bucket_order, start_time
+from .distributed import fix_bucket_order
 from .losses import add_decoder_input_ids, supports_fused_loss, training_loss
 from .time_budget import make_time_budget
 
@@ -87,9 +87,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if isinstance(self.train_dataset, TokenBatchStream):
             self.args.ignore_data_skip = True  # the stream resumes from its own state
         self.stop = StopOnSignal()
-        self.budget = make_time_budget(
-            self.args, test_ratio, lambda: self.previous_seconds + time.time() - start_time()
-        )
+        self.budget = make_time_budget(self.args, test_ratio, lambda: self.previous_seconds)
         if self.budget is not None:
             self.add_callback(self.budget)
         self.add_callback(self.stop)
