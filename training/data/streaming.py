@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset as TorchIterableDataset
 from transformers import PreTrainedTokenizerFast
 
 from ..recipe.arguments import DataArguments, use_dataset
-from .batch_shapes import Shape, assign_shapes, count_groups, group_by_shapes
+from .batch_shapes import Shape, assign_shapes, choose_shapes, count_groups, group_by_shapes
 from .batching import GROUPS_PER_UPDATE, batch_by_tokens, groups_per_update, split_update
 from .collators import Pair
 from .files import SEVERAL_TARGETS, TABLE_SUFFIXES, iter_stripped_lines, read_table, validate_line_counts
@@ -124,6 +124,13 @@ class TokenBatchStream(TorchIterableDataset):
     def set_batch_shapes(self, shapes: list[Shape]) -> None:
         """Use fixed shapes for the groups of each process."""
         self._shapes = shapes
+
+    def choose_shapes(self) -> list[Shape]:
+        """Use and return shapes for the groups of the first buffer of the main process."""
+        max_lengths = np.full((1, 2), self.arguments.max_length)  # may occur in a later buffer
+        lengths = np.concatenate([self.first_lengths(), max_lengths])
+        self.set_batch_shapes(self.exchange(choose_shapes(lengths, self.tokens_per_group))[0])
+        return self._shapes
 
     def first_lengths(self) -> np.ndarray:
         """Return source and target lengths of the valid pairs of this process in the first buffer: (pairs, 2)."""

@@ -11,7 +11,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import gather_object
 from peft import PeftModel
@@ -28,7 +27,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from vanilla_transformer.shared.atomic_io import FREE_SPACE_HINT, make_write_error
 from vanilla_transformer.shared.loading import EMA_SUBFOLDER
 
-from ..data.batch_shapes import Shape, ShapedPairs, choose_shapes
+from ..data.batch_shapes import ShapedPairs, choose_shapes
 from ..data.batching import TokenBatchSampler
 from ..data.collators import FixedShapeCollator, defer_stop_signals
 from ..data.parallel_text import ParallelText
@@ -88,10 +87,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.args.ignore_data_skip = True  # the stream resumes from its own state
         self.stop = StopOnSignal()
         self.budget = make_time_budget(self.args, test_ratio, lambda: self.previous_seconds)
-        if self.budget is not None:
-            self.add_callback(self.budget)
-        self.add_callback(self.stop)
-        self.add_callback(IgnoredSourceWarning)
+        for callback in filter(None, (self.budget, self.stop, IgnoredSourceWarning)):
+            self.add_callback(callback)
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(TokenProgress())
         if self.args.fsdp and not self.is_fsdp_enabled:
@@ -211,7 +208,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         dataset: Any = self.train_dataset
         is_stream = isinstance(dataset, TokenBatchStream)  # already split across processes
         micro_batches = self.args.gradient_accumulation_steps * (1 if is_stream else self.args.world_size)
-        shapes = self._choose_shapes() if self.compiled_loss else None
+        shapes, tokens = None, self.args.tokens_per_update
+        if self.compiled_loss:
+            shapes = dataset.choose_shapes() if is_stream else choose_shapes(sequence_lengths(dataset), tokens)
         if shapes:
             parts = micro_batches // (dataset.groups if is_stream else 1)
             micro_batch_shapes = [shape.split(parts).without_ones() for shape in shapes]
@@ -219,8 +218,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if is_stream:
             generator = torch.Generator()  # separate: sampling a seed from the global one would break resuming
             return DataLoader(dataset, batch_size=None, generator=generator, **loading)
-        lengths, tokens = sequence_lengths(dataset), self.args.tokens_per_update
-        sampler = TokenBatchSampler(lengths, tokens, seed, micro_batches, shapes)
+        sampler = TokenBatchSampler(sequence_lengths(dataset), tokens, seed, micro_batches, shapes)
         if shapes and self.args.device.type == "cuda" and not loading["num_workers"]:  # faster for small models
             # The workers are kept between epochs, because without fork, they take seconds to start.
             loading |= {"num_workers": NUM_DATALOADER_WORKERS, "persistent_workers": True}
@@ -230,17 +228,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.pop_callback(SamplerEpochCallback)  # of an earlier call
         self.add_callback(SamplerEpochCallback(sampler))
         return self.accelerator.prepare(DataLoader(dataset, batch_sampler=sampler, **loading))
-
-    def _choose_shapes(self) -> list[Shape]:
-        """Return shapes of updates for all data, or of groups for the first buffer of the main process's stream."""
-        dataset = self.train_dataset
-        if not isinstance(dataset, TokenBatchStream):
-            return choose_shapes(sequence_lengths(dataset), self.args.tokens_per_update)
-        max_lengths = np.full((1, 2), dataset.arguments.max_length)  # may occur in a later buffer
-        lengths = np.concatenate([dataset.first_lengths(), max_lengths])
-        shapes = gather_object([choose_shapes(lengths, dataset.tokens_per_group)])[0]
-        dataset.set_batch_shapes(shapes)
-        return shapes
 
     def get_batch_samples(self, *args: Any) -> tuple[list, torch.Tensor | int | None]:
         batches, num_items = super().get_batch_samples(*args)
