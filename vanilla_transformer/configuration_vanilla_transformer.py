@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
-from transformers import GenerationConfig, PretrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import logging
 
@@ -45,7 +45,7 @@ def config_field(default: Any, text: str) -> Any:
 
 
 @strict
-class VanillaTransformerConfig(PretrainedConfig):
+class VanillaTransformerConfig(PreTrainedConfig):
     """Configuration of the model architecture. The defaults are the paper's base model (table 3, first row).
 
     Field names are those of Bart and Marian, because caches, beam search and other libraries read them.

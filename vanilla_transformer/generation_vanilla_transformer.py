@@ -5,9 +5,9 @@
     model.generate(**batch, custom_generate=beam_search, num_beams=4, alpha=0.6, extra_tokens=50)    # as in the paper
     model.generate(**batch, custom_generate=beam_search, ensemble=[model_2, model_3])     # mean of the probabilities
 
-`find_unsupported` decides for each call whether the loops of this package can decode it. All other calls continue in
-the loops of transformers. This module does not import the model, so that it can be published in a separate repository.
-A model is a `VanillaTransformerForConditionalGeneration`.
+`find_unsupported` decides for each call whether the loops of this package can decode it. For all other calls,
+`generate()` uses its own loops. This module does not import the model, so that it can be published in a separate
+repository. A model is a `VanillaTransformerForConditionalGeneration`.
 
 Shapes: B sentences, K beams, T tokens so far, S source length, V target vocabulary.
 """
@@ -17,16 +17,16 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria, logits_process
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria, logits_process
 from transformers.generation.configuration_utils import GenerationMode
-from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateBeamEncoderDecoderOutput
+from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -45,19 +45,14 @@ def beam_search(
     extra_tokens: int | None = None,
     ensemble: Sequence[PreTrainedModel] = (),
     glossary: Any = None,
-    streamer: Any = None,
-    assistant_model: PreTrainedModel | None = None,
-    tokenizer: Any = None,
-    assistant_tokenizer: Any = None,
     **model_kwargs: Any,
 ) -> Any:
     """Decode with beam search or greedily. Pass it as `generate(custom_generate=beam_search)`.
 
-    `generate()` prepares `input_ids`, the two lists, `generation_config` and `model_kwargs`. A decoder prompt
-    (`decoder_input_ids`) may be padded on the left, according to its `decoder_attention_mask`. Without `alpha`,
-    `extra_tokens`, `ensemble` and `glossary`, the result equals that of `generate()`, except that finished hypotheses
-    are always padded with `pad_token_id`. What the loops of this package cannot decode, such as sampling, per-step
-    outputs and models with hooks, continues in the loops of transformers.
+    `generate()` prepares the first six arguments and `model_kwargs`. A decoder prompt (`decoder_input_ids`) may be
+    padded on the left, according to its `decoder_attention_mask`. Without `alpha`, `extra_tokens`, `ensemble` and
+    `glossary`, the result equals that of `generate()`, except that finished hypotheses are always padded with
+    `pad_token_id`. For requests that this function cannot decode, `generate()` ignores it and uses its own loops.
 
     Args:
         model: A `VanillaTransformerForConditionalGeneration`.
@@ -74,10 +69,6 @@ def beam_search(
         ensemble: Additional models with the same vocabularies.
         glossary: `LexicalConstraints`, created by `TranslationPipeline`, or None. Requires several beams.
             Terms that do not fit into the length limit are missing.
-        streamer: Streamer of `generate()`.
-        assistant_model: Assistant of `generate()`.
-        tokenizer: Tokenizer of `generate()`, for stop strings and assistants.
-        assistant_tokenizer: Tokenizer of the assistant.
         **model_kwargs: Encoder outputs and masks.
 
     Returns:
@@ -87,27 +78,11 @@ def beam_search(
     Raises:
         ValueError: If options exclude each other, vocabularies of the ensemble differ, or a penalty overflows.
     """
-    if model.config.model_type != "vanilla_transformer":
-        raise ValueError(f"beam_search requires a vanilla_transformer model, got {model.config.model_type}.")
-    options = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
-    mode_kwargs = {"streamer": streamer, "assistant_model": assistant_model}
-    unsupported = find_unsupported((model, *ensemble), generation_config, model_kwargs | options | mode_kwargs)
-    own = {"alpha": alpha, "extra_tokens": extra_tokens, "an ensemble": ensemble or None, "a glossary": glossary}
-    names = [name for name, value in own.items() if value is not None]
-    conflicts = [f"{name} with {unsupported}" for name in names if unsupported is not None]
-    if glossary is not None and generation_config.num_beams == 1:
-        conflicts.append("a glossary with a single beam")
-    if extra_tokens is not None and any("ForcedEOS" in type(each).__name__ for each in logits_processor):
-        conflicts.append("forced_eos_token_id with extra_tokens")
-    if conflicts:
-        raise ValueError(f"beam_search does not support {conflicts[0]}. Omit one of the two.")
-    if unsupported is not None:
-        mode_kwargs |= {"tokenizer": tokenizer, "assistant_tokenizer": assistant_tokenizer}
-        mode_kwargs |= {"inputs_tensor": inputs_tensor}
-        return run_transformers_loop(model, input_ids, generation_config, mode_kwargs, **options, **model_kwargs)
-    lists = (logits_processor, stopping_criteria)
+    models, lists = (model, *ensemble), (logits_processor, stopping_criteria)
+    arguments = {**model_kwargs, "logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
+    validate_request(models, generation_config, arguments, extra_tokens, glossary)
     inputs = prepare_inputs(
-        (model, *ensemble), input_ids, inputs_tensor, generation_config, *lists, alpha, extra_tokens, model_kwargs
+        models, input_ids, inputs_tensor, generation_config, *lists, alpha, extra_tokens, model_kwargs
     )
     if generation_config.num_beams == 1:
         sequences, scores = greedy_search(inputs, generation_config.return_dict_in_generate)
@@ -115,6 +90,25 @@ def beam_search(
     else:
         output = run_beam_search(inputs, generation_config, alpha, extra_tokens, glossary)
     return output if generation_config.return_dict_in_generate else output.sequences
+
+
+def validate_request(
+    models: Sequence[PreTrainedModel],
+    config: GenerationConfig,
+    arguments: Mapping[str, Any],
+    extra_tokens: int | None,
+    glossary: Any,
+) -> None:
+    """Raise ValueError if the loops of this package cannot decode. See `beam_search` for the arguments."""
+    if models[0].config.model_type != "vanilla_transformer":
+        raise ValueError(f"beam_search requires a vanilla_transformer model, got {models[0].config.model_type}.")
+    conflict = find_unsupported(models, config, arguments)
+    if glossary is not None and config.num_beams == 1:
+        conflict = "a glossary with a single beam"
+    if extra_tokens is not None and any("ForcedEOS" in type(each).__name__ for each in arguments["logits_processor"]):
+        conflict = "forced_eos_token_id with extra_tokens"
+    if conflict is not None:
+        raise ValueError(f"beam_search does not support {conflict}. Omit it, or omit custom_generate.")
 
 
 def prepare_inputs(
@@ -202,12 +196,20 @@ def run_beam_search(
     return GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores, beam_indices=beam_indices)
 
 
+OWN_ARGUMENTS = {"alpha": "alpha", "extra_tokens": "extra_tokens", "ensemble": "an ensemble", "glossary": "a glossary"}
 # Arguments of generate() with which the loops of this package decode; others require a loop of transformers
 SUPPORTED_ARGUMENTS = {
-    *("input_ids", "inputs_embeds", "attention_mask", "decoder_input_ids", "decoder_attention_mask", "encoder_outputs"),
-    *("past_key_values", "use_cache", "output_attentions", "output_hidden_states", "return_dict", "generation_config"),
-    *("logits_processor", "stopping_criteria", "tokenizer", "custom_generate"),
-    *("alpha", "extra_tokens", "ensemble", "glossary"),
+    *(
+        "inputs",
+        "input_ids",
+        "inputs_embeds",
+        "attention_mask",
+        "decoder_input_ids",
+        "decoder_attention_mask",
+        "encoder_outputs",
+    ),
+    *("past_key_values", "use_cache", "output_attentions", "output_hidden_states", "return_dict"),
+    *("generation_config", "logits_processor", "stopping_criteria", "tokenizer", "custom_generate", *OWN_ARGUMENTS),
 }
 NEUTRAL_VALUES = {  # fields of a generation config, and the values with which the loops of this package decode
     "do_sample": (False,), "max_time": (), "stop_strings": (), "guidance_scale": (1,), "watermarking_config": (),
@@ -228,11 +230,8 @@ STATELESS_PROCESSORS = {  # the scores of a row depend only on this row
     logits_process.ExponentialDecayLengthPenalty,
 }
 CRITERIA = (MaxLengthCriteria, EosTokenCriteria)
+OUTPUT_CAPTURING = "transformers.utils.output_capturing"  # its hooks stay after a call, and then have no effect
 MODEL_CLASS = "VanillaTransformerForConditionalGeneration"
-MODULE_CLASSES = (
-    *(MODEL_CLASS, "VanillaTransformerModel", "Encoder", "EncoderLayer", "Decoder", "DecoderLayer"),
-    *("MultiHeadAttention", "PositionWiseFeedForward", "LearnedPositionalEmbedding"),
-)
 
 
 def find_unsupported(
@@ -256,8 +255,11 @@ def find_unsupported(
     cache = given.get("past_key_values")  # generate() extends that of the user in place
     if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
         unsupported.append("past_key_values")
-    if "decoder_attention_mask" in given and given["decoder_attention_mask"].ndim != 2:
-        unsupported.append("decoder_attention_mask that is not 2-dimensional")
+    if "decoder_attention_mask" in given:
+        if given["decoder_attention_mask"].ndim != 2:
+            unsupported.append("decoder_attention_mask that is not 2-dimensional")
+        if config.repetition_penalty not in (None, 1):  # its logits processor then has one value per row
+            unsupported.append("repetition_penalty with decoder_attention_mask")
     return next(iter(unsupported), None) or next(filter(None, map(find_modification, models)), None)
 
 
@@ -301,39 +303,7 @@ def is_modified(module: Any, modeling_module: str) -> bool:
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     if "forward" in vars(module) or any(getattr(each, "__module__", None) != OUTPUT_CAPTURING for each in hooks):
         return True
-    forward = type(module).forward
-    if forward.__module__ == modeling_module:
-        return forward.__qualname__.removesuffix(".forward") not in MODULE_CLASSES
-    return not forward.__module__.startswith(("torch.nn.", "transformers.activations"))
-
-
-OUTPUT_CAPTURING = "transformers.utils.output_capturing"  # its hooks stay after a call, and then have no effect
-
-
-def run_transformers_loop(
-    model: Any, input_ids: torch.Tensor, config: GenerationConfig, mode_kwargs: dict[str, Any], **prepared: Any
-) -> Any:
-    """Decode with the loop that `generate()` selects without `custom_generate`.
-
-    Args:
-        model: The model.
-        input_ids: Decoder prompt (B * K, T).
-        config: Generation config.
-        mode_kwargs: The streamer, assistant model, tokenizers and source of `generate()`.
-        **prepared: Logits processors, stopping criteria, and the inputs of the model.
-    """
-    mode = config.get_generation_mode(mode_kwargs["assistant_model"])
-    name = GENERATION_MODES_MAPPING[mode]
-    if "/" in name:  # a repository of code, which generate() loads only without custom_generate
-        raise ValueError(f"beam_search does not support {mode.value}. Omit custom_generate to use generate() instead.")
-    loop = getattr(type(model), name)
-    tokenizers = {each: mode_kwargs[each] for each in ("tokenizer", "assistant_tokenizer")}
-    streamer, assistant = mode_kwargs["streamer"], mode_kwargs["assistant_model"]
-    options = model._extract_generation_mode_kwargs(None, tokenizers, None, assistant, streamer)
-    model._validate_generation_mode(mode, config, options)
-    if "inputs_tensor" in inspect.signature(loop).parameters:
-        options["inputs_tensor"] = mode_kwargs["inputs_tensor"]
-    return loop(model, input_ids, generation_config=config, **options, **prepared)
+    return not type(module).forward.__module__.startswith((modeling_module, "torch.nn.", "transformers.activations"))
 
 
 def resolve_generation_config(model: Any, arguments: dict[str, Any]) -> GenerationConfig:
@@ -356,51 +326,34 @@ def validate_ensemble(model: Any, other: Any, inputs: torch.Tensor) -> None:
         raise ValueError("An ensemble requires input_ids. Do not pass inputs_embeds or encoder_outputs.")
 
 
-def prompt_length(prompt: torch.Tensor | None, config: GenerationConfig) -> int:
-    """Return the length of a decoder prompt (B, T). `generate()` adds the start token if it is missing."""
-    start_id = config.bos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
-    if prompt is None or start_id is None:
-        return 1 if prompt is None else prompt.shape[-1]
-    return prompt.shape[-1] + int((prompt[:, 0] != torch.as_tensor(start_id, device=prompt.device)).all())
-
-
 def prepare_custom_generate_kwargs(model: Any, function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Bind to `function` the arguments that `generate()` drops with `custom_generate`, and add the stop strings."""
-    configs = [each for each in (arguments.get("generation_config"), model.generation_config) if each is not None]
+    """Return the arguments of `generate()` with `custom_generate=function`, or without it to use transformers' loops.
 
-    def setting(name: str) -> Any:
-        values = [arguments[name]] if name in arguments else [getattr(each, name, None) for each in configs]
-        return next((value for value in values if value is not None), None)
-
-    dropped = ("streamer", "assistant_model", "tokenizer", "assistant_tokenizer")
-    values = {name: arguments[name] for name in dropped if arguments.get(name) is not None}
-    supported = inspect.signature(function).parameters.keys()
-    for name, label in (("streamer", "a streamer"), ("assistant_model", "assistant_model")):
-        if name in values and name not in supported:
-            raise ValueError(f"custom_generate does not support {label}. Omit custom_generate to use generate().")
-    if "streamer" in values and (setting("num_beams") or 1) > 1:
-        raise ValueError("A streamer requires num_beams=1, because beam search has no result before the end.")
-    strings = setting("stop_strings")
-    if strings is not None and "tokenizer" in values:
-        criteria = [*(arguments.get("stopping_criteria") or ()), StopStringCriteria(values["tokenizer"], strings)]
-        arguments = arguments | {"stop_strings": None, "stopping_criteria": StoppingCriteriaList(criteria)}
-    bound = {name: value for name, value in values.items() if name in supported}
-    return arguments | {"custom_generate": partial(function, **bound) if bound else function}
+    `function` is `beam_search`. Raises ValueError if an argument of `beam_search` requires a loop of transformers.
+    """
+    models = (model, *(arguments.get("ensemble") or ()))
+    unsupported = find_unsupported(models, resolve_generation_config(model, arguments), arguments)
+    if unsupported is None:
+        return arguments | {"custom_generate": function}
+    names = [label for name, label in OWN_ARGUMENTS.items() if arguments.get(name) not in (None, (), [])]
+    if names:
+        raise ValueError(f"beam_search does not support {names[0]} with {unsupported}. Omit one of the two.")
+    return {name: value for name, value in arguments.items() if name not in {"custom_generate", *OWN_ARGUMENTS}}
 
 
 class VanillaTransformerGenerationMixin(GenerationMixin):
-    """Mixin that forwards all arguments to `custom_generate`. transformers requires its name to end like this."""
+    """Mixin that ignores `custom_generate=beam_search` if it cannot decode. transformers requires a name like this."""
 
     @wraps(GenerationMixin.generate)
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Override of `GenerationMixin.generate` that forwards all arguments to `custom_generate`."""
+        """Override of `GenerationMixin.generate` that decides for each call which loops decode."""
         if hasattr(kwargs.get("tokenizer"), "stock"):  # stop strings use the target vocabulary
             kwargs["tokenizer"] = kwargs["tokenizer"].stock("target")
-        bound = GENERATE_SIGNATURE.bind_partial(self, *args, **kwargs).arguments
-        if not callable(function := bound.get("custom_generate")):
-            return super().generate(*args, **kwargs)
-        arguments = {name: value for name, value in bound.items() if name not in ("self", "kwargs")}
-        return super().generate(**prepare_custom_generate_kwargs(self, function, arguments | bound.get("kwargs", {})))
+        if kwargs.get("custom_generate") is beam_search:
+            bound = GENERATE_SIGNATURE.bind_partial(self, *args).arguments  # positional arguments, by name
+            args, kwargs = (), {name: value for name, value in bound.items() if name != "self"} | kwargs
+            kwargs = prepare_custom_generate_kwargs(self, beam_search, kwargs)
+        return super().generate(*args, **kwargs)
 
 
 GENERATE_SIGNATURE = inspect.signature(GenerationMixin.generate)
@@ -410,6 +363,5 @@ __all__ = [
     "beam_search",
     "find_unsupported",
     "prepare_custom_generate_kwargs",
-    "prompt_length",
     "resolve_generation_config",
 ]

@@ -43,7 +43,7 @@ from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
 from .loss_vanilla_transformer import fused_linear_cross_entropy, is_eager_on_cpu
 
 if TYPE_CHECKING:  # only so that transformers copies this file into a saved checkpoint
-    from .pipeline_vanilla_transformer import TranslationPipeline  # noqa: F401
+    from .pipeline_vanilla_transformer import TranslationPipeline as TranslationPipeline
 
 
 # --- 3.2 Attention ---------------------------------------------------------------------------------------------------

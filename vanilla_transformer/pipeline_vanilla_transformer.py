@@ -1,7 +1,6 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
 """Translation pipeline for strings. It replaces the translation pipeline that transformers 5 has removed."""
 
-import copy
 import importlib
 import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -14,17 +13,17 @@ from transformers import GenerationConfig, Pipeline, PreTrainedModel
 from transformers.generation import StopStringCriteria
 from transformers.utils import logging
 
-from .generation_vanilla_transformer import beam_search, find_unsupported, prompt_length, resolve_generation_config
+from .generation_vanilla_transformer import beam_search, find_unsupported, resolve_generation_config
 
 logger = logging.get_logger(__name__)
 
 BATCHES_PER_WINDOW = 64  # sentences are sorted by length within this many batches
 DEFAULT_BATCH_SIZE = 64  # sentences
 MAX_GPU_BATCH_SIZE = 512  # sentences
-GPU_MEMORY_FRACTION = 0.5  # estimated fraction of the free GPU memory that a batch may take
+MAX_GPU_BATCH_TOKENS = 2**14  # source tokens times beams
 DEFAULT_GLOSSARY_BEAMS = 4  # section 6.1
 EXTRA_TOKENS = 50  # section 6.1: "the maximum output length during inference [is] input length + 50"
-ROW_ARGUMENTS = ("decoder_input_ids", "decoder_attention_mask", "decoder_start_token_id", "adapter_names")
+ROW_ARGUMENTS = ("decoder_input_ids", "decoder_attention_mask", "prefix_allowed_tokens_fn", "adapter_names")
 
 
 class TranslationPipeline(Pipeline):
@@ -41,7 +40,7 @@ class TranslationPipeline(Pipeline):
     ```
 
     Keyword arguments of the constructor or of a call:
-        batch_size: Number of sentences per batch. Defaults to 64. On a GPU, it depends on the memory, up to 512.
+        batch_size: Number of sentences per batch. Defaults to 64. On a GPU, it depends on their length, up to 512.
         return_scores: Add `"score"`: sum of the log-probabilities of the tokens / length ** length_penalty. With the
             option `alpha` of `beam_search`, the divisor is the length penalty of the paper.
         return_token_scores: Add `"tokens"`, `"token_scores"` (log-probabilities in nats, without logits processors) and
@@ -55,7 +54,7 @@ class TranslationPipeline(Pipeline):
         ensemble: Additional vanilla_transformer models with the same tokenizer, on the same device. Probabilities of
             all models are averaged.
         other arguments: Passed to `model.generate()`. If no length is set, a translation may be 50 tokens longer than
-            its source (section 6.1). `ROW_ARGUMENTS` have one row per sentence, or one row for all sentences.
+            its source (section 6.1). `ROW_ARGUMENTS`, which depend on the order of sentences in a batch, raise errors.
 
     An empty string has an empty translation with score 0. A sentence that is too long for learned positions is not
     truncated. Its translation is empty with score -inf, `"error"` states the reason, and a warning is logged.
@@ -78,23 +77,19 @@ class TranslationPipeline(Pipeline):
         output_options = self._postprocess_params | output_options
         sentences: Iterable[str] = [inputs] if isinstance(inputs, str) else inputs
         total = len(sentences) if isinstance(sentences, Sized) else None
-        for name, rows in row_arguments(generate_kwargs).items():
-            if len(rows) not in (1, total):
-                raise ValueError(f"{name} has {len(rows)} rows. Pass one row per sentence of a list, or one for all.")
-        prompts, mask = (generate_kwargs.get(name) for name in ROW_ARGUMENTS[:2])
-        config = resolve_generation_config(self.model, generate_kwargs)
-        start_id = config.bos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
-        if prompts is not None and mask is not None and mask.shape == prompts.shape and isinstance(start_id, int):
-            # generate() adds the start token if no prompt of a batch begins with it, also if all begin with padding
-            first = torch.where((mask[:, 0] == 0) & (prompts[:, 0] == start_id).any(), start_id, prompts[:, 0])
-            generate_kwargs["decoder_input_ids"] = torch.cat([first[:, None], prompts[:, 1:]], 1)
+        per_row = [name for name in ROW_ARGUMENTS if generate_kwargs.get(name) is not None]
+        per_row += ["decoder_start_token_id"] * isinstance(generate_kwargs.get("decoder_start_token_id"), list)
+        if per_row:
+            raise ValueError(f"{per_row[0]} depends on the rows of a batch. Call model.generate() with one batch.")
         progress, glossary = output_options.pop("progress", False), output_options.pop("glossary", None)
+        unsupported = self._find_unsupported(generate_kwargs)
+        for name, value in (("A glossary", glossary), ("An ensemble", generate_kwargs.get("ensemble"))):
+            if value and unsupported is not None:
+                raise ValueError(
+                    f"{name} requires `beam_search`, which does not support {unsupported}. Omit one of the two."
+                )
         matcher = None if glossary is None else import_module("glossary").GlossaryMatcher(glossary, self.tokenizer)
-        if matcher is not None and (unsupported := self._find_unsupported(generate_kwargs)):
-            raise ValueError(
-                f"A glossary requires `beam_search`, which does not support {unsupported}. Omit one of the two."
-            )
-        if glossary and (config.num_beams or 1) == 1:
+        if glossary and (resolve_generation_config(self.model, generate_kwargs).num_beams or 1) == 1:
             # also for sentences without terms, so that a translation does not depend on its batch
             generate_kwargs = {"num_beams": DEFAULT_GLOSSARY_BEAMS} | generate_kwargs
         translations = self._translate(sentences, batch_size, generate_kwargs, matcher, **output_options)
@@ -111,71 +106,85 @@ class TranslationPipeline(Pipeline):
         batch_size: int | None,
         generate_kwargs: dict[str, Any],
         matcher: Any = None,  # `GlossaryMatcher` or None
-        return_scores: bool = False,
-        return_token_scores: bool = False,
-        return_alignments: bool = False,
+        **output_options: bool,
     ) -> Iterator[dict[str, Any] | list[dict[str, Any]]]:
-        sentences, window_start = iter(sentences), 0
-        if return_alignments or return_token_scores:
+        """Yield the translation of each sentence, or with `num_return_sequences` > 1, the list of its translations."""
+        sentences = iter(sentences)
+        if output_options.get("return_alignments") or output_options.get("return_token_scores"):
             import_module("alignment")  # raise an error before decoding
+        n = resolve_generation_config(self.model, generate_kwargs).num_return_sequences or 1
+        while window := list(islice(sentences, (batch_size or DEFAULT_BATCH_SIZE) * BATCHES_PER_WINDOW)):
+            window = [each.rstrip("\r\n") if isinstance(each, str) else each for each in window]
+            encoded: dict[int, Any] = {}
+            results: dict[int, list[dict[str, Any]]] = {}
+            for i, sentence in enumerate(window):
+                model_inputs, error = self._encode(sentence, generate_kwargs.get("ensemble"))
+                if model_inputs is not None:
+                    encoded[i] = model_inputs
+                else:
+                    results[i] = [empty_translation(error, matcher is not None, **output_options) for _ in range(n)]
+            forwarded = []  # of all batches: a subclass may decode several at the same time
+            for indices in self._iter_batches(window, encoded, batch_size, generate_kwargs, matcher):
+                batch = self.tokenizer.pad([encoded[i] for i in indices], return_tensors="pt")
+                glossary = matcher and matcher.build_constraints([window[i] for i in indices])
+                options = {name: value for name, value in output_options.items() if name != "return_alignments"}
+                forwarded.append((indices, self.forward(batch, **options, **generate_kwargs, glossary=glossary)))
+            for indices, model_outputs in forwarded:
+                outputs = self.postprocess(model_outputs)
+                if output_options.get("return_alignments"):
+                    self._add_alignments([window[i] for i in indices], outputs)
+                for i, candidates in zip(indices, outputs, strict=True):
+                    results[i] = candidates
+                    for each in candidates if matcher is not None else ():
+                        each["terms"] = matcher.report_terms(window[i], each["translation_text"])
+            yield from (results[i] if n > 1 else results[i][0] for i in range(len(window)))
+
+    def _iter_batches(
+        self,
+        window: list[str],
+        encoded: dict[int, Any],
+        batch_size: int | None,
+        generate_kwargs: dict[str, Any],
+        matcher: Any,
+    ) -> Iterator[list[int]]:
+        """Yield the indices of each batch: longest sentences first, and those with glossary terms before all others."""
         config = resolve_generation_config(self.model, generate_kwargs)
-        max_length = self._max_sequence_length(generate_kwargs.get("ensemble"))
-        forward_options: dict[str, Any] = {"return_scores": return_scores, "return_token_scores": return_token_scores}
         has_limit = config.max_new_tokens is not None or config.max_length is not None
         # The default limit is source length + 50. If a batch can have only one limit, its sources need equal lengths
         can_mix_lengths = has_limit or self._supports_extra_tokens(generate_kwargs, config)
+        has_terms = {i: matcher is not None and bool(matcher.find(window[i])) for i in encoded}
+        order = sorted(encoded, key=lambda i: (has_terms[i], len(encoded[i]["input_ids"])), reverse=True)
+        while order:
+            length = len(encoded[order[0]]["input_ids"])
+            indices = order[: batch_size or self._auto_batch_size(length, generate_kwargs)]
+            if not can_mix_lengths:
+                indices = [i for i in indices if len(encoded[i]["input_ids"]) == length]
+            yield indices
+            order = order[len(indices) :]
 
-        def unwrap_single(candidates: list[dict[str, Any]]) -> Any:
-            return candidates[0] if (config.num_return_sequences or 1) == 1 else candidates
-
-        while window := list(islice(sentences, (batch_size or DEFAULT_BATCH_SIZE) * BATCHES_PER_WINDOW)):
-            window = [each.rstrip("\r\n") if isinstance(each, str) else each for each in window]
-            results: list[Any] = [None] * len(window)
-            encoded = {}
-            for i, sentence in enumerate(window):
-                if not isinstance(sentence, str):
-                    raise ValueError(f"{sentence!r} is not a string: pass sentences, such as a dataset's text column.")
-                model_inputs, error = {}, encoding_error(sentence)
-                if error is None and sentence.strip():
-                    model_inputs = self.preprocess(sentence)
-                    error = self._length_error(len(model_inputs["input_ids"]), max_length)
-                if error is not None:
-                    logger.warning(f"Not translated: {error} {sentence[:80]!r}...")
-                elif model_inputs:
-                    encoded[i] = model_inputs
-                    continue
-                empty: dict[str, Any] = {"translation_text": ""} | ({} if error is None else {"error": error})
-                score = 0.0 if error is None else float("-inf")
-                empty |= {"score": score} if return_scores else {}
-                empty |= {"tokens": [], "token_scores": [], "log_probability": score} if return_token_scores else {}
-                empty |= {"alignments": []} if return_alignments else {}
-                empty |= {} if matcher is None else {"terms": []}
-                results[i] = unwrap_single([copy.deepcopy(empty) for _ in range(config.num_return_sequences or 1)])
-            has_terms = {i: matcher is not None and bool(matcher.find(window[i])) for i in encoded}
-            # longest sentences first; those with glossary terms separately, because constraints take time
-            order = sorted(encoded, key=lambda i: (has_terms[i], len(encoded[i]["input_ids"])), reverse=True)
-            forwarded = []  # of all batches: a subclass may decode several at the same time
-            while order:
-                length = len(encoded[order[0]]["input_ids"])
-                indices = order[: batch_size or self._auto_batch_size(length, generate_kwargs)]
-                if not can_mix_lengths:
-                    indices = [i for i in indices if len(encoded[i]["input_ids"]) == length]
-                order = order[len(indices) :]
-                batch = self.tokenizer.pad([encoded[i] for i in indices], return_tensors="pt")
-                if matcher is not None:
-                    forward_options["glossary"] = matcher.build_constraints([window[i] for i in indices])
-                options = forward_options | select_rows(generate_kwargs, [window_start + i for i in indices], config)
-                forwarded.append((indices, self.forward(batch, **options)))
-            for indices, model_outputs in forwarded:
-                outputs = self.postprocess(model_outputs)
-                if return_alignments:
-                    self._add_alignments([window[i] for i in indices], outputs)
-                for i, candidates in zip(indices, outputs, strict=True):
-                    for candidate in candidates if matcher is not None else ():
-                        candidate["terms"] = matcher.report_terms(window[i], candidate["translation_text"])
-                    results[i] = unwrap_single(candidates)
-            yield from results
-            window_start += len(window)
+    def _encode(
+        self, sentence: str, ensemble: Sequence[PreTrainedModel] | None
+    ) -> tuple[dict[str, list[int]] | None, str | None]:
+        """Return the model inputs of a sentence or None, and the reason if it cannot be translated."""
+        if not isinstance(sentence, str):
+            raise ValueError(f"{sentence!r} is not a string: pass sentences, such as a dataset's text column.")
+        if not sentence.strip():
+            return None, None
+        error, limit = None, self._max_sequence_length(ensemble)
+        try:
+            sentence.encode()
+        except UnicodeEncodeError as exception:
+            character = exception.start + 1
+            error = f"character {character} of the sentence is half of a surrogate pair, which UTF-8 cannot encode."
+        else:
+            model_inputs = self.preprocess(sentence)
+            length = len(model_inputs["input_ids"])
+            if length and (limit is None or length <= limit):
+                return model_inputs, None
+            too_long = f"the sentence has {length} tokens, and the model takes at most {limit}."
+            error = too_long if length else "the sentence has no tokens."
+        logger.warning(f"Not translated: {error} {sentence[:80]!r}...")
+        return None, error
 
     @property
     def ensemble(self) -> Sequence[PreTrainedModel]:
@@ -190,41 +199,35 @@ class TranslationPipeline(Pipeline):
     def _forward(
         self,
         model_inputs: dict[str, torch.Tensor],
-        return_scores: bool,
+        return_scores: bool = False,
         return_token_scores: bool = False,
         **generate_kwargs: Any,
     ) -> dict:
         """Return ids (B, n, T) of a padded batch (B, S); on request, scores (B, n) and token scores (B, n, T - 1)."""
         config = resolve_generation_config(self.model, generate_kwargs)
-        length = model_inputs["input_ids"].shape[1]
-        start = prompt_length(generate_kwargs.get("decoder_input_ids"), config)
+        source_length = model_inputs["input_ids"].shape[1]
         ensemble = generate_kwargs.get("ensemble") or ()
         limit = self._max_sequence_length(ensemble)
         if config.max_new_tokens is None and config.max_length is None:
             if self._supports_extra_tokens(generate_kwargs, config):
                 generate_kwargs.setdefault("extra_tokens", EXTRA_TOKENS)
-            generate_kwargs["max_new_tokens"] = default_max_new_tokens(length, limit, start)
-        elif limit is not None and (config.max_new_tokens or config.max_length - start) > limit - start:
-            generate_kwargs["max_new_tokens"] = limit - start  # generate() would raise an error at the limit
+            config.max_new_tokens = generate_kwargs["max_new_tokens"] = source_length + EXTRA_TOKENS
+        if limit is not None and (config.max_new_tokens or config.max_length - 1) > limit - 1:
+            generate_kwargs["max_new_tokens"] = limit - 1  # generate() would raise an error at the limit
         if generate_kwargs.get("glossary") is None:
             generate_kwargs.pop("glossary", None)
-        unsupported = self._find_unsupported(generate_kwargs)
-        if unsupported is None:
-            generate_kwargs.setdefault("custom_generate", beam_search)
-        elif generate_kwargs.pop("ensemble", None):
-            raise ValueError(
-                f"An ensemble requires `beam_search`, which does not support {unsupported}. Omit one of the two."
-            )
+        uses_own_loops = self._find_unsupported(generate_kwargs) is None
+        if uses_own_loops:
+            uses_own_loops = generate_kwargs.setdefault("custom_generate", beam_search) is beam_search
         config = resolve_generation_config(self.model, generate_kwargs)
-        uses_own_loops = unsupported is None and generate_kwargs["custom_generate"] is beam_search
-        needs_scores = return_scores and not uses_own_loops  # those of `beam_search` need no option
         output_flags = dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states"), False)
-        output_flags |= {"return_dict_in_generate": return_scores, "output_scores": needs_scores}
+        output_flags |= {"return_dict_in_generate": return_scores}
+        output_flags |= {"output_scores": return_scores and not uses_own_loops}  # `beam_search` always returns scores
         outputs = self.model.generate(**model_inputs, **(generate_kwargs | output_flags))
         shape = (len(model_inputs["input_ids"]), -1)
         sequences = outputs.sequences if return_scores else outputs
         result = {"sequences": sequences.view(*shape, sequences.shape[-1])}
-        is_token = self._token_mask(result["sequences"], start, model_inputs, config, generate_kwargs)
+        is_token = self._token_mask(result["sequences"], model_inputs, config, generate_kwargs)
         if return_scores:
             result["scores"] = self._compute_scores(outputs, is_token, config).view(shape)
         if return_token_scores:
@@ -248,7 +251,6 @@ class TranslationPipeline(Pipeline):
     def _token_mask(
         self,
         sequences: torch.Tensor,
-        start: int,
         model_inputs: dict[str, torch.Tensor],
         config: GenerationConfig,
         generate_kwargs: dict[str, Any],
@@ -256,7 +258,7 @@ class TranslationPipeline(Pipeline):
         """Return a mask (B, n, T) of the ids in sequences (B, n, 1 + T) that belong to the translation.
 
         EOS tokens do not suffice to find the end of a sentence. Stopped sentences and those at their limit have none,
-        and the pad token may have the same id. `start` is the length of the decoder prompt.
+        and the pad token may have the same id.
         """
         ids = sequences[..., 1:]
         eos_ids = [config.eos_token_id] if isinstance(config.eos_token_id, int) else config.eos_token_id or []
@@ -265,13 +267,13 @@ class TranslationPipeline(Pipeline):
         if config.pad_token_id is not None:
             is_token &= (ids != config.pad_token_id) | is_eos
         if "extra_tokens" in generate_kwargs:
-            limits = (model_inputs["attention_mask"].sum(-1) + generate_kwargs["extra_tokens"]).clamp(min=1) + start - 1
+            limits = (model_inputs["attention_mask"].sum(-1) + generate_kwargs["extra_tokens"]).clamp(min=1)
             is_token &= torch.arange(ids.shape[-1], device=ids.device) < limits.to(ids.device)[:, None, None]
         criteria = [*(generate_kwargs.get("stopping_criteria") or ())]
         if config.stop_strings is not None:
             criteria.append(StopStringCriteria(self._target_tokenizer(), config.stop_strings))
         if config.pad_token_id in eos_ids:  # padding after a stopping criterion has the id of EOS
-            for length in range(start, ids.shape[-1] if criteria else 0):
+            for length in range(1, ids.shape[-1] if criteria else 0):
                 for criterion in criteria:
                     is_stopped = criterion(sequences[..., : length + 1].flatten(0, 1), None).view(ids.shape[:2])
                     is_token[..., length:] &= ~is_stopped[..., None]
@@ -327,25 +329,12 @@ class TranslationPipeline(Pipeline):
         for (_, each), alignments in zip(pairs, links, strict=True):
             each["alignments"] = alignments
 
-    @staticmethod
-    def _length_error(length: int, limit: int | None) -> str | None:
-        if not length:
-            return "the sentence has no tokens."
-        if limit is None or length <= limit:
-            return None
-        return f"the sentence has {length} tokens, and the model takes at most {limit}."
-
     def _auto_batch_size(self, length: int, generate_kwargs: dict[str, Any]) -> int:
         """Return the default batch size for sources of `length` tokens."""
-        if self.model.device.type != "cuda" or self.model.config.model_type != "vanilla_transformer":
+        if self.model.device.type != "cuda":
             return DEFAULT_BATCH_SIZE
-        config = resolve_generation_config(self.model, generate_kwargs)
-        ensemble = generate_kwargs.get("ensemble") or ()
-        default = default_max_new_tokens(length, self._max_sequence_length(ensemble))
-        limit = config.max_new_tokens or config.max_length or default
-        memory = estimate_memory_per_sentence(self.model, length, config.num_beams or 1, limit) * (1 + len(ensemble))
-        size = int(GPU_MEMORY_FRACTION * get_free_memory(self.model.device) / memory)
-        return max(1, min(MAX_GPU_BATCH_SIZE, size))
+        num_beams = resolve_generation_config(self.model, generate_kwargs).num_beams or 1
+        return max(1, min(MAX_GPU_BATCH_SIZE, MAX_GPU_BATCH_TOKENS // (length * num_beams)))
 
     def _max_sequence_length(self, ensemble: Sequence[PreTrainedModel] | None = None) -> int | None:
         """Return the maximum length of source and target for all models, or None if there is no limit."""
@@ -369,52 +358,20 @@ def import_module(name: str) -> Any:
         ) from error
 
 
-def row_arguments(generate_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `generate()` that have one row per sentence."""
-    given = {name: generate_kwargs.get(name) for name in ROW_ARGUMENTS}
-    return {name: rows for name, rows in given.items() if isinstance(rows, list) or getattr(rows, "ndim", 0) > 0}
-
-
-def select_rows(generate_kwargs: dict[str, Any], indices: list[int], config: GenerationConfig) -> dict[str, Any]:
-    """Return the arguments of `generate()` for some sentences, given by their indices in the input."""
-    selected: dict[str, Any] = {}
-    for name, rows in row_arguments(generate_kwargs).items():
-        values = [rows[i if len(rows) > 1 else 0] for i in indices]
-        selected[name] = torch.stack(values) if isinstance(rows, torch.Tensor) else values
-    if (allowed_tokens := generate_kwargs.get("prefix_allowed_tokens_fn")) is not None:
-        n = 1 if (config.num_beams or 1) > 1 else config.num_return_sequences or 1  # rows per sentence in sampling
-        selected["prefix_allowed_tokens_fn"] = lambda row, ids: allowed_tokens(indices[row // n], ids)
-    return generate_kwargs | selected
-
-
-def default_max_new_tokens(source_length: int, limit: int | None, start: int = 1) -> int:
-    """Return source length + 50 (section 6.1), or less if the prompt and the translation would exceed `limit`."""
-    return source_length + EXTRA_TOKENS if limit is None else min(source_length + EXTRA_TOKENS, limit - start)
-
-
-def estimate_memory_per_sentence(model: PreTrainedModel, length: int, beams: int, limit: int) -> int:
-    """Return a rough upper estimate, in bytes, of the memory for decoding a source up to `limit` tokens."""
-    config, itemsize = model.config, model.dtype.itemsize
-    encoder = length * itemsize * (8 * config.d_model + 2 * config.encoder_ffn_dim)
-    states = 2 * config.decoder_layers * config.d_model * itemsize  # keys and values of one token
-    capacity = 3 * limit  # a full buffer is copied to one of double size, so both exist for a moment
-    logits = 6 * 4 * config.decoder_vocab_size  # float32 logits and tensors computed from them
-    return encoder + length * states + beams * (capacity * states + logits)
-
-
-def get_free_memory(device: torch.device) -> int:
-    """Return the free memory of a GPU in bytes, including what torch's caching allocator can reuse."""
-    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + reusable
-
-
-def encoding_error(sentence: str) -> str | None:
-    """Return an error message if a string cannot be encoded as UTF-8, else None."""
-    try:
-        sentence.encode()
-    except UnicodeEncodeError as error:
-        return f"character {error.start + 1} of the sentence is half of a surrogate pair, which UTF-8 cannot encode."
-    return None
+def empty_translation(
+    error: str | None,
+    has_glossary: bool,
+    return_scores: bool = False,
+    return_token_scores: bool = False,
+    return_alignments: bool = False,
+) -> dict[str, Any]:
+    """Return the translation of an empty sentence, or of one that cannot be translated because of `error`."""
+    score = 0.0 if error is None else float("-inf")
+    result: dict[str, Any] = {"translation_text": ""} | ({} if error is None else {"error": error})
+    result |= {"score": score} if return_scores else {}
+    result |= {"tokens": [], "token_scores": [], "log_probability": score} if return_token_scores else {}
+    result |= {"alignments": []} if return_alignments else {}
+    return result | ({"terms": []} if has_glossary else {})
 
 
 __all__ = ["TranslationPipeline"]

@@ -7,13 +7,13 @@ from typing import Any
 from weakref import ref
 
 from tokenizers import Tokenizer, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import TokenizersBackend
 
 # tokenizers that are in target mode, per thread and asyncio task
 _TARGET_MODE_TOKENIZERS: ContextVar[frozenset[ref]] = ContextVar("target_mode_tokenizers", default=frozenset())
 
 
-class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
+class VanillaTransformerTokenizer(TokenizersBackend):
     """A source and a target tokenizer: `tokenizer(text)` encodes sources, `tokenizer(text_target=text)` targets.
 
     `decode` and `batch_decode` decode targets, because models generate them. With `use_source_tokenizer=True`, they
@@ -26,7 +26,7 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
     Args:
         source_tokenizer_file, target_tokenizer_file: Paths of `tokenizers` JSON files.
         source_tokenizer_object, target_tokenizer_object: `tokenizers.Tokenizer` objects, instead of files.
-        **kwargs: Arguments of `PreTrainedTokenizerFast`, such as `pad_token`. Some imported checkpoints also set
+        **kwargs: Arguments of `TokenizersBackend`, such as `pad_token`. Some imported checkpoints also set
             `known`: the number of source ids and of target ids for which the model has an embedding. Ids without an
             embedding become `unk_token_id`.
 
@@ -85,10 +85,10 @@ class VanillaTransformerTokenizer(PreTrainedTokenizerFast):
     def _switch_to_target_mode(self) -> None:
         _TARGET_MODE_TOKENIZERS.set(_TARGET_MODE_TOKENIZERS.get() | {ref(self)})
 
-    def stock(self, side: str) -> PreTrainedTokenizerFast:
-        """Return the "source" or "target" tokenizer as a native `PreTrainedTokenizerFast`, with all special tokens."""
+    def stock(self, side: str) -> TokenizersBackend:
+        """Return the "source" or "target" tokenizer as a native `TokenizersBackend`, with all special tokens."""
         special = {name: token for name, token in self.special_tokens_map.items() if isinstance(token, str)}
-        return PreTrainedTokenizerFast(tokenizer_object=getattr(self, f"{side}_tokenizer"), **special)
+        return TokenizersBackend(tokenizer_object=getattr(self, f"{side}_tokenizer"), **special)
 
     def ids_without_embedding(self, side: str) -> set[int]:
         """Return the ids of one side, "source" or "target", that have no embedding (see `known`)."""
@@ -162,7 +162,7 @@ def _load(file: str | os.PathLike | None, tokenizer: Tokenizer | None, side: str
     if file is None and tokenizer is None:
         raise ValueError(
             f"The {side} tokenizer is missing: specify {side}_tokenizer_file or {side}_tokenizer_object. For a shared "
-            f"vocabulary, use PreTrainedTokenizerFast instead."
+            f"vocabulary, use TokenizersBackend instead."
         )
     # a copy, because special tokens are added
     result = Tokenizer.from_file(str(file)) if tokenizer is None else Tokenizer.from_str(tokenizer.to_str())

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from vanilla_transformer import TranslationPipeline, loss_vanilla_transformer
+from vanilla_transformer import loss_vanilla_transformer
 from vanilla_transformer.loss_vanilla_transformer import is_unmodified_linear
 
 peft = pytest.importorskip("peft")
@@ -200,16 +200,3 @@ def test_merged_adapter_is_saved_with_lm_head(make_model, tmp_path, shared):
     loaded = type(merged).from_pretrained(tmp_path)
     batch = {"input_ids": torch.tensor([[3, 4, 5]]), "labels": torch.tensor([[6, 7]])}
     assert float(loaded(**batch).loss.detach()) == pytest.approx(float(merged(**batch).loss.detach()), rel=1e-6)
-
-
-def test_adapter_names_follow_the_sentences_of_the_pipeline(make_model, make_tokenizer):
-    tokenizer, sizes = make_tokenizer(True)
-    config = lora(["q_proj", "v_proj"], init_lora_weights=False, lora_alpha=64)
-    model = peft.get_peft_model(make_model(**sizes), config, adapter_name="a")
-    model.add_adapter("b", config)
-    translator = TranslationPipeline(model=model.eval(), tokenizer=tokenizer)
-    texts, names = ["the dog", "the old man reads a book", "two birds sing"], ["a", "b", "__base__"]
-    expected = [
-        translator(text, adapter_names=[name], max_new_tokens=8)[0] for text, name in zip(texts, names, strict=True)
-    ]
-    assert translator(texts, adapter_names=names, max_new_tokens=8) == expected

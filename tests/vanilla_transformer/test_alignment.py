@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import AttentionInterface, GenerationConfig, PreTrainedTokenizerFast
+from transformers import AttentionInterface, GenerationConfig, TokenizersBackend
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from vanilla_transformer import TranslationPipeline
@@ -270,7 +270,7 @@ def test_reports_sentences_without_tokens(make_model, special_tokens, train_bpe)
     tokenizer.post_processor = None
     tokenizer.normalizer = normalizers.Replace("x", "")
     tokenizer.pre_tokenizer = None
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens)
+    fast = TokenizersBackend(tokenizer_object=tokenizer, **special_tokens)
     translator = TranslationPipeline(model=make_model(vocab_size=len(fast)), tokenizer=fast)
     assert translator("xx")[0]["error"] == "the sentence has no tokens."
 
@@ -281,7 +281,7 @@ def test_strips_line_breaks(make_model, special_tokens):
     vocab = {token: i for i, token in enumerate([*special_tokens.values(), *alphabet])}
     rust = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
     rust.pre_tokenizer, rust.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust, **special_tokens)
+    tokenizer = TokenizersBackend(tokenizer_object=rust, **special_tokens)
     model = make_model(vocab_size=len(vocab), position_embedding_type="learned", max_position_embeddings=7)
     translator = TranslationPipeline(model=model, tokenizer=tokenizer, max_new_tokens=3, return_alignments=True)
     assert translator(["the dog\n"]) == translator(["the dog"])

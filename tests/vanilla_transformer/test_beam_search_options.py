@@ -84,16 +84,6 @@ def test_streamer_gets_the_same_tokens(make_model, source, options):
     assert streams[1].is_over
 
 
-def test_rejects_streamer_for_function_without_it(make_model, source):
-    with pytest.raises(ValueError, match="does not support a streamer"):
-        make_model(vocab_size=30).generate(
-            **source,
-            max_new_tokens=3,
-            streamer=TokenCollector(),
-            custom_generate=lambda model, input_ids, **kwargs: input_ids,
-        )
-
-
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 2.0])
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 def test_length_penalties(assert_same, length_penalty, early_stopping):
@@ -133,7 +123,7 @@ def test_rejects_overflowing_penalty(make_model, source, options):
 def test_rejects_streamer_with_beams(make_model, source):
     streamer = TokenCollector()
     options = {"streamer": streamer, "num_beams": 2, "max_new_tokens": 5, "custom_generate": beam_search}
-    with pytest.raises(ValueError, match="requires num_beams=1"):
+    with pytest.raises(ValueError, match="streamer"):
         make_model(vocab_size=30).generate(**source, **options)
     assert not streamer
 

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 import transformers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, WatermarkingConfig
+from transformers import GenerationConfig, TokenizersBackend, WatermarkingConfig
 
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 
@@ -185,7 +185,7 @@ def letters(train_bpe, special_tokens):
     names = [*special_tokens.values(), *"abcdefghijklmnop"]
     words = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[], unk_token="<unk>"))
     words.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=words, **special_tokens)
+    return TokenizersBackend(tokenizer_object=words, **special_tokens)
 
 
 def measure(make_model, letters, models: int) -> dict[str, set[str]]:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, TextStreamer
+from transformers import TextStreamer, TokenizersBackend
 
 VARIANTS = [
     {},
@@ -112,7 +112,7 @@ def test_prompt_lookup(make_model, source):
 
 
 def test_streaming(make_model, source, train_bpe, sentences, special_tokens, capsys):
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(sentences["de"], 60), **special_tokens)
+    tokenizer = TokenizersBackend(tokenizer_object=train_bpe(sentences["de"], 60), **special_tokens)
     model = make_model()
     first_sentence = {name: tensor[:1] for name, tensor in source.items()}
     ids = model.generate(

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import TokenizersBackend
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.generation_vanilla_transformer import beam_search
@@ -146,7 +146,7 @@ def test_rejects_incompatible_options(make_model, source, options, what):
 @pytest.fixture
 def tokenizer(train_bpe, sentences, special_tokens):
     texts = sentences["en"] + sentences["de"] + ["abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
-    return PreTrainedTokenizerFast(tokenizer_object=train_bpe(texts, 130), **special_tokens)
+    return TokenizersBackend(tokenizer_object=train_bpe(texts, 130), **special_tokens)
 
 
 def test_terms_match_words_ignoring_case(tokenizer):
@@ -190,7 +190,7 @@ def test_byte_level_tokenizers(make_model):
     rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     rust.decoder = decoders.ByteLevel()
     names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=rust, **names)
+    tokenizer = TokenizersBackend(tokenizer_object=rust, **names)
     first, following = GlossaryMatcher({"dog": "Hund"}, tokenizer).ids["Hund"]
     assert tokenizer.convert_ids_to_tokens(first) == list("Hund")
     assert tokenizer.convert_ids_to_tokens(following) == list("ĠHund")
@@ -238,7 +238,7 @@ def test_special_case_folding(tokenizer, term, sentence):
 
 def test_scripts_without_spaces(make_model, train_bpe, special_tokens):
     texts = ["我的猫睡在家里", "老狗在跑", "the dog runs", "a cat sleeps"]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(texts, 80), **special_tokens)
+    tokenizer = TokenizersBackend(tokenizer_object=train_bpe(texts, 80), **special_tokens)
     matcher = GlossaryMatcher({"猫": "cat", "dog": "狗"}, tokenizer)
     assert matcher.find("我的猫睡在家里") == {"猫": ["cat"]}
     assert matcher.find("the dogs") == {}

@@ -3,10 +3,10 @@ import logging
 
 import pytest
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerFast, pipeline
+from transformers import GenerationConfig, TokenizersBackend, pipeline
 
 from vanilla_transformer import TranslationPipeline, beam_search
-from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE, MAX_GPU_BATCH_SIZE
+from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE, MAX_GPU_BATCH_SIZE, ROW_ARGUMENTS
 
 TEXTS = ["the dog runs", "a cat sleeps in the house", "two birds sing", "the old man reads a book", "the man"]
 
@@ -14,7 +14,7 @@ TEXTS = ["the dog runs", "a cat sleeps in the house", "two birds sing", "the old
 @pytest.fixture
 def tokenizer(train_bpe, sentences, special_tokens):
     bpe = train_bpe(sentences["en"] + sentences["de"], 90)
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, **special_tokens)
+    return TokenizersBackend(tokenizer_object=bpe, **special_tokens)
 
 
 @pytest.fixture
@@ -45,69 +45,11 @@ def test_list_keeps_input_order(make_translator):
         assert translator(TEXTS, batch_size=batch_size) == expected
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_arguments_with_rows_follow_their_sentences(make_translator, monkeypatch, num_beams):
-    monkeypatch.setattr("vanilla_transformer.pipeline_vanilla_transformer.BATCHES_PER_WINDOW", 1)
-    translator = make_translator()
-    prompts = torch.tensor([[0, 1, 10], [1, 20, 21], [1, 30, 31], [0, 1, 40], [1, 50, 51]])
-    rows = {"decoder_input_ids": prompts, "decoder_attention_mask": (prompts != 0).long()}
-    allowed = [[10, 11], [20, 21], [30, 31], [40, 41], [50, 51]]
-    for options in (rows, {"decoder_start_token_id": [10, 20, 30, 40, 50]}):
-        each = [{name: values[i : i + 1] for name, values in options.items()} for i in range(len(TEXTS))]
-        expected = [translator(text, num_beams=num_beams, **one)[0] for text, one in zip(TEXTS, each, strict=True)]
-        assert translator(TEXTS, num_beams=num_beams, batch_size=3, **options) == expected
-        with pytest.raises(ValueError, match="has 5 rows. Pass one row per sentence"):
-            translator(TEXTS[:4], num_beams=num_beams, **options)
-    expected = [
-        translator(text, num_beams=num_beams, prefix_allowed_tokens_fn=lambda row, ids, ids_of_text=ids: ids_of_text)[0]
-        for text, ids in zip(TEXTS, allowed, strict=True)
-    ]
-    options = {"num_beams": num_beams, "prefix_allowed_tokens_fn": lambda row, ids: allowed[row]}
-    assert translator(TEXTS, batch_size=3, **options) == expected
-
-
-def test_padded_prompts_do_not_depend_on_the_batch(make_translator):
-    """`generate()` adds a start token to a batch in which all prompts begin with padding, if it may decide."""
-    translator = make_translator()
-    for start in ([1], []):
-        prompts = [[*start, *ids] for ids in ([20, 21], [10], [31], [40, 41], [51])]
-        ids = torch.tensor([[0] * (2 + len(start) - len(each)) + each for each in prompts])
-        options = {"decoder_input_ids": ids, "decoder_attention_mask": (ids != 0).long()}
-        expected = [
-            translator(text, decoder_input_ids=torch.tensor([prompt]), return_scores=True)[0]["score"]
-            for text, prompt in zip(TEXTS, prompts, strict=True)
-        ]
-        for batch_size in (1, 2, 5):
-            results = translator(TEXTS, batch_size=batch_size, return_scores=True, **options)
-            assert [each["score"] for each in results] == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.parametrize("options", [{"do_sample": True}, {"num_beams": 3}])
-def test_allowed_tokens_of_several_translations(make_translator, tokenizer, options):
-    translator, allowed = make_translator(), [[10, 11], [20, 21], [30, 31], [40, 41], [50, 51]]
-    options |= {"num_return_sequences": 3, "prefix_allowed_tokens_fn": lambda row, ids: allowed[row]}
-    for candidates, ids in zip(translator(TEXTS, return_token_scores=True, **options), allowed, strict=True):
-        assert len(candidates) == 3
-        assert {token for each in candidates for token in each["tokens"]} <= {*tokenizer.convert_ids_to_tokens(ids)}
-
-
-def test_one_prompt_for_all_sentences(make_translator):
-    translator, prompt = make_translator(), torch.tensor([[1, 20]])
-    expected = [translator(text, decoder_input_ids=prompt)[0] for text in TEXTS]
-    assert translator(TEXTS, decoder_input_ids=prompt) == expected
-    assert list(translator(iter(TEXTS), decoder_input_ids=prompt)) == expected
-
-
-def test_prompt_without_start_token(make_translator):
-    """`generate()` adds the start token. The scores of all tokens are returned, also at the length limit."""
-    translator = make_translator()
-    translator.model.generation_config.update(max_new_tokens=None, eos_token_id=None)
-    prompts = [torch.tensor([[20]]), torch.tensor([[1, 20]])]
-    without_start, with_start = (
-        translator("the dog", decoder_input_ids=each, return_token_scores=True)[0] for each in prompts
-    )
-    assert without_start["tokens"] == with_start["tokens"]
-    assert without_start["log_probability"] == pytest.approx(with_start["log_probability"])
+@pytest.mark.parametrize("name", [*ROW_ARGUMENTS, "decoder_start_token_id"])
+def test_rejects_arguments_with_rows(make_translator, name):
+    """Sentences are sorted by length, so that rows would belong to other sentences."""
+    with pytest.raises(ValueError, match=f"{name} depends on the rows"):
+        make_translator()(TEXTS, **{name: [1] * len(TEXTS)})
 
 
 def test_generator_is_read_lazily(make_translator, monkeypatch):
@@ -340,24 +282,14 @@ def test_ensemble_uses_smallest_position_limit(make_translator, make_model, toke
     assert translator.model.generate(**batch, **options, extra_tokens=20).shape[1] <= 6
 
 
-def test_gpu_batch_size_fits_memory(make_translator, monkeypatch):
-    """Longer sentences, more beams and longer outputs give smaller batches, from 1 to the maximum."""
+def test_gpu_batch_size_depends_on_length_and_beams(make_translator, monkeypatch):
     translator = make_translator()
     assert translator._auto_batch_size(5, {}) == DEFAULT_BATCH_SIZE
     monkeypatch.setattr(type(translator.model), "device", property(lambda model: torch.device("cuda")))
-    free = {"bytes": 4e6}
-    monkeypatch.setattr(f"{TranslationPipeline.__module__}.get_free_memory", lambda device: free["bytes"])
-    largest = translator._auto_batch_size(5, {})
-    more_options = [{"num_beams": 5}, {"max_new_tokens": 50}, {"ensemble": [translator.model]}]
-    sizes = [translator._auto_batch_size(5, options) for options in more_options]
-    assert 0 < max(sizes) < largest < MAX_GPU_BATCH_SIZE
-    assert translator._auto_batch_size(50, {}) < largest
-    free["bytes"] = 8e6
-    assert largest < translator._auto_batch_size(5, {}) <= 2 * largest + 1
-    free["bytes"] = 1
-    assert translator._auto_batch_size(5, {}) == 1
-    free["bytes"] = 1e12
     assert translator._auto_batch_size(5, {}) == MAX_GPU_BATCH_SIZE
+    assert translator._auto_batch_size(128, {}) == 128
+    assert translator._auto_batch_size(128, {"num_beams": 4}) == 32
+    assert translator._auto_batch_size(10**6, {}) == 1
 
 
 def test_batch_sizes_may_vary(make_translator, monkeypatch):

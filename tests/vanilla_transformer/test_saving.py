@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer, TokenizersBackend
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
@@ -298,7 +298,7 @@ def test_checkpoint_contains_its_code(make_model, train_bpe, sentences, special_
     english, german = train_bpe(sentences["en"], 60), train_bpe(sentences["de"], 70)
     if shared:
         bpe = train_bpe(sentences["en"] + sentences["de"], 90)
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, **special_tokens)
+        tokenizer = TokenizersBackend(tokenizer_object=bpe, **special_tokens)
         model = make_model(vocab_size=bpe.get_vocab_size())
     else:
         tokenizer = VanillaTransformerTokenizer(
@@ -346,7 +346,7 @@ def test_saved_config_maps_auto_classes(make_model, tmp_path):
 
 def test_installed_package_takes_precedence_over_saved_code(make_model, train_bpe, sentences, special_tokens, tmp_path):
     make_model().save_pretrained(tmp_path)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(sentences["en"], 60), **special_tokens)
+    tokenizer = TokenizersBackend(tokenizer_object=train_bpe(sentences["en"], 60), **special_tokens)
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, trust_remote_code=True)
     assert type(loaded) is VanillaTransformerForConditionalGeneration

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional
-from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TokenizersBackend
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def make_pairs(tokens=range(3, 60), count=64, length=6):
 
 @pytest.fixture
 def make_trainer(train_bpe, sentences, special_tokens, tmp_path):
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(sentences["de"], 60), **special_tokens)
+    tokenizer = TokenizersBackend(tokenizer_object=train_bpe(sentences["de"], 60), **special_tokens)
 
     def make(model, **settings):
         arguments = {"output_dir": tmp_path, "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, LogitsProcessor, StoppingCriteria
+from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin, LogitsProcessor, StoppingCriteria
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -24,15 +24,18 @@ CLASSES = (
 
 @pytest.fixture
 def loops(monkeypatch):
-    """The names of the generation modes that were decoded by loops of transformers."""
+    """The generation modes of the calls that ignored `beam_search`."""
     modes = []
-    run = generation_vanilla_transformer.run_transformers_loop
+    prepare = generation_vanilla_transformer.prepare_custom_generate_kwargs
 
-    def record(model, input_ids, config, mode_kwargs, **prepared):
-        modes.append(config.get_generation_mode(mode_kwargs["assistant_model"]).value)
-        return run(model, input_ids, config, mode_kwargs, **prepared)
+    def record(model, function, arguments):
+        result = prepare(model, function, arguments)
+        if "custom_generate" not in result:
+            config = generation_vanilla_transformer.resolve_generation_config(model, arguments)
+            modes.append(config.get_generation_mode(arguments.get("assistant_model")).value)
+        return result
 
-    monkeypatch.setattr(generation_vanilla_transformer, "run_transformers_loop", record)
+    monkeypatch.setattr(generation_vanilla_transformer, "prepare_custom_generate_kwargs", record)
     return modes
 
 
@@ -260,6 +263,10 @@ def test_sampling_and_row_dependent_processors(model, source, assert_equal_ids):
 
     assert_equal_ids(model, do_sample=True, temperature=0.7)
     assert_equal_ids(model, encoder_no_repeat_ngram_size=1)
+    prompt = torch.tensor([[0, 1, 7]] * 5)
+    assert_equal_ids(
+        model, repetition_penalty=1.5, decoder_input_ids=prompt, decoder_attention_mask=(prompt != 0).long()
+    )
     before = model.generate(**source, max_new_tokens=8)
     for options in (
         {"logits_processor": [Rows()]},
@@ -285,3 +292,9 @@ def test_rejects_own_arguments_that_loops_of_transformers_lack(model, make_model
         model.generate(**source, **options, extra_tokens=5)
     with pytest.raises(ValueError, match="an ensemble with a modified Linear"):
         make_model(vocab_size=30).generate(**source, **options, ensemble=[model])
+
+
+def test_rejects_unsupported_calls_that_bypass_the_model(model, source):
+    """`generate()` of the model ignores `beam_search` in such calls. That of `GenerationMixin` cannot."""
+    with pytest.raises(ValueError, match="beam_search does not support do_sample"):
+        GenerationMixin.generate(model, **source, max_new_tokens=4, do_sample=True, custom_generate=beam_search)

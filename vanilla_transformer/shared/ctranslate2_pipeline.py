@@ -94,10 +94,10 @@ class CTranslate2Pipeline(TranslationPipeline):
             max_input_length=0,
             min_decoding_length=0,
             max_decoding_length=limit,
-            return_scores=options["return_scores"],
+            return_scores=options.get("return_scores", False),
             asynchronous=True,
         )
-        return {"futures": futures, "return_scores": options["return_scores"]}
+        return {"futures": futures, "return_scores": options.get("return_scores", False)}
 
     def postprocess(self, model_outputs: dict[str, Any]) -> list[list[dict[str, Any]]]:
         """Wait for the results of a batch, and return n dictionaries per sentence."""
