@@ -60,7 +60,7 @@ def run(checkpoint: str, out: Path, to: str, quantization: str | None, languages
         raise ValueError(f"--to {to} does not support --quantization {quantization}. Use one of {', '.join(types)}.")
     if any(languages) and to != "argos":
         raise ValueError(f"--source_lang and --target_lang require --to argos, got --to {to}. Remove them.")
-    target = import_with_extra(f"hub.exporting.to_{to}", f"--to {to}")
+    target = import_with_extra(f".exporting.to_{to}", f"--to {to}")
     model, tokenizer = load(checkpoint, to)
     extra = (resolve_languages(checkpoint, languages),) if to == "argos" else ()
     save_model = target.convert(model, tokenizer, quantization, *extra)

@@ -33,8 +33,11 @@ def hub_error_message(error: Exception, repo_id: str) -> str:
 
 
 def import_with_extra(module: str, feature: str) -> ModuleType:
-    """Import a module that needs the extra `hub`. Raise ValueError if one of its packages is not installed."""
+    """Import a module of this package, such as ".export", that needs the extra `hub`.
+
+    Raises ValueError if one of the required packages is not installed.
+    """
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(module, __package__)
     except ModuleNotFoundError as error:
         raise ValueError(f"{feature} requires {error.name}. Run pip install '.[hub]'.") from error

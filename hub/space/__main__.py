@@ -36,14 +36,14 @@ def main() -> None:
     formatter = partial(hub_error_message, repo_id=arguments.push or arguments.checkpoint)
     with exit_on_user_error(parser.prog, TransportError, formatter=formatter):
         if out := arguments.static:
-            import_with_extra("hub.space.static_page", "hub.space").create_page(arguments.checkpoint, out)
+            import_with_extra(".space.static_page", "hub.space").create_page(arguments.checkpoint, out)
             print(f"{out} contains the page. To view it, run: python -m http.server --directory {out}")
             if arguments.push:
                 print(push_static_page(out, resolve_repo_id(arguments.push), arguments.private, arguments.replace))
         elif arguments.push:
             print(push(arguments.checkpoint, resolve_repo_id(arguments.push), arguments.private, arguments.replace))
         else:
-            import_with_extra("hub.space.app", "hub.space").show(arguments.checkpoint, arguments.port)
+            import_with_extra(".space.app", "hub.space").show(arguments.checkpoint, arguments.port)
 
 
 def push_static_page(page: Path, repo_id: str, private: bool = False, replace: bool = False) -> str:

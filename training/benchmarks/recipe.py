@@ -38,7 +38,7 @@ def compare(recipe: Path, data_dir: Path) -> dict[str, list[float]]:
         for i in range(ROUNDS):
             run = Path(directory, f"run{i}")
             speeds[RECIPE].append(tokens_per_second(train_recipe(recipe, data_dir, run)))
-            command = [sys.executable, "-m", "training.benchmarks.recipe", str(recipe), str(data_dir), str(run)]
+            command = [sys.executable, "-m", f"{__package__}.recipe", str(recipe), str(data_dir), str(run)]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             speeds[BASELINE].append(tokens_per_second(json.loads(output.splitlines()[-1])))
             print({name: round(values[-1]) for name, values in speeds.items()}, flush=True)
@@ -57,7 +57,11 @@ def train_recipe(recipe: Path, data_dir: Path, run: Path) -> dict[str, Any]:
     keys |= {"average_checkpoints": 1, "average_by": "last", "early_stopping_patience": None}
     path = run.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(keys), encoding="utf-8")
-    subprocess.run([sys.executable, "-m", "training.train", str(path)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", __package__.removesuffix("benchmarks") + "train", str(path)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return json.loads((run / "all_results.json").read_text(encoding="utf-8"))
 
 

@@ -28,6 +28,7 @@ from .arguments import (
 from .resolution import resolve_minutes, resolve_recipe, validate_overrides
 from .validation import LIBRARY_ERRORS
 
+RECIPES = Path(__file__).parents[1] / "recipes"
 MAX_NESTING_DEPTH = 8  # of YAML collections; only lr_scheduler_kwargs and fsdp_config need nesting
 
 
@@ -55,11 +56,17 @@ def make_parser() -> RecipeCommandLine:
         "Train a Transformer from a recipe. Each key of the recipe can also be set with --key value.",
         dataclass_types=(DataArguments, TokenizerArguments, ModelArguments, TrainingArguments, DecodingArguments),
     )
-    parser.add_argument("recipe", help="path to the recipe, such as training/recipes/demo.yaml")
+    parser.add_argument("recipe", help="path to the recipe, or name of a packaged one such as demo")
     for action in parser._actions:
         if action.dest in UNSUPPORTED or action.option_strings[:1] and action.option_strings[0].startswith("--no_"):
             action.help = SUPPRESS
     return parser
+
+
+def find_recipe(name: str) -> str:
+    """Return the path of a recipe. `name` is a path, or the name of a packaged recipe such as `demo`."""
+    packaged = RECIPES / f"{name}.yaml"
+    return str(packaged) if not Path(name).exists() and packaged.exists() else name
 
 
 def validate_supported_keys(parser: RecipeCommandLine, arguments: list[str]) -> None:
@@ -81,6 +88,7 @@ def read_recipe(arguments: list[str] | None = None) -> Recipe:
     if arguments and arguments[0].startswith("-") and not {"-h", "--help"} & set(arguments):
         parser.error(f"the path to a recipe must be the first argument, before {arguments[0].partition('=')[0]}.")
     if arguments and not arguments[0].startswith("-"):
+        arguments = [find_recipe(arguments[0]), *arguments[1:]]
         try:
             values = _read_yaml(arguments[0], parser)
         except ValueError as error:

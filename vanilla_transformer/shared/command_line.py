@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from transformers.utils.logging import disable_progress_bar
-
 MAX_EXPONENT = 100  # for `length_penalty`; with a greater exponent, length**exponent overflows
 RENAMED_OPTIONS = {  # old name of an option or recipe key -> new name
     "attention": "attn_implementation",
@@ -39,6 +37,11 @@ RENAMED_OPTIONS = {  # old name of an option or recipe key -> new name
 INT_LIMIT = 2**31  # integer options must be smaller, because they are stored in 32 bits
 
 
+def command_name(module: str) -> str:
+    """Return the name of the running command: `module` in a clone, the subcommand in the console program."""
+    return sys.argv[0] if sys.argv[:1] and sys.argv[0].startswith("vanilla-transformer ") else module
+
+
 class CommandLineParser(argparse.ArgumentParser):
     """Argument parser whose options have underscores, as recipe keys do. Dashes are accepted as well.
 
@@ -48,7 +51,7 @@ class CommandLineParser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, doc: str | None = None, **options: Any):
         description = " ".join((doc or "").partition("\n\n")[0].split()) or None
-        super().__init__(**{"prog": prog, "description": description, "allow_abbrev": False, **options})
+        super().__init__(**{"prog": command_name(prog), "description": description, "allow_abbrev": False, **options})
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         """Add an argument as argparse does, but reject infinite numbers and integers that torch cannot represent."""
@@ -139,8 +142,11 @@ def exit_on_user_error(
         user_errors: Exception types to treat as user errors, in addition to `ValueError` and `OSError`.
         formatter: Function that returns the message of an exception.
     """
+    prog = command_name(prog)
     caught: tuple[type[Exception], ...] = (ValueError, OSError, *user_errors)
     if not sys.stderr.isatty():
+        from transformers.utils.logging import disable_progress_bar  # slow import
+
         disable_progress_bar()
     if sys.platform == "win32":  # in a pipe or file, the encoding of Windows lacks most characters
         sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]

@@ -1,0 +1,114 @@
+"""The console program `vanilla-transformer SUBCOMMAND`. It imports torch only when a subcommand runs.
+
+vanilla-transformer demo
+vanilla-transformer train multi30k_en_de --data_dir DIR
+vanilla-transformer translate runs/demo --input source.en
+"""
+
+import importlib.util
+import signal
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NoReturn
+
+from . import __version__
+
+PROGRAM = "vanilla-transformer"
+SUBCOMMANDS = {  # group: {name: (module, extra of the package, description)}
+    "Data and training": {
+        "demo": ("training.train", "training", "train on the built-in corpus, score, translate: 5 minutes on 2 cores"),
+        "train": ("training.train", "training", "train a model from a recipe and score it"),
+        "average": ("training.average", "training", "average the weights of checkpoints"),
+        "distill": ("training.distill", "training", "translate training data with teachers, to train a student"),
+        "diversify": ("training.diversify", "training", "add translations in both directions to training data"),
+        "benchmark": ("training.benchmark", "training", "measure the speed of training and decoding"),
+        "recipes": ("", "training", "list the packaged recipes; `recipes show NAME` prints one"),
+    },
+    "Using a model": {
+        "translate": ("training.translate", "training", "translate text with a checkpoint or an ensemble"),
+        "score": ("training.score", "training", "score translations of a checkpoint"),
+        "space": ("hub.space.__main__", "hub", "show or publish a web page that translates"),
+    },
+    "Moving a model": {
+        "import": ("hub.import_checkpoint", "hub", "convert a .pt file or a native Transformers model"),
+        "export": ("hub.export", "hub", "convert a checkpoint for transformers, CTranslate2, ONNX or Argos"),
+        "push": ("hub.push", "hub", "upload a checkpoint to the Hugging Face Hub"),
+        "card": ("hub.model_card", "hub", "write the model card of a checkpoint"),
+    },
+}
+
+
+def main() -> None:
+    """Run the subcommand in `sys.argv`. Exits with status 2 if it does not exist."""
+    name, arguments = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
+    commands = {each: command for group in SUBCOMMANDS.values() for each, command in group.items()}
+    if name in ("-h", "--help"):
+        print(help_text())
+    elif name == "--version":
+        print(f"{PROGRAM} {__version__}")
+    elif name == "recipes":
+        show_recipes(arguments)
+    elif name not in commands:
+        close = get_close_matches(name, commands, n=1)
+        exit_with_error(f"unknown subcommand {name!r}" + (f"; did you mean {close[0]}?" if close else ". See --help."))
+    else:
+        module, extra, _ = commands[name]
+        run(name, module, extra, ["demo", *arguments] if name == "demo" else arguments)
+
+
+def run(name: str, module: str, extra: str, arguments: list[str]) -> None:
+    """Run the `main()` of a module, as `python -m MODULE` does. A missing library exits with status 2."""
+    sys.argv = [f"{PROGRAM} {name}", *arguments]
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # imports take seconds: meanwhile, Ctrl-C exits without a traceback
+    try:
+        command = importlib.import_module(f".{module}", __package__)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("vanilla_transformer"):
+            raise
+        exit_with_error(f'{name} requires {error.name}. Run: pip install "{PROGRAM}[{extra}]"')
+    command.main()
+
+
+def help_text() -> str:
+    """Return the list of subcommands."""
+    lines = [f"usage: {PROGRAM} SUBCOMMAND ...", "", "`SUBCOMMAND --help` lists the options of a subcommand."]
+    for group, commands in SUBCOMMANDS.items():
+        lines += ["", f"{group}:", *(f"  {name:<10} {text}" for name, (_, _, text) in commands.items())]
+    return "\n".join(lines)
+
+
+def recipes_folder() -> Path:
+    """Return the directory of the packaged recipes, without importing the package `training`."""
+    spec = importlib.util.find_spec(".training", __package__)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]) / "recipes"
+
+
+def show_recipes(arguments: list[str]) -> None:
+    """Print the names of all recipes with their descriptions, or the text of one recipe."""
+    recipes = {path.stem: path.read_text(encoding="utf-8") for path in sorted(recipes_folder().glob("*.yaml"))}
+    if not arguments:
+        for name, text in recipes.items():
+            print(f"{name:<24} {describe_recipe(text)}")
+    elif len(arguments) == 2 and arguments[0] == "show" and arguments[1] in recipes:
+        print(recipes[arguments[1]], end="")
+    else:
+        exit_with_error(f"{' '.join(arguments)} is not a recipe. Use `recipes`, or `recipes show NAME`.")
+
+
+def describe_recipe(text: str) -> str:
+    """Return the first sentence of the comment at the top of a recipe."""
+    comment = []
+    for line in text.splitlines():
+        if not line.startswith("# ") or line.startswith("#  "):
+            break
+        comment.append(line.removeprefix("# "))
+    return " ".join(comment).partition(". ")[0].rstrip(".:")
+
+
+def exit_with_error(message: str) -> NoReturn:
+    """Print one line to stderr and exit with status 2."""
+    print(f"{PROGRAM}: {message}", file=sys.stderr)
+    sys.exit(2)
