@@ -22,6 +22,7 @@ from vanilla_transformer import TranslationPipeline
 from ..data.batching import batch_by_tokens
 from ..data.parallel_text import ParallelText
 from ..recipe.arguments import TrainingArguments
+from .decoder_input import add_decoder_input_ids
 from .translators import select_engine
 
 MAX_TOKENS = 2048  # per batch: 250 MiB of log-probabilities with a vocabulary of 32,000
@@ -131,7 +132,7 @@ def compute_pair_nll(
     if not len(text):
         return []
     models = [each.eval() for each in (model, *ensemble)]
-    collate = DataCollatorForSeq2Seq(tokenizer, model=model)
+    collate = DataCollatorForSeq2Seq(tokenizer)
     encoded = tokenizer(text.sources, text_target=text.targets, return_attention_mask=False)
     pairs = [{"input_ids": s, "labels": t} for s, t in zip(encoded["input_ids"], encoded["labels"], strict=True)]
     lengths = np.array([(len(pair["input_ids"]), len(pair["labels"])) for pair in pairs])
@@ -140,8 +141,10 @@ def compute_pair_nll(
     nats = [0.0] * len(pairs)
     for indices in tqdm(batches, unit=" batches", desc="compute_pair_nll", leave=False, disable=None if show else True):
         batch = collate([pairs[i] for i in indices]).to(model.device)
-        labels = batch.pop("labels")
-        log_probs = [each(**batch).logits.float().log_softmax(-1) for each in models]
+        labels, log_probs = batch["labels"], []
+        for each in models:
+            inputs = add_decoder_input_ids(each, batch)
+            log_probs.append(each(**inputs | {"labels": None}).logits.float().log_softmax(-1))
         mean = torch.stack(log_probs).logsumexp(0) - math.log(len(models))  # (B, T, V)
         losses = nn.functional.nll_loss(mean.transpose(1, 2), labels, reduction="none").sum(1)
         for i, loss in zip(indices, losses.tolist(), strict=True):

@@ -21,10 +21,11 @@ from ..data.parallel_text import ParallelText
 from ..data.streaming import TokenBatchStream, stream_pairs
 from ..data.tokenization import sequence_lengths, tokenize_corpus, tokenize_rows
 from ..data.tokenizer import load_training_tokenizer, train_tokenizer, vocabulary_sizes
+from ..inference.decoder_input import add_decoder_input_ids
 from ..inference.translators import GREEDY_OVERRIDES, read_run_recipe
 from ..recipe.arguments import Recipe, TrainingArguments
 from .hardware import choose_precision_and_attention
-from .losses import add_decoder_input_ids, supports_fused_loss, training_loss
+from .losses import supports_fused_loss, training_loss
 
 NUM_TIMING_BATCHES = 12  # to choose precision and attention by their speed
 

@@ -20,8 +20,9 @@ from transformers import PreTrainedModel
 from ..data.batch_shapes import Shape
 from ..data.streaming import TokenBatchStream
 from ..data.tokenization import sequence_lengths
+from ..inference.decoder_input import add_decoder_input_ids
 from ..recipe.arguments import TrainingArguments
-from .losses import add_decoder_input_ids, supports_fused_loss, training_loss
+from .losses import supports_fused_loss, training_loss
 
 MAX_TIMING_FRACTION = 0.03  # of the run time, for timing precision and attention
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -18,16 +18,6 @@ def supports_fused_loss(model: Any) -> bool:
     return model.config.model_type == VanillaTransformerConfig.model_type
 
 
-def add_decoder_input_ids(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the inputs with `decoder_input_ids`, the labels shifted right, if the model defines this shift.
-
-    `training_loss` needs them whenever the loss is not computed by the model, which then receives no labels.
-    """
-    if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
-        return inputs
-    return {**inputs, "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(inputs["labels"])}
-
-
 def training_loss(
     model: nn.Module,
     inputs: dict[str, Any],

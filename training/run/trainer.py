@@ -33,6 +33,7 @@ from ..data.collators import FixedShapeCollator, defer_stop_signals
 from ..data.parallel_text import ParallelText
 from ..data.streaming import TokenBatchStream
 from ..data.tokenization import sequence_lengths
+from ..inference.decoder_input import add_decoder_input_ids
 from ..inference.metrics import translate_and_score
 from ..inference.translators import GREEDY_OVERRIDES
 from ..recipe.arguments import TrainingArguments
@@ -53,7 +54,7 @@ from .checkpoints import (
 )
 from .compilation import average_gradients, log_progress, make_compiled_loss
 from .distributed import fix_bucket_order
-from .losses import add_decoder_input_ids, supports_fused_loss, training_loss
+from .losses import supports_fused_loss, training_loss
 from .time_budget import make_time_budget
 
 ADAPTER = "adapter"  # subdirectory of the output directory: the LoRA weights

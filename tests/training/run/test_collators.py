@@ -12,7 +12,7 @@ from training.data.batch_shapes import Shape, ShapedPairs, choose_shapes
 from training.data.collators import FixedShapeCollator, PaddingCollator
 from training.data.parallel_text import ParallelText
 from training.data.tokenization import tokenize_corpus
-from training.run.losses import add_decoder_input_ids
+from training.inference.decoder_input import add_decoder_input_ids
 
 MAX_PICKLE = 100_000  # bytes
 
