@@ -1,6 +1,7 @@
 """Loading of checkpoints for inference, and their recipes."""
 
 import json
+import re
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from ..recipe.arguments import rename_keys
 
 CHECKPOINTS = "Checkpoint: directory with model and tokenizer, or repository on the Hub. Several form an ensemble."
 ENGINES = ("auto", "transformers", "ctranslate2")
+RUN_CHECKPOINT = re.compile("checkpoint-[0-9]+")  # name of a checkpoint in the output directory of a run
 MIN_CTRANSLATE2_SENTENCES = 500  # with fewer, the conversion of the model takes as long as it saves
 GREEDY_OVERRIDES = {"length_penalty": None, "early_stopping": None}  # transformers rejects these with one beam
 

@@ -17,6 +17,8 @@ from transformers.trainer_utils import sort_checkpoints
 
 from vanilla_transformer.shared.loading import load_model
 
+from ..inference.translators import RUN_CHECKPOINT
+
 MANIFEST = "files.json"
 TEMPORARY = "temporary"  # marker file of a checkpoint that was saved on a signal, only to resume the run
 
@@ -61,7 +63,8 @@ def _size_and_hash(path: Path) -> list[int | str]:
 
 def all_checkpoints(run: Path) -> list[Path]:
     """Return the `checkpoint-N` directories of a run, sorted by N, valid or not."""
-    return [Path(path) for path in sort_checkpoints(str(run))] if run.exists() else []
+    paths = map(Path, sort_checkpoints(str(run)) if run.exists() else [])
+    return [path for path in paths if RUN_CHECKPOINT.fullmatch(path.name)]
 
 
 def last_valid_checkpoint(run: Path) -> Path | None:

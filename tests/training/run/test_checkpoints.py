@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,14 @@ import pytest
 
 from training.average import main, select_run_checkpoints
 from training.recipe.reading import read_recipe
-from training.run.checkpoints import MANIFEST, checkpoint_error, select_checkpoints, write_manifest
+from training.run.checkpoints import (
+    MANIFEST,
+    checkpoint_error,
+    keep_only,
+    last_valid_checkpoint,
+    select_checkpoints,
+    write_manifest,
+)
 from training.run.trainer import TokenBatchTrainer
 
 
@@ -101,6 +109,17 @@ def test_best_checkpoint_by_default_metric(make_run, settings, name, best):
         write_manifest(path.parent)
     (run / "recipe.yaml").write_text(settings)
     assert select_run_checkpoints(run, 1, "best") == [run / f"checkpoint-{best}"]
+
+
+def test_copies_of_the_user_are_not_checkpoints_of_the_run(make_run):
+    run = make_run()
+    copies = [run / "checkpoint-6-backup", run / "checkpoint-4.keep", run / "my-checkpoint-5"]
+    for copy in copies:
+        shutil.copytree(run / "checkpoint-3", copy)
+    assert last_valid_checkpoint(run) == run / "checkpoint-3"
+    assert select_checkpoints(run, 9, "last") == [run / f"checkpoint-{number}" for number in (1, 2, 3)]
+    keep_only(run, [])
+    assert sorted(path for path in run.iterdir() if path.is_dir()) == sorted(copies)
 
 
 @pytest.mark.parametrize("which", ["--last", "--best"])
