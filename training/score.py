@@ -132,7 +132,8 @@ def bootstrap_scores(systems: list, metrics: dict[str, Any], columns: list, samp
     for name, (key, signature) in zip(metrics, signatures.items(), strict=True):
         rows = [{"score": float(row.score), "interval_95": float(row.ci)} for row in table[key]]
         if len(rows) == 2:
-            rows[1]["p_value"] = float(table[key][1].p_value)
+            is_equal = rows[0]["score"] == rows[1]["score"]  # sacreBLEU counts no resample as more different
+            rows[1]["p_value"] = 1.0 if is_equal else float(table[key][1].p_value)
             results[name] = {systems[i][0]: row for i, row in enumerate(rows)}
         else:
             results[name] = rows[0]

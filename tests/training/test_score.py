@@ -7,11 +7,20 @@ import shutil
 
 import pytest
 import torch
+from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from training.score import main
+from training.score import bootstrap_scores, main
 
 pytestmark = pytest.mark.slow
+
+
+def test_equal_scores_are_not_significant():
+    outputs, references = ["a b c d e", "f g h i j"] * 4, [["a b c d x", "f g h i j"] * 4]
+    results = bootstrap_scores([("one", outputs), ("two", list(outputs))], {"bleu": BLEU()}, references, 100)
+    assert results["bleu"]["two"]["p_value"] == 1
+    other = bootstrap_scores([("one", outputs), ("two", ["z"] * 8)], {"bleu": BLEU()}, references, 100)
+    assert other["bleu"]["two"]["p_value"] < 0.05
 
 
 def test_scores_equal_the_run_and_have_intervals(programs, finished, test_files):
