@@ -15,9 +15,9 @@ from httpx2 import TransportError  # raised by huggingface_hub
 from huggingface_hub import ModelCard, ModelCardData
 
 import vanilla_transformer
+from vanilla_transformer.shared.atomic_io import write_dir_atomically
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
-from .atomic_dirs import write_dir_atomically
 from .commits import commit_files, files_in, resolve_repo_id
 from .hub_errors import hub_error_message
 

@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.shared.atomic_io import validate_new_dir, write_dir_atomically
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 
-from .atomic_dirs import validate_new_dir, write_dir_atomically
 from .exporting.tokenizer import prepare_for_export, save_tokenizer, tokenizer_dirs
 from .hub_errors import import_with_extra
 from .run_files import read_mapping

@@ -22,9 +22,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from vanilla_transformer.shared.atomic_io import validate_new_dir, write_dir_atomically
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
-from .atomic_dirs import validate_new_dir, write_dir_atomically
 from .importing.checkpoint_file import read_checkpoint
 from .importing.conversion import SPECIAL_IDS, ImportResult, convert
 from .importing.layout import Layout

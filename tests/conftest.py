@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # multiple threads per worker would compete for the cores
@@ -136,6 +137,23 @@ def make_tokenizer(train_bpe, sentences, special_tokens):
         return tokenizer, sizes | {"share_encoder_decoder_embeddings": False}
 
     return make
+
+
+@pytest.fixture
+def full_disk():
+    """Context manager that limits files to 10,000 bytes: larger ones raise a disk error."""
+
+    @contextmanager
+    def full():
+        resource = pytest.importorskip("resource", reason="Windows has no limits of the file size")
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    return full
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from pathlib import Path
 from huggingface_hub import RepoCard
 
 from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS
+from vanilla_transformer.shared.atomic_io import validate_new_dir, write_dir_atomically
 
-from ..atomic_dirs import validate_new_dir, write_dir_atomically
 from ..export import load
 from ..exporting.to_onnx import convert
 from ..exporting.tokenizer import save_tokenizer, tokenizer_dirs

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -108,23 +108,6 @@ def save_checkpoint(tmp_path, make_model, make_tokenizer):
         return model, tokenizer, tmp_path / "checkpoint"
 
     return save
-
-
-@pytest.fixture
-def full_disk():
-    """Context manager that limits files to 10,000 bytes: larger ones raise a disk error."""
-
-    @contextmanager
-    def full():
-        resource = pytest.importorskip("resource", reason="Windows has no limits of the file size")
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-    return full
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,13 @@
 """Atomic writes of files and directories: a path is either complete or absent."""
 
 import errno
+import glob
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -20,6 +22,7 @@ except ImportError:  # Windows
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 CAN_LOCK = fcntl is not None
+LOCK = "unfinished.lock"  # file in a temporary directory, locked as long as the writing process runs
 FREE_SPACE_HINT = "{free:,.0f} MiB are free on this disk"
 
 
@@ -89,3 +92,51 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def validate_new_dir(out: Path) -> None:
+    """Remove leftovers of killed runs, then raise ValueError if `out` exists or cannot be created."""
+    for leftover in find_unfinished(out):
+        with suppress(BlockingIOError), (leftover / LOCK).open("w") as file:
+            lock(file, wait=False)
+            remove_temporary(leftover)
+            print(f"Removed {leftover}, which a killed run had left.")
+    if os.path.lexists(out):
+        raise ValueError(f"{out} already exists. Choose a directory that does not exist.")
+    parent = next(each for each in out.absolute().parents if os.path.lexists(each))
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise ValueError(
+            f"{out} cannot be created: {parent} is not a directory, or you have no write permission in it. Choose "
+            f"another path."
+        )
+
+
+def find_unfinished(out: Path) -> list[Path]:
+    """Return the temporary directories of running and killed processes that write `out`."""
+    paths = out.parent.glob(f"{glob.escape(out.name)}.unfinished-*") if CAN_LOCK else []
+    return [path for path in paths if (path / LOCK).is_file() or (path.is_dir() and not any(path.iterdir()))]
+
+
+def remove_temporary(path: Path) -> None:
+    """Remove a temporary directory, and its lock last, so that `find_unfinished` finds it if the process is killed."""
+    shutil.rmtree(path / "result", ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def write_dir_atomically(out: Path, write: Callable[[Path], None]) -> None:
+    """Create `out` atomically: `write` fills a temporary directory next to it, which is then renamed.
+
+    Concurrent processes have separate temporary directories.
+
+    Raises:
+        OSError: A disk error in `write`, also if a Rust library raises it as an exception of another type.
+    """
+    with wrap_write_errors(out, "No partial output was kept."), ExitStack() as stack:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}.unfinished-", dir=out.parent))
+        stack.callback(remove_temporary, temporary)
+        lock(stack.enter_context((temporary / LOCK).open("w")), wait=False)
+        result = temporary / "result"
+        result.mkdir()
+        write(result)
+        result.rename(out)
