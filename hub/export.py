@@ -87,6 +87,10 @@ def load(checkpoint: str, to: str) -> tuple[VanillaTransformerForConditionalGene
     model = load_model(checkpoint)
     if (model_type := model.config.model_type) != VanillaTransformerConfig.model_type:
         raise ValueError(f"{checkpoint} has the model type {model_type}, expected vanilla_transformer.")
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            f"{checkpoint} has a PEFT adapter. Call merge_and_unload() on the PeftModel, and save the result."
+        )
     return prepare_for_export(model.float(), load_tokenizer(checkpoint), to)
 
 

@@ -112,6 +112,9 @@ def gather_files(checkpoint: Path) -> dict[str, Path | bytes]:
     if (checkpoint / EMA_SUBFOLDER / "config.json").exists():
         advice = f"Run python -m training.average OUT {checkpoint}, and publish OUT."
         raise ValueError(f"{checkpoint} cannot be published: it has a moving average of its weights. {advice}")
+    if (checkpoint / "adapter_config.json").exists():
+        advice = "Call merge_and_unload() on the PeftModel, and publish the saved result."
+        raise ValueError(f"{checkpoint} cannot be published: it has a PEFT adapter. {advice}")
     files: dict[str, Path | bytes] = {path.name: path for path in checkpoint.glob(LARGE_FILE_PATTERN) if path.is_file()}
     if not files:
         raise ValueError(f"{checkpoint} cannot be published: it has no weights (*.safetensors).")

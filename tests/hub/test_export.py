@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel
 
-from hub.export import main
+from hub.export import load, main
 from training.data.tokenizer import train_tokenizer
 from training.recipe.arguments import TokenizerArguments
 from vanilla_transformer.shared.transformers_conversion import to_marian
@@ -161,3 +161,12 @@ def test_rejects_languages_for_other_targets(save_checkpoint, command, tmp_path,
     command(folder, tmp_path / "out", "--to", "transformers", "--source_lang", "en", status=2)
     assert "--source_lang and --target_lang require --to argos" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("to", ["transformers", "ctranslate2"])
+def test_rejects_peft_adapter(save_checkpoint, tmp_path, to):
+    peft = pytest.importorskip("peft")
+    model, _, folder = save_checkpoint(shared=True)
+    peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder)
+    with pytest.raises(ValueError, match="merge_and_unload"):
+        load(str(folder), to)

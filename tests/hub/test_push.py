@@ -547,3 +547,10 @@ def test_native_trainer_pushes_model_and_tokenizer(hub, checkpoint, tmp_path, re
         )  # fmt: skip
         assert process.returncode == 0, process.stderr[-3000:]
         assert json.loads(process.stdout.splitlines()[-1])["is_rejected"]
+
+
+def test_rejects_peft_adapter(checkpoint):
+    folder = checkpoint()
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="merge_and_unload"):
+        gather_files(folder)
