@@ -127,6 +127,7 @@ def prepare_inputs(
     prompt = input_ids[::num_beams]  # generate() has repeated each source K times
     masks = [model_kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask")]
     mask, prompt_mask = (each if each is None else each[::num_beams] for each in masks)
+    prompt_mask = None if prompt_mask is None else (prompt_mask != 0).long()  # generate() also accepts float masks
     states = [model_kwargs["encoder_outputs"][0][::num_beams]]
     for other in models[1:]:
         validate_ensemble(models[0], other, inputs_tensor)

@@ -93,7 +93,8 @@ def test_length_penalties(assert_same, length_penalty, early_stopping):
 def test_left_padded_prompt(assert_same):
     prompt = torch.tensor([[1, 7, 9, 4], [0, 1, 7, 9], [0, 0, 1, 7], [0, 0, 0, 1], [1, 5, 5, 5]])
     mask = (prompt != 0).long()
-    assert_same(decoder_input_ids=prompt, decoder_attention_mask=mask, max_new_tokens=9)
+    for dtype in (torch.long, torch.float, torch.bool):
+        assert_same(decoder_input_ids=prompt, decoder_attention_mask=mask.to(dtype), max_new_tokens=9)
 
 
 def test_left_padding_does_not_change_the_result(make_model, source):
