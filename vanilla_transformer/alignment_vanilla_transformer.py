@@ -173,7 +173,7 @@ class Pairs:
 
     def collate(self, indices: list[int]) -> dict[str, torch.Tensor]:
         """Return the padded model inputs of some pairs. The decoder input is the target, shifted right."""
-        start = self.model.config.decoder_start_token_id
+        start = resolve_start_token_id(self.model)
         encoder_rows = [self.encoded["input_ids"][i] for i in indices]
         decoder_rows = [[start, *self.labels["input_ids"][i][:-1]] for i in indices]
         inputs = {}
@@ -188,6 +188,15 @@ class Pairs:
         """Return 0/1 matrices that assign tokens to words: (S, source words) and (target words, T)."""
         source_matrix = compute_overlaps(self.encoded["offset_mapping"][i], word_spans(self.sources[i]))
         return source_matrix, compute_overlaps(self.labels["offset_mapping"][i], word_spans(self.targets[i])).T
+
+
+def resolve_start_token_id(model: PreTrainedModel) -> int:
+    """Return the id with which `generate()` begins: of the generation config, then of the config, then that of BOS."""
+    for name in ("decoder_start_token_id", "bos_token_id"):
+        for config in (model.generation_config, model.config):
+            if isinstance(value := getattr(config, name, None), int):
+                return value
+    raise ValueError("Alignments need a start token. Set generation_config.decoder_start_token_id.")
 
 
 @torch.no_grad()

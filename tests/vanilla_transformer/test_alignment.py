@@ -285,3 +285,25 @@ def test_strips_line_breaks(make_model, special_tokens):
     model = make_model(vocab_size=len(vocab), position_embedding_type="learned", max_position_embeddings=7)
     translator = TranslationPipeline(model=model, tokenizer=tokenizer, max_new_tokens=3, return_alignments=True)
     assert translator(["the dog\n"]) == translator(["the dog"])
+
+
+def test_start_token_is_that_of_generate(make_model, make_tokenizer):
+    tokenizer, sizes = make_tokenizer(True)
+    model = make_model(**sizes)
+
+    def first_ids():
+        return set(
+            alignment.Pairs(model, tokenizer, SOURCES, TARGETS).collate([0, 1])["decoder_input_ids"][:, 0].tolist()
+        )
+
+    model.generation_config.decoder_start_token_id = 7
+    assert first_ids() == {7}
+    model.generation_config.decoder_start_token_id = None
+    model.config.decoder_start_token_id = 8
+    assert first_ids() == {8}
+    model.config.decoder_start_token_id = None
+    model.generation_config.bos_token_id = 9
+    assert first_ids() == {9}
+    model.generation_config.bos_token_id = model.config.bos_token_id = None
+    with pytest.raises(ValueError, match="need a start token"):
+        first_ids()
