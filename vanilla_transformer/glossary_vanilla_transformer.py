@@ -31,6 +31,7 @@ class LexicalConstraints:
     Hypotheses that lack the same number of constraint tokens form a bank. The beams are allocated to the banks
     round-robin, because hypotheses that contain terms are often less likely and would be pruned. Only hypotheses with
     all terms may end. Hypotheses that can no longer complete their terms within the length limit rank last.
+    If the variants of two terms overlap only in part, one occurrence may satisfy both terms.
 
     Args:
         terms: Token ids of each sentence, term and variant. One of the variants of each term must occur.
