@@ -30,6 +30,7 @@ from ..data.parallel_text import invalid_pair_reason
 from ..inference.translators import load_translator, select_engine
 from .candidate_selection import TableSection, decoding_options, make_pairs
 
+STATE_FILES = {"all_results.json", "trainer_state.json", "progress.json", "files.json"}  # no effect on translations
 PART = re.compile(r"[0-9]+-[0-9]+\.json")  # section-block
 BATCHES_PER_BLOCK = 16  # maximum work that is lost if the process is killed
 DROPPED_KEY = "left_out"  # in the files of parts
@@ -233,9 +234,11 @@ def read_section(section: TableSection) -> Iterator[tuple]:
 def checkpoint_hash(checkpoint: str) -> str:
     """Return the SHA-256 of the files of a local checkpoint that affect its translations."""
     files = sorted(
-        path for path in Path(checkpoint).glob("*") if path.suffix in (".safetensors", ".json", ".bin", ".spm")
+        path
+        for pattern in ("*", "ema/*")  # a checkpoint of a run with `ema_decay` contains the average in ema/
+        for path in Path(checkpoint).glob(pattern)
+        if path.suffix in (".safetensors", ".json", ".bin", ".spm") and path.name not in STATE_FILES
     )
-    files = [path for path in files if path.name != "all_results.json"]
     return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
 
 

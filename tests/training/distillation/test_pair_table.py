@@ -16,7 +16,7 @@ from training.distillation.candidate_selection import (
     validate_not_copied,
     word_overlap,
 )
-from training.distillation.pair_table import PairTableBuilder
+from training.distillation.pair_table import PairTableBuilder, checkpoint_hash
 from training.inference.translators import load_translator
 
 LINES = 40
@@ -306,3 +306,18 @@ def test_main_process_accepts_table_of_other_ranks(make_table, monkeypatch):
     os.utime(output, (STARTED + 60, STARTED + 60))
     with pytest.raises(ValueError, match="already exists"):
         make_table().build()
+
+
+def test_hash_of_checkpoint_of_a_run(teacher):
+    """It includes the moving average, but not the state of the training."""
+    folder = Path(teacher())
+    expected = checkpoint_hash(str(folder))
+    for name in ("all_results.json", "trainer_state.json", "progress.json", "files.json"):
+        (folder / name).write_text("{}")
+    assert checkpoint_hash(str(folder)) == expected
+    (folder / "ema").mkdir()
+    hashes = set()
+    for content in (b"1", b"2"):
+        (folder / "ema" / "model.safetensors").write_bytes(content)
+        hashes.add(checkpoint_hash(str(folder)))
+    assert len(hashes | {expected}) == 3
