@@ -72,7 +72,7 @@ def load_same_tokenizers(folders: list[Path]) -> list[Any]:
 
 def read_common_recipe(folders: list[Path]) -> dict[str, Any]:
     """Return the settings that the recipes of all checkpoints have in common, except the output directory."""
-    first, *others = (read_run_recipe(folder) or read_run_recipe(folder.parent) for folder in folders)
+    first, *others = map(read_run_recipe, folders)
     settings = {key: value for key, value in first.items() if all(each.get(key) == value for each in others)}
     settings.pop("output_dir", None)
     return settings

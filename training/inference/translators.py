@@ -144,10 +144,15 @@ def select_engine(
 
 
 def read_run_recipe(folder: Path) -> dict[str, Any]:
-    """Read the `recipe.yaml` of a run, or return {} if there is none. Raises ValueError if it cannot be read."""
+    """Read the `recipe.yaml` of a run or of its `checkpoint-N`, or return {} if there is none.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
     path = folder / "recipe.yaml"
     if not path.exists():
-        return {}
+        is_checkpoint = re.fullmatch("checkpoint-[0-9]+", folder.resolve().name)
+        return read_run_recipe(folder.resolve().parent) if is_checkpoint else {}
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

@@ -53,3 +53,9 @@ def test_no_attention_plot_beyond_the_positions(short_run, monkeypatch):
     trainer = SimpleNamespace(args=SimpleNamespace(device="cpu", process_index=0))
     score_test_set(recipe, short_run, text, trainer)
     assert [path.name for path in short_run.glob("*.png")] == ["attention_2.png"]
+
+
+def test_checkpoint_has_the_recipe_of_its_run(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("target_lang: fr")
+    assert read_run_recipe(tmp_path / "checkpoint-6") == {"target_lang": "fr"}
+    assert read_run_recipe(tmp_path / "checkpoint-6-backup") == {}
