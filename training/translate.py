@@ -270,7 +270,11 @@ def scoring_error(backward: TranslationPipeline, pairs: list[tuple[str, str]]) -
     encoded = backward.tokenizer([source for source, _ in pairs], text_target=[target for _, target in pairs])
     lengths = [len(ids) for name in ("input_ids", "labels") for ids in encoded[name]]
     last = backward._max_sequence_length()
-    return next(filter(None, (backward._length_error(length, last) for length in lengths)), None)
+    if not all(lengths):
+        return "the sentence has no tokens."
+    if last is not None and max(lengths, default=0) > last:
+        return f"the sentence has {max(lengths)} tokens, and the model takes at most {last}."
+    return None
 
 
 def tee_lines(lines: Iterator[str]) -> tuple[Iterator[str], deque[str]]:
