@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from training import distill, diversify, score, translate, translators
+from training import distill, diversify, score, translate
 from training.data.parallel_text import ParallelText
+from training.inference import translators
 from training.inference.metrics import SequenceMetric, translate_and_score
 from training.inference.translators import load_translator, select_engine
 from training.recipe.arguments import TrainingArguments
