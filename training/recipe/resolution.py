@@ -116,8 +116,9 @@ def resolve_minutes(recipe: Recipe, options: set[str]) -> None:
         has_updates = "warmup_steps" in recipe.explicit_keys and training.max_steps > 0
         training.warmup_steps = min(0.5, training.warmup_steps / training.max_steps) if has_updates else WARMUP_RATIO
     training.max_steps, training.lr_scheduler_type = UNKNOWN_UPDATES, SchedulerType.LINEAR
-    has_validation = data.validation_file or data.dataset_name or data.validation_size
-    if "eval_strategy" not in recipe.explicit_keys and (data.corpus == "demo" or has_validation):
+    has_files = data.validation_file or data.dataset_name or data.validation_size
+    has_validation = data.corpus == "demo" or (data.corpus == "files" and has_files)
+    if "eval_strategy" not in recipe.explicit_keys and has_validation:
         training.eval_strategy = IntervalStrategy.STEPS
     if not {"eval_steps", "save_steps"} & keys:
         training.eval_steps = training.save_steps = UNKNOWN_UPDATES  # `TimeBudget` requests them

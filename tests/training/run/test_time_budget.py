@@ -118,6 +118,11 @@ def test_minutes_replaces_the_updates_of_a_recipe(read):
     assert again.training.eval_steps == UNKNOWN_UPDATES
 
 
+def test_corpus_without_validation_data_is_not_evaluated(read):
+    training = read("corpus: random\nlearning_rate: 0.1\nminutes: 1\n").training
+    assert training.eval_strategy == "no"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
