@@ -10,7 +10,7 @@ PAGE = Path(__file__).with_suffix(".md")
 HEAD = """# Recipe keys
 
 This page lists the keys of a recipe with their defaults. In a recipe, a key is one line, such as `max_steps: 500`. On
-the command line, it is an option, such as `--max_steps 500`, which takes precedence over the recipe. In a recipe, write
+the command line, it is an option, such as `--max-steps 500`, which takes precedence over the recipe. In a recipe, write
 `None` as `null`.
 
 The keys for training are fields of `transformers.Seq2SeqTrainingArguments`, and additional ones. Fields that are not

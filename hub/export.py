@@ -59,7 +59,7 @@ def run(checkpoint: str, out: Path, to: str, quantization: str | None, languages
     if quantization and types and quantization not in types:
         raise ValueError(f"--to {to} does not support --quantization {quantization}. Use one of {', '.join(types)}.")
     if any(languages) and to != "argos":
-        raise ValueError(f"--source_lang and --target_lang require --to argos, got --to {to}. Remove them.")
+        raise ValueError(f"--source-lang and --target-lang require --to argos, got --to {to}. Remove them.")
     target = import_with_extra(f".exporting.to_{to}", f"--to {to}")
     model, tokenizer = load(checkpoint, to)
     extra = (resolve_languages(checkpoint, languages),) if to == "argos" else ()

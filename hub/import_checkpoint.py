@@ -1,11 +1,11 @@
 r"""Convert a checkpoint of a tutorial, a toolkit or a native Transformers class to a vanilla_transformer checkpoint.
 
-    python -m hub.import_checkpoint model.pt OUT --num_heads 8
-    python -m hub.import_checkpoint tmodel_10.pt OUT --num_heads 8 \
-        --source_tokenizer tokenizer_en.json --target_tokenizer tokenizer_it.json
-    python -m hub.import_checkpoint model.pt OUT --num_heads 8 --pad_token_id 0 --compare_with my_code:build_model
-    python -m hub.import_checkpoint checkpoint_best.pt OUT --fairseq_data data-bin/iwslt14 --bpe_codes code
-    python -m hub.import_checkpoint model_step_100000.pt OUT --bpe_codes bpe.codes
+    python -m hub.import_checkpoint model.pt OUT --num-heads 8
+    python -m hub.import_checkpoint tmodel_10.pt OUT --num-heads 8 \
+        --source-tokenizer tokenizer_en.json --target-tokenizer tokenizer_it.json
+    python -m hub.import_checkpoint model.pt OUT --num-heads 8 --pad-token-id 0 --compare-with my_code:build_model
+    python -m hub.import_checkpoint checkpoint_best.pt OUT --fairseq-data data-bin/iwslt14 --bpe-codes code
+    python -m hub.import_checkpoint model_step_100000.pt OUT --bpe-codes bpe.codes
     python -m hub.import_checkpoint Helsinki-NLP/opus-mt-en-de OUT   # or a directory: Marian, Bart, MBart, Pegasus, ...
 
 The layout of a file is detected from its keys. `import_report.json` lists every tensor, and all settings that the file
@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from vanilla_transformer.shared.atomic_io import validate_new_dir, write_dir_atomically
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, option_name
 
 from .importing.checkpoint_file import read_checkpoint
 from .importing.conversion import SPECIAL_IDS, ImportResult, convert
@@ -44,18 +44,18 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="Checkpoint file, or directory or Hub id of a Transformers model.")
     parser.add_argument("out", type=Path, help="Path of the new directory. It must not exist.")
     parser.add_argument("--layout", choices=sorted(LAYOUTS), help="Layout of the file. Default: detected.")
-    parser.add_argument("--num_heads", type=int, help="Number of attention heads, if the file does not specify it.")
-    parser.add_argument("--source_tokenizer", type=Path, help="A tokenizer.json or a text file, one token per line.")
-    parser.add_argument("--target_tokenizer", type=Path, help="The same for the target. Default: the source tokenizer.")
-    parser.add_argument("--fairseq_data", type=Path, help="Directory with fairseq's dict.*.txt files.")
+    parser.add_argument("--num-heads", type=int, help="Number of attention heads, if the file does not specify it.")
+    parser.add_argument("--source-tokenizer", type=Path, help="A tokenizer.json or a text file, one token per line.")
+    parser.add_argument("--target-tokenizer", type=Path, help="The same for the target. Default: the source tokenizer.")
+    parser.add_argument("--fairseq-data", type=Path, help="Directory with fairseq's dict.*.txt files.")
     parser.add_argument(
-        "--bpe_codes", nargs="+", type=Path, default=[], metavar="FILE",
+        "--bpe-codes", nargs="+", type=Path, default=[], metavar="FILE",
         help="With fairseq and OpenNMT-py: BPE codes or SentencePiece models, one file for both sides or one per side.",
     )  # fmt: skip
     for name in SPECIAL_IDS:
         parser.add_argument(f"--{name}", type=int, help="Token id, if neither the layout nor the tokenizer defines it.")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="Layout settings.")
-    parser.add_argument("--compare_with", metavar="MODULE:CALLABLE", help="Builds the original model to compare with.")
+    parser.add_argument("--compare-with", metavar="MODULE:CALLABLE", help="Builds the original model to compare with.")
     arguments = parser.parse_args()
     with exit_on_user_error(parser.prog):
         run(arguments)
@@ -78,7 +78,8 @@ def validate_no_file_options(arguments: argparse.Namespace) -> None:
     options = {name: value for name, value in vars(arguments).items() if name not in ("file", "out")}
     for name, value in options.items():
         if value not in (None, []):
-            raise ValueError(f"--{name} is not supported for {arguments.file}: its config defines it. Remove --{name}.")
+            given = option_name(name)
+            raise ValueError(f"{given} is not supported for {arguments.file}: its config defines it. Remove {given}.")
 
 
 def import_file(arguments: argparse.Namespace) -> tuple[ImportResult, PreTrainedTokenizerBase | None, dict[str, Any]]:
@@ -108,14 +109,14 @@ def import_file(arguments: argparse.Namespace) -> tuple[ImportResult, PreTrained
 def load_tokenizers(arguments: argparse.Namespace, layout: Layout, metadata: dict[str, Any]) -> TokenizerPair | None:
     """Return the tokenizers of the given files, or of the toolkit's dictionaries. `metadata` includes the settings."""
     files = [arguments.source_tokenizer, arguments.target_tokenizer]
-    toolkits = {"--fairseq_data": TOOLKITS[:1], "--bpe_codes": TOOLKITS}
+    toolkits = {"--fairseq-data": TOOLKITS[:1], "--bpe-codes": TOOLKITS}
     for option, layouts in toolkits.items():
         if getattr(arguments, option[2:]) and (layout.name not in layouts or any(files)):
-            reason = "excludes --source_tokenizer" if any(files) else f"is not supported for {layout.name}"
+            reason = "excludes --source-tokenizer" if any(files) else f"is not supported for {layout.name}"
             raise ValueError(f"{option} {reason}. It requires a checkpoint of {' or '.join(layouts)}.")
     if len(arguments.bpe_codes) > 2:
-        raise ValueError(f"--bpe_codes must be one file or one file per side, got {len(arguments.bpe_codes)} files.")
-    if any(files) or layout.name not in toolkits["--bpe_codes"] or metadata.get("source_begins"):
+        raise ValueError(f"--bpe-codes must be one file or one file per side, got {len(arguments.bpe_codes)} files.")
+    if any(files) or layout.name not in toolkits["--bpe-codes"] or metadata.get("source_begins"):
         return read_tokenizers(files[0], files[1], metadata.get("source_begins"))
     return read_toolkit_tokenizers(layout.name, arguments.file, metadata, arguments.fairseq_data, arguments.bpe_codes)
 

@@ -57,7 +57,7 @@ def add_metadata_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for metadata that only the owner knows."""
     parser.add_argument("--license", type=license_id, help="License identifier of the Hub, such as cc-by-4.0.")
     parser.add_argument("--dataset", action="append", default=[], type=hub_id, help="Hub id of the training data.")
-    parser.add_argument("--base_model", type=hub_id, help="Hub id of the model that was fine-tuned.")
+    parser.add_argument("--base-model", type=hub_id, help="Hub id of the model that was fine-tuned.")
 
 
 def license_id(text: str) -> str:
@@ -182,7 +182,7 @@ def resolve_base_model(recipe: CheckedMapping, owner_base: str | None) -> str | 
     base = recipe.text("base_model")
     if owner_base and recipe and owner_base != base and (base is None or is_repository(base)):
         start = f"fine-tuned {base}" if base else "started from random weights"
-        raise ValueError(f"--base_model {owner_base} contradicts recipe.yaml: the run {start}. Remove the option.")
+        raise ValueError(f"--base-model {owner_base} contradicts recipe.yaml: the run {start}. Remove the option.")
     return owner_base or base
 
 

@@ -1,6 +1,6 @@
 """Publish a checkpoint on the Hub: weights, tokenizer, model code and model card.
 
-    python -m hub.push runs/mine user/name --license cc-by-4.0 --dry_run
+    python -m hub.push runs/mine user/name --license cc-by-4.0 --dry-run
     python -m hub.push runs/mine user/name --license cc-by-4.0 --private
 
 Before the upload, a new process without this package loads the model from the files and translates a sentence. The
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--private", action="store_true", help="Whether to create a private repository.")
     parser.add_argument("--revision", default="main", help="Branch, created if it is missing. Default: %(default)s.")
     parser.add_argument("--message", default="Upload of the checkpoint", help="The commit message.")
-    parser.add_argument("--dry_run", action="store_true", help="Whether to only print the files and the card.")
+    parser.add_argument("--dry-run", action="store_true", help="Whether to only print the files and the card.")
     parser.add_argument("--replace", action="store_true", help="Whether to overwrite files of other users.")
     parser.add_argument(
         "--card", choices=("generated", "local", "keep"),
@@ -135,7 +135,7 @@ def resolve_card(arguments: argparse.Namespace, repo_id: str) -> ModelCard:
     if arguments.card is None and readme.is_file():
         raise ValueError(f"{readme} exists. Use --card local to upload it, or --card generated to replace it.")
     if arguments.card in ("local", "keep") and any(card_metadata(arguments).values()):
-        raise ValueError("--license, --dataset and --base_model require --card generated. Edit your README.md instead.")
+        raise ValueError("--license, --dataset and --base-model require --card generated. Edit your README.md instead.")
     if arguments.card != "local":
         return make_card(arguments.checkpoint, repo_id, **card_metadata(arguments))
     try:

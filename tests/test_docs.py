@@ -221,7 +221,7 @@ def test_documented_commands_are_valid(parser_of):
 
 @pytest.mark.filterwarnings("ignore")
 def test_invalid_commands_are_detected(parser_of):
-    for wrong in ("hub.push runs/mine user/name --dry_ran", "training.score runs/mine", "hub.export a b --to nothing"):
+    for wrong in ("hub.push runs/mine user/name --dry-ran", "training.score runs/mine", "hub.export a b --to nothing"):
         module, *arguments = wrong.split()
         assert not can_parse(parser_of(module), arguments), wrong
 
@@ -270,9 +270,9 @@ for path in sys.argv[1:]:
 def snippet_dir(tmp_path_factory):
     """Directory with a small checkpoint in `runs/demo` in which all snippets have run."""
     folder = tmp_path_factory.mktemp("snippets")
-    command = [sys.executable, "-m", "training.train", "training/recipes/demo.yaml", "--max_steps", "4"]
-    command += ["--d_model", "32", "--encoder_layers", "1", "--decoder_layers", "1", "--eval_strategy", "no"]
-    command += ["--num_beams", "2", "--max_new_tokens", "8", "--output_dir", str(folder / "runs" / "demo")]
+    command = [sys.executable, "-m", "training.train", "training/recipes/demo.yaml", "--max-steps", "4"]
+    command += ["--d-model", "32", "--encoder-layers", "1", "--decoder-layers", "1", "--eval-strategy", "no"]
+    command += ["--num-beams", "2", "--max-new-tokens", "8", "--output-dir", str(folder / "runs" / "demo")]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     names = [f"{i}.py" for i in range(len(snippets()))]
     for name, (_, code) in zip(names, snippets(), strict=True):

@@ -136,8 +136,8 @@ def test_installed_program_works_in_an_empty_folder(installed, tmp_path):
         assert subprocess.run([str(python), "-c", f"import {name}"], cwd=tmp_path, capture_output=True).returncode
     assert "demo" in run("recipes")
     assert "usage: vanilla-transformer train" in run("train", "--help")
-    small = ("--max_steps", "4", "--eval_strategy", "no", "--d_model", "32", "--tokenizer_vocab_size", "300")
-    log = run("demo", *small, "--num_beams", "1", "--max_new_tokens", "8", "--num_processes", "2")
+    small = ("--max-steps", "4", "--eval-strategy", "no", "--d-model", "32", "--tokenizer-vocab-size", "300")
+    log = run("demo", *small, "--num-beams", "1", "--max-new-tokens", "8", "--num-processes", "2")
     assert "2 processes" in log
     assert "BLEU" in log
     assert (tmp_path / "runs" / "demo" / "all_results.json").exists()

@@ -2,7 +2,7 @@
 
     python -m training.benchmark
     python -m training.benchmark --benchmarks beam --model CHECKPOINT --source test.en --reference test.de
-    python -m training.benchmark --benchmarks recipe --recipe RECIPE.yaml --data_dir DIRECTORY
+    python -m training.benchmark --benchmarks recipe --recipe RECIPE.yaml --data-dir DIRECTORY
 
 Candidates are timed in alternation within one run, because machine speed fluctuates. Each row reports the median
 throughput (mostly in tokens per second), its ratio to the fastest variant of the native class, and the range. Losses
@@ -66,19 +66,19 @@ def parse() -> argparse.Namespace:
     add("--benchmarks", nargs="+", choices=BENCHMARKS, default=BENCHMARKS[:3], help="The measurements to run.")
     add("--sizes", nargs="+", choices=SIZES, default=["t128", "d256", "base"], help="The sizes of random models.")
     add("--precision", nargs="+", choices=DTYPES, default=[*DTYPES], help="The precisions of training steps.")
-    add("--target_tokens", nargs="+", type=int, default=[1536], help="The target tokens per training step.")
+    add("--target-tokens", nargs="+", type=int, default=[1536], help="The target tokens per training step.")
     add("--rounds", type=int, default=7, help="The number of timed runs of each candidate, after a warm-up run.")
     add("--threads", type=int, default=1, help="The number of PyTorch threads on a CPU.")
-    add("--default_malloc", action="store_true", help="Whether to keep the default settings of the C allocator.")
+    add("--default-malloc", action="store_true", help="Whether to keep the default settings of the C allocator.")
     add("--device", type=device_type, default=device, help="`cpu` or `cuda`. Default: a GPU, if available.")
     add("--model", help="Checkpoint directory or Hub id of a model to decode with.")
     add("--source", type=Path, help="Path to a text file to translate. Requires --model.")
     add("--reference", type=Path, help="Path to the reference translations, for BLEU. Requires --source.")
     add("--sentences", type=int, default=128, help="The number of sentences to decode.")
-    add("--batch_size", type=int, default=32, help="The number of sentences per batch in decoding.")
+    add("--batch-size", type=int, default=32, help="The number of sentences per batch in decoding.")
     add("--recipe", type=Path, help="Path to a recipe with text files, for the benchmark `recipe`.")
-    add("--data_dir", type=Path, help="The directory of the recipe's text files. Requires --recipe.")
-    add("--output_dir", type=Path, default=Path("runs/benchmark"), help="The directory to write benchmark.json to.")
+    add("--data-dir", type=Path, help="The directory of the recipe's text files. Requires --recipe.")
+    add("--output-dir", type=Path, default=Path("runs/benchmark"), help="The directory to write benchmark.json to.")
     arguments = parser.parse_args()
     if arguments.source and not arguments.model:
         parser.error("--source requires --model")
@@ -94,12 +94,12 @@ def parse() -> argparse.Namespace:
                 f"{arguments.source} has {lines[0]} lines, {arguments.reference} has {lines[1]}: must be equal"
             )
     if (arguments.output_dir / "benchmark.json").exists():
-        parser.error(f"{arguments.output_dir} contains an earlier benchmark: remove it, or use another --output_dir")
+        parser.error(f"{arguments.output_dir} contains an earlier benchmark: remove it, or use another --output-dir")
     decodes = {"greedy", "beam"} & set(arguments.benchmarks)
     if decodes and torch.device(arguments.device).type == "cpu" and find_spec("torchao") is None:
         parser.error("greedy and beam require torchao for int8: pip install '.[dev]', or choose other --benchmarks")
     if "recipe" in arguments.benchmarks and not (arguments.recipe and arguments.data_dir):
-        parser.error("the benchmark `recipe` requires --recipe and --data_dir")
+        parser.error("the benchmark `recipe` requires --recipe and --data-dir")
     return arguments
 
 

@@ -2,8 +2,8 @@
 
     python -m training.distill runs/one runs/two --source D/train.en --output D/distilled.tsv
     python -m training.distill runs/one --source D/train.en --target D/train.de --output D/nearest.tsv   # interpolation
-    torchrun --nproc-per-node 8 -m training.distill runs/one --source D/mono.en --output D/mono.tsv --min_score -0.7
-    python -m training.train training/recipes/multi30k_student.yaml --data_dir D --train_file distilled.tsv
+    torchrun --nproc-per-node 8 -m training.distill runs/one --source D/mono.en --output D/mono.tsv --min-score -0.7
+    python -m training.train training/recipes/multi30k_student.yaml --data-dir D --train-file distilled.tsv
 
 This is sequence-level knowledge distillation (Kim and Rush 2016). The text can be larger than the memory. After an
 interruption, the same command resumes and writes the same table. `D/distilled.tsv.parts` contains the progress.
@@ -15,7 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type, option_name
 
 from .distillation.candidate_selection import TableSection
 from .distillation.pair_table import PairTableBuilder
@@ -31,21 +31,21 @@ def main() -> None:
     target_help = "Text file with reference translations. Of the n best, the one closest to the reference is used."
     parser.add_argument("--target", type=Path, help=target_help)
     parser.add_argument(
-        "--with_references", action="store_true", help="With --target: write the reference pairs first."
+        "--with-references", action="store_true", help="With --target: write the reference pairs first."
     )
     parser.add_argument("--output", type=Path, required=True, help="Table (.tsv) to write: source, translation.")
     nbest_help = "Translations per line. With --target: candidates per line, by default one per beam."
     parser.add_argument("--nbest", type=int, help=nbest_help)
-    parser.add_argument("--num_beams", type=int, help="Beam size. Default: the first teacher's.")
-    parser.add_argument("--length_penalty", type=exponent_type, help="Length penalty. Default: the first teacher's.")
-    parser.add_argument("--max_new_tokens", type=int, help="Maximum translation length. Default: the first teacher's.")
-    parser.add_argument("--batch_size", type=int, default=64, help="Sentences per batch (default: %(default)s).")
+    parser.add_argument("--num-beams", type=int, help="Beam size. Default: the first teacher's.")
+    parser.add_argument("--length-penalty", type=exponent_type, help="Length penalty. Default: the first teacher's.")
+    parser.add_argument("--max-new-tokens", type=int, help="Maximum translation length. Default: the first teacher's.")
+    parser.add_argument("--batch-size", type=int, default=64, help="Sentences per batch (default: %(default)s).")
     score_help = "Drop translations with a lower score: log-probability / length ** length_penalty."
-    parser.add_argument("--min_score", type=float, help=score_help)
+    parser.add_argument("--min-score", type=float, help=score_help)
     ratio_help = "Drop pairs in which one side has more than this many times the tokens of the other."
-    parser.add_argument("--max_length_ratio", type=float, help=ratio_help)
+    parser.add_argument("--max-length-ratio", type=float, help=ratio_help)
     copies_help = "Keep translations that are identical to their source. By default they are dropped."
-    parser.add_argument("--keep_copies", action="store_true", help=copies_help)
+    parser.add_argument("--keep-copies", action="store_true", help=copies_help)
     add_engine_arguments(parser)
     device_help = "Device such as cpu or cuda. Default: one GPU per process, if available."
     parser.add_argument("--device", type=device_type, help=device_help)
@@ -58,11 +58,11 @@ def main() -> None:
 def run(arguments: argparse.Namespace) -> None:
     for name in ("nbest", "num_beams", "max_new_tokens", "batch_size", "max_length_ratio"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
-            raise ValueError(f"--{name} {getattr(arguments, name)} must be at least 1.")
+            raise ValueError(f"{option_name(name)} {getattr(arguments, name)} must be at least 1.")
     if arguments.num_beams and (arguments.nbest or 1) > arguments.num_beams:
-        raise ValueError(f"--nbest {arguments.nbest} must be at most --num_beams {arguments.num_beams}.")
+        raise ValueError(f"--nbest {arguments.nbest} must be at most --num-beams {arguments.num_beams}.")
     if arguments.with_references and not arguments.target:
-        raise ValueError("--with_references requires --target.")
+        raise ValueError("--with-references requires --target.")
     validate_languages(arguments.teacher, arguments.source)
     options = vars(arguments)
     chosen = {field.name: options[field.name] for field in fields(TableSection) if field.name in options}

@@ -1,7 +1,7 @@
 """Add translations of the training pairs in both directions: data diversification (Nguyen et al. 2020).
 
     python -m training.diversify FORWARD BACKWARD --source D/train.en --target D/train.de --output D/diverse.tsv
-    python -m training.train RECIPE.yaml --data_dir D --train_file diverse.tsv
+    python -m training.train RECIPE.yaml --data-dir D --train-file diverse.tsv
 
 FORWARD translates from source to target, BACKWARD from target to source. Both were trained on these pairs. The table
 contains each pair twice, each source with its two best translations, and the three best translations of each target

@@ -4,7 +4,7 @@ python -m training.score runs/demo --source test.en --reference test.de
 python -m training.score runs/demo --source test.refs.tsv                  # source, references ... in columns
 python -m training.score runs/demo --source test.en --reference test.de --compare runs/other
 python -m training.score runs/one runs/two --source test.en --reference test.de --compare runs/one    # an ensemble
-python -m training.score runs/demo --source test.en --reference test.de --likelihood --per_pair_output scores.tsv
+python -m training.score runs/demo --source test.en --reference test.de --likelihood --per-pair-output scores.tsv
 """
 
 import argparse
@@ -20,7 +20,7 @@ from sacrebleu.significance import PairedTest
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
 from vanilla_transformer.shared.atomic_io import atomic_write
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type, option_name
 
 from .data.files import iter_stripped_lines, read_table, validate_line_counts
 from .data.parallel_text import ParallelText, collect_valid_pairs
@@ -46,17 +46,17 @@ def main() -> None:
     parser.add_argument("--compare", nargs="+", help=compare_help)
     metric_help = "Metric. Default: the recipe's."
     parser.add_argument("--metric", choices=("translation", "sequence"), help=metric_help)
-    parser.add_argument("--target_lang", help="Language of the Moses tokenizer. Default: the recipe's, or de.")
+    parser.add_argument("--target-lang", help="Language of the Moses tokenizer. Default: the recipe's, or de.")
     samples_help = "Number of bootstrap resamples (default: %(default)s)."
-    parser.add_argument("--num_bootstrap_samples", type=int, default=1000, help=samples_help)
+    parser.add_argument("--num-bootstrap-samples", type=int, default=1000, help=samples_help)
     likelihood_help = "Compute the likelihood of the references instead of translating."
     parser.add_argument("--likelihood", "--nll", action="store_true", help=likelihood_help)
     output_help = "With --likelihood: file to write the nats and tokens of each pair to."
-    parser.add_argument("--per_pair_output", type=Path, help=output_help)
-    parser.add_argument("--num_beams", type=int, help="Beam size. Default: the checkpoint's.")
-    parser.add_argument("--length_penalty", type=exponent_type, help="Length penalty. Default: the checkpoint's.")
+    parser.add_argument("--per-pair-output", type=Path, help=output_help)
+    parser.add_argument("--num-beams", type=int, help="Beam size. Default: the checkpoint's.")
+    parser.add_argument("--length-penalty", type=exponent_type, help="Length penalty. Default: the checkpoint's.")
     batch_help = "Sentences per batch. Default: 64; on a GPU, as many as fit into memory."
-    parser.add_argument("--batch_size", type=int, help=batch_help)
+    parser.add_argument("--batch-size", type=int, help=batch_help)
     parser.add_argument("--output", type=Path, help="JSON file to write the printed scores to.")
     add_engine_arguments(parser)
     parser.add_argument("--device", type=device_type, help="Device such as cpu or cuda. Default: a GPU, if available.")
@@ -71,15 +71,15 @@ def run(arguments: argparse.Namespace) -> None:
         if path is not None and path.exists():
             raise ValueError(f"{path} already exists. Choose another path.")
     if arguments.num_bootstrap_samples < 2 or (arguments.batch_size is not None and arguments.batch_size < 1):
-        raise ValueError("--num_bootstrap_samples must be at least 2 and --batch_size at least 1.")
+        raise ValueError("--num-bootstrap-samples must be at least 2 and --batch-size at least 1.")
     if arguments.compare == arguments.checkpoint:
         raise ValueError("--compare must be another checkpoint.")
     arguments_of_translation = ("compare", "metric", "num_beams", "length_penalty", "engine", "quantization")
     for name in arguments_of_translation if arguments.likelihood else ():
         if getattr(arguments, name) not in (None, "auto"):
-            raise ValueError(f"--likelihood does not translate. Remove --{name} or --likelihood.")
+            raise ValueError(f"--likelihood does not translate. Remove {option_name(name)} or --likelihood.")
     if arguments.per_pair_output and not arguments.likelihood:
-        raise ValueError("--per_pair_output requires --likelihood.")
+        raise ValueError("--per-pair-output requires --likelihood.")
     text = read_test_set(arguments.source, arguments.reference)
     if not len(text):
         raise ValueError(f"{arguments.source} contains no sentences.")

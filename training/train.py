@@ -1,7 +1,7 @@
 """Train a model from a recipe, score it, and save a checkpoint that `from_pretrained` loads.
 
     python -m training.train training/recipes/demo.yaml
-    python -m training.train training/recipes/multi30k_en_de.yaml --data_dir DIR --max_steps 500
+    python -m training.train training/recipes/multi30k_en_de.yaml --data-dir DIR --max-steps 500
     accelerate launch -m training.train training/recipes/wmt14_en_de_base.yaml
 
 The output directory (`output_dir`) contains the model, the tokenizer, `recipe.yaml` (all settings),
@@ -89,7 +89,7 @@ def run(recipe: Recipe) -> None:
     args, folder = recipe.training, Path(recipe.training.output_dir)
     if (folder / "all_results.json").exists():
         validate_same_recipe(recipe, folder)
-        print(f"{folder} contains the finished run. To train again, remove it or choose another --output_dir.\n")
+        print(f"{folder} contains the finished run. To train again, remove it or choose another --output-dir.\n")
         show_results(folder)
         return
     with args.main_process_first(local=False):

@@ -1,7 +1,7 @@
 """Translate lines of text or a document, from stdin to stdout or between files.
 
     echo "A dog runs." | python -m training.translate runs/demo
-    python -m training.translate runs/demo --input source.en --output target.de --num_beams 5
+    python -m training.translate runs/demo --input source.en --output target.de --num-beams 5
     python -m training.translate runs/demo --input source.en --nbest 3      # columns: line, score, translation
     python -m training.translate runs/demo --input source.en --glossary terms.tsv
     python -m training.translate runs/demo --input source.en --engine ctranslate2 --quantization int8   # on a CPU
@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, TextIO
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
 from vanilla_transformer.shared.atomic_io import atomic_write
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type
+from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type, option_name
 from vanilla_transformer.shared.text_lines import read_lines, sanitize_tsv_cell
 from vanilla_transformer.text.documents import translate_document
 
@@ -55,10 +55,10 @@ def main() -> None:
     parser.add_argument("--input", type=Path, help="Text file to translate. Default: stdin.")
     parser.add_argument("--output", type=Path, help="File to write. Default: stdout.")
     batch_help = "Sentences per batch. Default: 64; on a GPU, as many as fit into memory."
-    parser.add_argument("--batch_size", type=int, help=batch_help)
-    parser.add_argument("--num_beams", type=int, help="Beam size. Default: the checkpoint's.")
-    parser.add_argument("--length_penalty", type=exponent_type, help="Length penalty. Default: the checkpoint's.")
-    parser.add_argument("--max_new_tokens", type=int, help="Maximum translation length. Default: the checkpoint's.")
+    parser.add_argument("--batch-size", type=int, help=batch_help)
+    parser.add_argument("--num-beams", type=int, help="Beam size. Default: the checkpoint's.")
+    parser.add_argument("--length-penalty", type=exponent_type, help="Length penalty. Default: the checkpoint's.")
+    parser.add_argument("--max-new-tokens", type=int, help="Maximum translation length. Default: the checkpoint's.")
     parser.add_argument("--nbest", type=int, default=1, help="Translations per line, with scores if more than 1.")
     glossary_help = "Table with one term per line: source, a tab, and one or more tab-separated translations."
     parser.add_argument("--glossary", type=Path, help=glossary_help)
@@ -67,10 +67,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help=json_help)
     document_help = "Split paragraphs into sentences and keep white space."
     parser.add_argument("--document", action="store_true", help=document_help)
-    parser.add_argument("--source_lang", help="With --document: source language. Default: the recipe's, or en.")
-    parser.add_argument("--rerank", help="Target-to-source checkpoint that reranks the --num_beams best translations.")
+    parser.add_argument("--source-lang", help="With --document: source language. Default: the recipe's, or en.")
+    parser.add_argument("--rerank", help="Target-to-source checkpoint that reranks the --num-beams best translations.")
     weight_help = "Weight of the --rerank checkpoint (default: %(default)s)."
-    parser.add_argument("--rerank_weight", type=float, default=RERANK_WEIGHT, help=weight_help)
+    parser.add_argument("--rerank-weight", type=float, default=RERANK_WEIGHT, help=weight_help)
     add_engine_arguments(parser)
     parser.add_argument("--device", type=device_type, help="Device such as cuda:1. Default: a GPU, if available.")
     arguments = parser.parse_args()
@@ -82,15 +82,15 @@ def main() -> None:
 def run(arguments: argparse.Namespace) -> None:
     for name in ("batch_size", "nbest", "num_beams", "max_new_tokens"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
-            raise ValueError(f"--{name} {getattr(arguments, name)} must be at least 1.")
+            raise ValueError(f"{option_name(name)} {getattr(arguments, name)} must be at least 1.")
     if arguments.output is not None and arguments.output.exists():
         raise ValueError(f"{arguments.output} already exists. Choose another path.")
     if arguments.nbest > 1 and (arguments.num_beams or arguments.nbest) < arguments.nbest:
-        raise ValueError(f"--nbest {arguments.nbest} must be at most --num_beams {arguments.num_beams}.")
+        raise ValueError(f"--nbest {arguments.nbest} must be at most --num-beams {arguments.num_beams}.")
     if arguments.document and (arguments.rerank or arguments.nbest > 1 or arguments.scores):
         raise ValueError("--document does not support --nbest, --scores and --rerank. Remove them.")
     if arguments.rerank and arguments.num_beams == 1:
-        raise ValueError("--rerank requires --num_beams of at least 2.")
+        raise ValueError("--rerank requires --num-beams of at least 2.")
     translator = load_translator(arguments.checkpoint, arguments.device)
     options = get_decoding_options(arguments)
     if arguments.nbest > 1:

@@ -1,7 +1,7 @@
 """The console program `vanilla-transformer SUBCOMMAND`. It imports torch only when a subcommand runs.
 
 vanilla-transformer demo
-vanilla-transformer train multi30k_en_de --data_dir DIR
+vanilla-transformer train multi30k_en_de --data-dir DIR
 vanilla-transformer translate runs/demo --input source.en
 """
 

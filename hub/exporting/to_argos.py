@@ -44,7 +44,7 @@ def convert(
             CTranslate2 does not support the architecture.
     """
     if not all(languages):
-        raise ValueError("--to argos requires language codes. Set --source_lang and --target_lang, such as en and de.")
+        raise ValueError("--to argos requires language codes. Set --source-lang and --target-lang, such as en and de.")
     for code in languages:
         if not re.fullmatch("[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*", code):
             raise ValueError(f"{code[:50]!r} is not a language code. Use codes such as en and de.")

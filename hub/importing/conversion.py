@@ -8,6 +8,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.shared.command_line import option_name
 
 from .layout import CheckpointInfo, Layout, State, TensorRule, compile_pattern, expand_pattern
 from .layout_settings import format_setting
@@ -94,11 +95,11 @@ def resolve_num_heads(layout: Layout, info: CheckpointInfo, state: State) -> int
     inferred = layout.num_heads(info, state) if layout.num_heads else None
     heads = info.num_heads if inferred is None else inferred
     if heads is None:
-        raise ValueError("the file does not specify the number of attention heads. Set --num_heads.")
+        raise ValueError("the file does not specify the number of attention heads. Set --num-heads.")
     if info.num_heads not in (None, heads):
-        raise ValueError(f"--num_heads {info.num_heads} is wrong: the model in the file has {heads} heads.")
+        raise ValueError(f"--num-heads {info.num_heads} is wrong: the model in the file has {heads} heads.")
     if heads < 1:
-        raise ValueError(f"--num_heads {heads} must be at least 1.")
+        raise ValueError(f"--num-heads {heads} must be at least 1.")
     return heads
 
 
@@ -162,7 +163,7 @@ def infer_architecture(
     for field_name, name in (("key_head_dim", f"{first}.q_proj.weight"), ("value_head_dim", f"{first}.v_proj.weight")):
         if rows(name) % heads:
             size = f"the {rows(name)} rows of {mapped.origin[name]}"
-            raise ValueError(f"{size} are not divisible by {heads} heads. Check --num_heads.")
+            raise ValueError(f"{size} are not divisible by {heads} heads. Check --num-heads.")
         inferred[field_name] = None if rows(name) == d_model else rows(name) // heads
     if fields.get("position_embedding_type") == "learned":
         tables = {side: rows(f"model.{side}.embed_positions.weight") for side in layers}
@@ -266,5 +267,5 @@ def collect_user_notes(
         notes.append(f"The file lacks {', '.join(names)}: the positions of section 3.5 are used.")
     if names := [name for name in SPECIAL_IDS if getattr(config, name) is None]:
         unknown = f"The file does not specify {', '.join(names)}, which generation needs."
-        notes.append(f"{unknown} Import again with {' '.join(f'--{name} N' for name in names)}.")
+        notes.append(f"{unknown} Import again with {' '.join(f'{option_name(name)} N' for name in names)}.")
     return notes

@@ -55,7 +55,7 @@ class Layout:
             or "bias", and `{a|b}` matches one of these words. In the value, the same braces insert the matched text.
         config: fields of `VanillaTransformerConfig` that the layout fixes.
         norm_eps: function (d_model) -> `layer_norm_eps`.
-        num_heads: function (info, state) -> number of heads. Defaults to None: `--num_heads` is required.
+        num_heads: function (info, state) -> number of heads. Defaults to None: `--num-heads` is required.
         zero_biases: projections whose biases may be missing in a file. Missing biases are set to zero.
         special_ids: special token ids that the original code fixes.
         user_notes: report lines about properties that the file does not show.

@@ -40,13 +40,13 @@ def compare_with_user_model(
         raise
     except (Exception, SystemExit) as error:  # user code may raise any exception or exit
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        raise ValueError(f"--compare_with {location} fails: {reason}. Nothing was written.") from error
+        raise ValueError(f"--compare-with {location} fails: {reason}. Nothing was written.") from error
     if not math.isfinite(difference):
         message = f"the log-probabilities of {location} or of the imported model are not all finite"
         raise ValueError(f"{message} and cannot be compared. Check the weights in the file. Nothing was written.")
     if difference > TOLERANCE:
         message = f"the log-probabilities of {location} and of the imported model differ by {difference:.2g}"
-        raise ValueError(f"{message}. Check the layout, --num_heads and --set. Nothing was written.")
+        raise ValueError(f"{message}. Check the layout, --num-heads and --set. Nothing was written.")
     return {"with": location, "largest_difference_of_log_probabilities": difference, "batches": BATCHES}
 
 
@@ -57,9 +57,9 @@ def load_user_model(location: str) -> nn.Module:
         model = getattr(importlib.import_module(module_name), name)()
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         expected = "Expected MODULE:CALLABLE, where CALLABLE takes no arguments."
-        raise ValueError(f"--compare_with {location}: {error}. {expected}") from error
+        raise ValueError(f"--compare-with {location}: {error}. {expected}") from error
     if not isinstance(model, nn.Module):
-        raise ValueError(f"--compare_with {location} returns a {type(model).__name__}, expected a torch.nn.Module.")
+        raise ValueError(f"--compare-with {location} returns a {type(model).__name__}, expected a torch.nn.Module.")
     return model
 
 

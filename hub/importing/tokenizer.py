@@ -141,12 +141,12 @@ def read_tokenizers(source: Path | None, target: Path | None, source_begins: Any
     if source_begins and (source is None or target is None):
         raise ValueError(
             "--set source_begins=true requires a separate tokenizer for each side, because targets have no BOS token. "
-            "Set --source_tokenizer and --target_tokenizer, which may be the same file."
+            "Set --source-tokenizer and --target-tokenizer, which may be the same file."
         )
     if source is None and target is None:
         return None
     if source is None:
-        raise ValueError("--target_tokenizer requires --source_tokenizer.")
+        raise ValueError("--target-tokenizer requires --source-tokenizer.")
     sides = [read_side_tokenizer(path) for path in ((source, target) if target else (source,))]
     return combine_tokenizers(sides, source_begins=bool(source_begins))
 

@@ -132,7 +132,7 @@ def write_run_files(rng: random.Random, folder: Path) -> None:
 
 OPTIONS = (
     *(("--license", "mit"), ("--license", "x y"), ("--license", ""), ("--dataset", "a/b"), ("--dataset", "../x")),
-    *(("--base_model", "a/b"), ("--base_model", "/x"), ("--dataset", "\ud800"), ("--nothing",), ("--license",)),
+    *(("--base-model", "a/b"), ("--base-model", "/x"), ("--dataset", "\ud800"), ("--nothing",), ("--license",)),
 )
 
 

@@ -175,7 +175,7 @@ def make_base_model_command(recipe_path: Path, base: Path) -> Callable[[], None]
 
     def main() -> None:
         with exit_on_user_error("training.train"):
-            recipe = read_recipe([str(recipe_path), "--base_model", str(base)])
+            recipe = read_recipe([str(recipe_path), "--base-model", str(base)])
             make_tokenizer(recipe, {}, recipe_path.parent / "run", None)
             load_base_model(recipe)
 
@@ -188,10 +188,10 @@ def make_command(rng: random.Random, name: str, tiny: Path, folder: Path) -> tup
     source, target = tiny / "text.en", tiny / "text.de"
     both = rng.choice(([bad, good], [good, bad]))
     if name == "translate":
-        more = rng.choice(([], ["--nbest", "2"], ["--num_beams", "1"], ["--scores"]))
+        more = rng.choice(([], ["--nbest", "2"], ["--num-beams", "1"], ["--scores"]))
         return translate.main, "training.translate", [bad, "--input", source, "--output", out, *more]
     if name == "score":
-        more = rng.choice(([], ["--nll"], ["--nll", "--per_pair_output", folder / "lines.tsv"], ["--compare", good]))
+        more = rng.choice(([], ["--nll"], ["--nll", "--per-pair-output", folder / "lines.tsv"], ["--compare", good]))
         arguments = [
             bad,
             "--source",
@@ -200,7 +200,7 @@ def make_command(rng: random.Random, name: str, tiny: Path, folder: Path) -> tup
             target,
             "--output",
             out,
-            "--num_bootstrap_samples",
+            "--num-bootstrap-samples",
             "2",
             *more,
         ]

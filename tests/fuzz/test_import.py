@@ -87,7 +87,7 @@ def states() -> dict[str, tuple[dict[str, torch.Tensor], list[str]]]:
         torch.manual_seed(0)
         model = references.randomize(getattr(references, class_name)(**arguments))
         settings = [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
-        heads = [] if name == "aladdin" else ["--num_heads", str(getattr(model, "heads", 4))]
+        heads = [] if name == "aladdin" else ["--num-heads", str(getattr(model, "heads", 4))]
         layout_option = ["--layout", layout] if layout.startswith("build_transformer") else []
         cases[name] = (dict(model.state_dict()), [*heads, *settings, *layout_option])
     return cases
@@ -458,7 +458,7 @@ def test_pickles(tmp_path):
                             new.writestr(member, data if member.endswith("data.pkl") else old.read(member))
                     if r.random() < 0.1:
                         new.writestr("archive/data/9", bytes(10**8), 8)
-        attempt(folder, [path, folder / "out", "--num_heads", "4"])
+        attempt(folder, [path, folder / "out", "--num-heads", "4"])
 
     contract.fuzz("import pickles", try_one, tmp_path)
 
@@ -565,7 +565,7 @@ def test_arguments(states, tmp_path, monkeypatch):
         for _ in range(r.choice([0, 0, 1, 1, 2])):
             arguments += r.choice(
                 [
-                    ["--num_heads", r.choice([*WORDS, "3", "16"])],
+                    ["--num-heads", r.choice([*WORDS, "3", "16"])],
                     [f"--{r.choice(['pad', 'bos', 'eos'])}_token_id", r.choice([*WORDS, "36", "30"])],
                     ["--layout", r.choice(["hkproj", "joeynmt", "x", ""])],
                     [
@@ -573,13 +573,13 @@ def test_arguments(states, tmp_path, monkeypatch):
                         r.choice(SETTINGS) + r.choice(SEPARATORS) + r.choice([*SETTING_VALUES, *WORDS]),
                     ],
                     [
-                        "--compare_with",
+                        "--compare-with",
                         r.choice(
                             [f"fuzzed_{name}:build" for name in CODE]
                             + ["", ":", "x:y", "os:getcwd", "json", "builtins:exit", "a:b:c"]
                         ),
                     ],
-                    ["--source_tokenizer", r.choice([folder, folder / "none", path, "/dev/null", ""])],
+                    ["--source-tokenizer", r.choice([folder, folder / "none", path, "/dev/null", ""])],
                     ["--set"],
                     ["--help"],
                     ["--x"],

@@ -96,7 +96,7 @@ def test_checkpoints(tmp_path, monkeypatch):
         write_checkpoint(rng, folder)
         before = fingerprint(folder)
         options = [word for _ in range(rng.choice((0, 0, 1, 2))) for word in rng.choice(OPTIONS + MORE)]
-        options += ["--dry_run"] if rng.random() < 0.1 else []
+        options += ["--dry-run"] if rng.random() < 0.1 else []
         options += ["--card", "generated"] if (folder / "README.md").is_file() and rng.random() < 0.8 else []
         uploads.clear()
         status, _ = call(push.main, "hub.push", [str(folder), rng.choice(REPOSITORIES), *options])

@@ -160,7 +160,7 @@ def demo_checkpoint(tmp_path_factory, start_programs, repository) -> Path:
     settings = [str(word) for key, value in (SMALL | SHORT).items() for word in (f"--{key}", value)]
     with start_programs("training.train") as programs:
         recipe = repository / "training" / "recipes" / "demo.yaml"
-        programs.run("training.train", recipe, "--output_dir", folder, *settings)
+        programs.run("training.train", recipe, "--output-dir", folder, *settings)
     return folder
 
 

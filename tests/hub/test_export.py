@@ -158,8 +158,8 @@ def test_kill_leaves_no_output(save_checkpoint, command, start_programs, tmp_pat
 
 def test_rejects_languages_for_other_targets(save_checkpoint, command, tmp_path, capsys):
     _, _, folder = save_checkpoint()
-    command(folder, tmp_path / "out", "--to", "transformers", "--source_lang", "en", status=2)
-    assert "--source_lang and --target_lang require --to argos" in capsys.readouterr().err
+    command(folder, tmp_path / "out", "--to", "transformers", "--source-lang", "en", status=2)
+    assert "--source-lang and --target-lang require --to argos" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

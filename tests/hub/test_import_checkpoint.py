@@ -35,7 +35,7 @@ def test_imports_file_and_translates(make_reference, save_as, command, tmp_path,
     files = word_level(source, tmp_path / "en.json"), word_level(target, tmp_path / "it.json")
     path = save_as("hkproj", state, tmp_path)
     command(
-        *(path, tmp_path / "out", "--num_heads", 4, "--source_tokenizer", files[0], "--target_tokenizer", files[1]),
+        *(path, tmp_path / "out", "--num-heads", 4, "--source-tokenizer", files[0], "--target-tokenizer", files[1]),
         *("--set", "source_begins=true"),
     )
     output = capsys.readouterr().out
@@ -82,7 +82,7 @@ def test_permutes_tied_rows_once(toolkits, command, tmp_path, name):
     for file, tokens in zip(files, (source, target), strict=True):
         file.write_text("\n".join(tokens))
     path = toolkits.save(reference.content(), tmp_path / "model.pt")
-    command(path, tmp_path / "out", "--source_tokenizer", files[0], "--target_tokenizer", files[1])
+    command(path, tmp_path / "out", "--source-tokenizer", files[0], "--target-tokenizer", files[1])
     imported, tokenizer = (auto.from_pretrained(tmp_path / "out") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
     vocabulary = tokenizer.target_tokenizer.get_vocab()
     prompt = ["<s>", "z0", "z3", "z30"]
@@ -99,7 +99,7 @@ def test_rejects_two_orders_of_one_matrix(toolkits, command, tmp_path, capsys):
     tokens = [*FAIRSEQ, *(f"w{i}" for i in range(33))]
     (tmp_path / "source.txt").write_text("\n".join(tokens))
     (tmp_path / "target.txt").write_text("\n".join(tokens[::-1]))
-    options = ("--source_tokenizer", tmp_path / "source.txt", "--target_tokenizer", tmp_path / "target.txt")
+    options = ("--source-tokenizer", tmp_path / "source.txt", "--target-tokenizer", tmp_path / "target.txt")
     command(path, tmp_path / "out", *options, status=2)
     assert "source and target share one matrix" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -114,43 +114,43 @@ def test_reads_token_list_as_tokenizer(make_reference, save_as, command, tmp_pat
         "\n".join(["<s>", "</s>", "<blank>", "<unk>", *(f"z{i}" for i in range(33))]) + "\n"
     )
     path = save_as("bare", state, tmp_path)
-    tokenizers = ("--source_tokenizer", tmp_path / "en.txt", "--target_tokenizer", tmp_path / "de.txt")
-    command(path, tmp_path / "out", "--num_heads", 4, *tokenizers)
+    tokenizers = ("--source-tokenizer", tmp_path / "en.txt", "--target-tokenizer", tmp_path / "de.txt")
+    command(path, tmp_path / "out", "--num-heads", 4, *tokenizers)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").config
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (2, 0, 1)
     assert tokenizer("w1 w2")["input_ids"] == [5, 6, 1]
-    command(path, tmp_path / "more", "--num_heads", 4, "--source_tokenizer", tmp_path / "de.txt", status=2)
+    command(path, tmp_path / "more", "--num-heads", 4, "--source-tokenizer", tmp_path / "de.txt", status=2)
 
 
 def test_requires_options_that_file_does_not_specify(make_reference, save_as, command, tmp_path, capsys):
     _, state, _, _, _ = make_reference("notebook")
     path = save_as("bare", state, tmp_path)
-    command(path, tmp_path / "out", "--num_heads", 4)
+    command(path, tmp_path / "out", "--num-heads", 4)
     assert "The file does not specify bos_token_id, eos_token_id" in capsys.readouterr().out
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
     with pytest.raises(ValueError, match="decoder_start_token_id"):
         model.generate(torch.tensor([[4, 5]]), max_new_tokens=3)
-    command(path, tmp_path / "out", "--num_heads", 4, status=2)
+    command(path, tmp_path / "out", "--num-heads", 4, status=2)
     assert "already exists" in capsys.readouterr().err
     command(path, tmp_path / "other", status=2)
     output = capsys.readouterr().err
-    assert "Set --num_heads" in output
+    assert "Set --num-heads" in output
     assert output.startswith(f"hub.import_checkpoint: {path}: ")
     assert not (tmp_path / "other").exists()
 
 
-def test_accepts_options_with_dashes(make_reference, save_as, command, tmp_path):
+def test_accepts_options_with_underscores(make_reference, save_as, command, tmp_path):
     _, state, _, _, _ = make_reference("notebook")
     path = save_as("bare", state, tmp_path)
-    command(path, tmp_path / "out", "--num-heads", 4, "--pad-token-id=5")
+    command(path, tmp_path / "out", "--num_heads", 4, "--pad_token_id=5")
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").config
     assert (config.encoder_attention_heads, config.pad_token_id) == (4, 5)
 
 
 def test_report_contains_architecture(make_reference, save_as, command, tmp_path, capsys):
     _, state, _, _, _ = make_reference("torch tutorial")
-    command(save_as("bare", state, tmp_path), tmp_path / "out", "--num_heads", 4)
+    command(save_as("bare", state, tmp_path), tmp_path / "out", "--num-heads", 4)
     shapes = json.loads((tmp_path / "out" / "import_report.json").read_text())["shapes"]
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").config
     assert shapes == {name: getattr(config, name) for name in shapes}
@@ -162,9 +162,9 @@ def test_report_contains_architecture(make_reference, save_as, command, tmp_path
 def test_joeynmt_requires_scale_embedding(make_reference, save_as, command, tmp_path, capsys):
     _, state, _, _, _ = make_reference("joeynmt, pre")
     path = save_as("bare", state, tmp_path)
-    command(path, tmp_path / "out", "--num_heads", 4, status=2)
+    command(path, tmp_path / "out", "--num-heads", 4, status=2)
     assert "--set scale_embedding=true" in capsys.readouterr().err
-    command(path, tmp_path / "out", "--num_heads", 4, "--set", "scale_embedding=true")
+    command(path, tmp_path / "out", "--num-heads", 4, "--set", "scale_embedding=true")
 
 
 @pytest.mark.parametrize("is_equal", [True, False])
@@ -179,9 +179,9 @@ def test_compares_with_original_code(make_reference, save_as, command, tmp_path,
     command(
         path,
         tmp_path / "out",
-        "--num_heads",
+        "--num-heads",
         4,
-        "--compare_with",
+        "--compare-with",
         f"original_{is_equal}:build",
         status=0 if is_equal else 2,
     )
@@ -198,13 +198,13 @@ def test_compares_with_original_code(make_reference, save_as, command, tmp_path,
 def test_merges_repeated_set_options(make_reference, save_as, command, tmp_path, capsys):
     _, state, _, _, _ = make_reference("jadore, embeddings scaled")
     path = save_as("bare", state, tmp_path)
-    options = ("--num_heads", 4, "--set", "proj_share_weight=true", "--set", "scale_emb_or_prj=emb")
+    options = ("--num-heads", 4, "--set", "proj_share_weight=true", "--set", "scale_emb_or_prj=emb")
     command(path, tmp_path / "out", *options)
     assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").config.scale_embedding
     output = json.loads((tmp_path / "out" / "import_report.json").read_text())["settings"]
     assert output == {"proj_share_weight": True, "scale_emb_or_prj": "emb"}
     assert "does not specify" not in capsys.readouterr().out.replace("The file does not specify pad_token_id", "")
-    command(path, tmp_path / "more", "--num_heads", 4, "--set", "proj_share_weigth=true", status=2)
+    command(path, tmp_path / "more", "--num-heads", 4, "--set", "proj_share_weigth=true", status=2)
     assert "did you mean proj_share_weight?" in capsys.readouterr().err
     assert not (tmp_path / "more").exists()
 
@@ -212,9 +212,9 @@ def test_merges_repeated_set_options(make_reference, save_as, command, tmp_path,
 def test_reports_assumed_settings(make_reference, save_as, command, tmp_path, capsys):
     _, state, _, _, _ = make_reference("torch tutorial")
     path = save_as("bare", state, tmp_path)
-    command(path, tmp_path / "out", "--num_heads", 4)
+    command(path, tmp_path / "out", "--num-heads", 4)
     assert "The file does not specify norm_first, activation" in capsys.readouterr().out
-    command(path, tmp_path / "pre", "--num_heads", 4, "--set", "norm_first=true", "activation=gelu")
+    command(path, tmp_path / "pre", "--num-heads", 4, "--set", "norm_first=true", "activation=gelu")
     assert "norm_first" not in capsys.readouterr().out
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "pre").config
     assert (config.norm_position, config.activation_function) == ("pre", "gelu")
@@ -223,18 +223,18 @@ def test_reports_assumed_settings(make_reference, save_as, command, tmp_path, ca
 def test_source_bos_requires_two_tokenizers(make_reference, save_as, command, tmp_path, capsys):
     _, state, _, _, _ = make_reference("hkproj C", sizes=(37, 37))
     path, file = save_as("bare", state, tmp_path), word_level([*SPECIAL, *(f"w{i}" for i in range(33))], tmp_path / "t")
-    options = ("--num_heads", 4, "--set", "source_begins=true")
-    for option in ((), ("--source_tokenizer", file)):
+    options = ("--num-heads", 4, "--set", "source_begins=true")
+    for option in ((), ("--source-tokenizer", file)):
         command(path, tmp_path / "out", *options, *option, status=2)
         assert "requires a separate tokenizer for each side" in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
-    command(path, tmp_path / "out", *options, "--source_tokenizer", file, "--target_tokenizer", file)
+    command(path, tmp_path / "out", *options, "--source-tokenizer", file, "--target-tokenizer", file)
     line = "check: Sources do not begin with the BOS token"
     assert line not in capsys.readouterr().out
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("w3")["input_ids"] == [2, 7, 3]
     assert tokenizer(text_target="w3")["input_ids"] == [7, 3]
-    command(path, tmp_path / "default", "--num_heads", 4, "--source_tokenizer", file)
+    command(path, tmp_path / "default", "--num-heads", 4, "--source-tokenizer", file)
     assert line in capsys.readouterr().out
 
 
@@ -253,12 +253,12 @@ def test_comparison_uses_original_row_order(make_reference, save_as, command, tm
         *(
             save_as("bare", state, tmp_path),
             tmp_path / "out",
-            "--num_heads",
+            "--num-heads",
             4,
-            "--compare_with",
+            "--compare-with",
             "original_moved:build",
         ),
-        *("--source_tokenizer", files[0], "--target_tokenizer", files[1]),
+        *("--source-tokenizer", files[0], "--target-tokenizer", files[1]),
     )
     report = json.loads((tmp_path / "out" / "import_report.json").read_text())
     assert report["parity"]["largest_difference_of_log_probabilities"] <= 1e-4
@@ -276,7 +276,7 @@ def test_rejects_invalid_token_ids(make_reference, save_as, command, tmp_path, c
     content = json.loads(word_level([*SPECIAL, "a", "b"], tmp_path / "t.json").read_text())
     content["model"]["vocab"]["b"] = number
     (tmp_path / "t.json").write_text(json.dumps(content))
-    options = ("--num_heads", 4, "--source_tokenizer", tmp_path / "t.json")
+    options = ("--num-heads", 4, "--source-tokenizer", tmp_path / "t.json")
     command(save_as("bare", state, tmp_path), tmp_path / "out", *options, status=2)
     assert message in capsys.readouterr().err
 
@@ -286,7 +286,7 @@ def test_reports_tokenizer_panic_in_one_line(make_reference, save_as, command, t
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
     model["continuing_subword_prefix"] = "much longer than any token"
     (tmp_path / "t.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
-    options = ("--num_heads", 4, "--source_tokenizer", tmp_path / "t.json")
+    options = ("--num-heads", 4, "--source-tokenizer", tmp_path / "t.json")
     command(save_as("bare", state, tmp_path), tmp_path / "out", *options, status=2)
     (line,) = capfd.readouterr().err.splitlines()
     assert "t.json is not a file of the library tokenizers" in line
@@ -296,7 +296,7 @@ def test_reports_full_disk_and_removes_partial_output(make_reference, save_as, c
     _, state, _, _, _ = make_reference("notebook")
     path = save_as("bare", state, tmp_path)
     with full_disk():
-        command(path, tmp_path / "out", "--num_heads", 4, status=2)
+        command(path, tmp_path / "out", "--num-heads", 4, status=2)
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("hub.import_checkpoint: ")
     assert line.endswith("out could not be written: File too large. No partial output was kept.")

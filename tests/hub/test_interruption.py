@@ -24,7 +24,7 @@ def test_killed_import_is_complete_or_absent(start_programs, kill_at_random_mome
             shutil.rmtree(out)
 
     with start_programs("hub.import_checkpoint") as programs:
-        arguments = ("hub.import_checkpoint", path, out, "--num_heads", 4)
+        arguments = ("hub.import_checkpoint", path, out, "--num-heads", 4)
         kill_at_random_moments(lambda: programs.start(*arguments), check)
         programs.run(*arguments)
         check()

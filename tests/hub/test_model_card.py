@@ -399,7 +399,7 @@ def test_reports_file_with_error(folder, run_main, capsys, name, content, messag
         (("--license", "MIT"), "'MIT' is not a license"),
         (("--dataset", "not a thing!"), "'not a thing!' is not a Hub id"),
         (("--dataset", "a/b/c"), "is not a Hub id"),
-        (("--base_model", "/home/me/base"), "is not a Hub id"),
+        (("--base-model", "/home/me/base"), "is not a Hub id"),
     ],
 )
 def test_rejects_invalid_metadata(folder, run_main, capsys, options, message):

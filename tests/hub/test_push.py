@@ -75,7 +75,7 @@ def test_pushed_checkpoint_loads_without_package(programs, hub, checkpoint, tmp_
     """A process that cannot import the package gets equal logits, and an error without trust_remote_code."""
     name = f"user/demo-{shared}"
     folder = checkpoint(shared)
-    dry = programs.run("hub.push", folder, name, "--license", "mit", "--dry_run")
+    dry = programs.run("hub.push", folder, name, "--license", "mit", "--dry-run")
     assert name not in hub.repositories
     programs.run("hub.push", folder, name, "--license", "mit")
     files = hub.repositories[name].files("main")
@@ -485,7 +485,7 @@ def test_reports_hub_without_xet(programs_with_xet, programs, hub, checkpoint):
 def test_training_pushes_at_end(start_programs, hub, recipe, tmp_path):
     """Upload the generated card, but not the pickle that the Trainer would upload."""
     with start_programs("training.train", **hub.environment) as programs:
-        arguments = ("--push_to_hub", "true", "--hub_model_id", "user/run", "--precision", "fp32")
+        arguments = ("--push-to-hub", "true", "--hub-model-id", "user/run", "--precision", "fp32")
         process = programs.run("training.train", recipe, *arguments)
         again = programs.run("training.train", recipe, *arguments, status=0)
     assert "user/run/commit" in process.stdout
@@ -505,7 +505,7 @@ def test_training_pushes_at_end(start_programs, hub, recipe, tmp_path):
 def test_training_without_write_permission_fails_at_start(start_programs, hub, recipe, tmp_path):
     with start_programs("training.train", **hub.environment) as programs:
         process = programs.run(
-            "training.train", recipe, "--push_to_hub", "true", "--hub_model_id", "other/run", status=2
+            "training.train", recipe, "--push-to-hub", "true", "--hub-model-id", "other/run", status=2
         )
     assert "You don't have the rights to create a model under this namespace" in process.stderr
     assert not (tmp_path / "out" / "model.safetensors").exists()

@@ -136,12 +136,12 @@ def test_pipeline_returns_the_translations_of_the_cpu(checkpoint, sentences):
         assert found["score"] == pytest.approx(expected["score"], abs=1e-4)
 
 
-@pytest.mark.parametrize("options", [["--num_beams", "3", "--scores"], ["--num_beams", "4", "--nbest", "2"]])
+@pytest.mark.parametrize("options", [["--num-beams", "3", "--scores"], ["--num-beams", "4", "--nbest", "2"]])
 def test_commands_give_the_results_of_the_cpu(checkpoint, sentences, tmp_path, monkeypatch, capsys, options):
     for language in ("en", "de"):
         (tmp_path / language).write_text("".join(line + "\n" for line in sentences[language]), encoding="utf-8")
     score_options = ["--source", str(tmp_path / "en"), "--reference", str(tmp_path / "de"), "--likelihood"]
-    texts = ["--source", str(tmp_path / "en"), "--target", str(tmp_path / "de"), "--keep_copies", *options[:2]]
+    texts = ["--source", str(tmp_path / "en"), "--target", str(tmp_path / "de"), "--keep-copies", *options[:2]]
     outputs = []
     for device in ("cpu", "cuda"):
         for module, arguments in (

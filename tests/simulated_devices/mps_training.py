@@ -47,7 +47,7 @@ def test_demo_is_complete_in_one_process(run_train, losses, monkeypatch, capsys)
     capsys.readouterr()
     outputs = []
     for device in ("mps", "cpu"):
-        arguments = ["--input", str(folders[0] / "samples.tsv"), "--num_beams", "3", "--scores", "--device", device]
+        arguments = ["--input", str(folders[0] / "samples.tsv"), "--num-beams", "3", "--scores", "--device", device]
         monkeypatch.setattr(sys, "argv", ["training.translate", str(folders[0]), *arguments])
         translate.main()
         outputs.append(capsys.readouterr().out)

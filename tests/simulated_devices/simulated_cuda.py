@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--capability", default="8.0")
     parser.add_argument(
-        "--max_tokens", type=int, default=0, help="An embedding lookup of more tokens is out of memory."
+        "--max-tokens", type=int, default=0, help="An embedding lookup of more tokens is out of memory."
     )
     parser.add_argument(
         "-m", dest="program", nargs=argparse.REMAINDER, required=True, help="A module and its arguments."

@@ -16,7 +16,7 @@ def programs(start_programs):
 def finished(programs, make_recipe, tmp_path_factory) -> Path:
     """Output directory of a finished run with checkpoints 2, 4 and 6, next to its data."""
     folder = tmp_path_factory.mktemp("finished")
-    arguments = ("--save_steps", "2", "--eval_steps", "2", "--save_total_limit", "9", "--learning_rate", "0.01")
+    arguments = ("--save-steps", "2", "--eval-steps", "2", "--save-total-limit", "9", "--learning-rate", "0.01")
     programs.run("training.train", make_recipe(folder), *arguments)
     return folder / "out"
 

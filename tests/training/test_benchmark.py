@@ -17,7 +17,7 @@ from training.benchmarks.decoding import DecodingBenchmark, quantize_int8
 def test_command_reports_consistent_figures(tmp_path):
     """Real measurements of the smallest size."""
     command = [sys.executable, "-m", "training.benchmark", "--sizes", "t128", "--benchmarks", "step", "greedy", "beam"]
-    command += ["--target_tokens", "64", "--rounds", "2", "--sentences", "4", "--output_dir", str(tmp_path)]
+    command += ["--target-tokens", "64", "--rounds", "2", "--sentences", "4", "--output-dir", str(tmp_path)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     report = json.loads((tmp_path / "benchmark.json").read_text())
     assert [path.name for path in tmp_path.iterdir()] == ["benchmark.json"]
@@ -40,7 +40,7 @@ def test_command_reports_consistent_figures(tmp_path):
         (["--source", "x"], "--source requires --model"),
         (["--reference", "x"], "--reference requires --source"),
         (["--model", "x", "--source", "missing.txt"], "missing.txt does not exist"),
-        (["--benchmarks", "recipe"], "requires --recipe and --data_dir"),
+        (["--benchmarks", "recipe"], "requires --recipe and --data-dir"),
         (["--benchmarks", "serving"], "invalid choice: 'serving'"),
         (["--sizes", "huge"], "invalid choice: 'huge'"),
     ],
@@ -63,7 +63,7 @@ def test_rejects_reference_with_different_length(tmp_path):
 
 def test_rejects_existing_benchmark(tmp_path):
     (tmp_path / "benchmark.json").write_text("{}")
-    command = [sys.executable, "-m", "training.benchmark", "--output_dir", str(tmp_path)]
+    command = [sys.executable, "-m", "training.benchmark", "--output-dir", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 2
     assert "contains an earlier benchmark" in result.stderr

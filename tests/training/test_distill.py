@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 def test_resumes_after_kill_with_other_number_of_processes(programs, finished, repository, tmp_path):
     source = tmp_path / "text.en"
     source.write_text((finished.parent / "data" / "train.en").read_text() * 2)
-    arguments = (finished, finished / "checkpoint-4", "--source", source, "--nbest", "2", "--batch_size", "2")
+    arguments = (finished, finished / "checkpoint-4", "--source", source, "--nbest", "2", "--batch-size", "2")
     programs.run("training.distill", *arguments, "--output", tmp_path / "single.tsv")
     process = programs.start("training.distill", *arguments, "--output", tmp_path / "shared.tsv")
     process.wait_for(lambda: len(list((tmp_path / "shared.tsv.parts").glob("0-*.json"))) >= 2)

@@ -40,8 +40,8 @@ def run_command(checkpoint, text, monkeypatch, tmp_path):
         output, pairs = ["--output", str(folder / "out.tsv")], ["--source", source, "--target", target]
         arguments = {
             translate: [checkpoint, "--input", source, "--nbest", "2", *output],
-            score: [checkpoint, "--source", source, "--reference", target, "--num_bootstrap_samples", "2", *output],
-            distill: [checkpoint, "--source", source, "--keep_copies", "--min_score", "-99", *output],
+            score: [checkpoint, "--source", source, "--reference", target, "--num-bootstrap-samples", "2", *output],
+            distill: [checkpoint, "--source", source, "--keep-copies", "--min-score", "-99", *output],
             diversify: [checkpoint, checkpoint, *pairs, *output],
         }
         monkeypatch.setattr(sys, "argv", ["program", *arguments[module], "--device", "cpu", *options])

@@ -62,7 +62,7 @@ def tune(programs, tmp_path, make_recipe):
     )
 
     def run(base: Path | str, *arguments: str, status: int = 0):
-        process = programs.run("training.train", recipe, "--base_model", base, *arguments, status=status)
+        process = programs.run("training.train", recipe, "--base-model", base, *arguments, status=status)
         return process if status else tmp_path / "tuned"
 
     return run
@@ -72,7 +72,7 @@ def tune(programs, tmp_path, make_recipe):
 @pytest.mark.parametrize("kind", ["vanilla", "two vocabularies", "marian", "bart"])
 def test_starts_from_the_weights_of_any_class(make_base, tune, kind):
     base = make_base(kind)
-    folder = tune(base, "--learning_rate", "1e-9", "--warmup_steps", "0")
+    folder = tune(base, "--learning-rate", "1e-9", "--warmup-steps", "0")
     before, after = (load_file(each / "model.safetensors") for each in (base, folder))
     assert before.keys() == after.keys()
     for name, tensor in before.items():
@@ -100,7 +100,7 @@ def test_trains_all_weights(make_base, tune):
 @pytest.mark.parametrize("kind", ["vanilla", "marian"])
 def test_lora_is_merged_and_saved_as_adapter(make_base, tune, kind):
     base = make_base(kind)
-    folder = tune(base, "--lora_rank", "2", "--learning_rate", "0.01")
+    folder = tune(base, "--lora-rank", "2", "--learning-rate", "0.01")
     before, after = (load_file(each / "model.safetensors") for each in (base, folder))
     assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -117,15 +117,15 @@ def test_lora_is_merged_and_saved_as_adapter(make_base, tune, kind):
 def test_lora_resumes_bit_for_bit(make_base, tune, programs, tmp_path):
     base = make_base("vanilla")
     uninterrupted = tmp_path / "uninterrupted"
-    tune(base, "--lora_rank", "2", "--output_dir", str(uninterrupted))
-    tune(base, "--lora_rank", "2")
+    tune(base, "--lora-rank", "2", "--output-dir", str(uninterrupted))
+    tune(base, "--lora-rank", "2")
     resumed = tmp_path / "tuned"
     (resumed / "all_results.json").unlink()
     (resumed / "model.safetensors").unlink()
     for path in (resumed / "checkpoint-6").iterdir():
         if path.is_file():
             path.unlink()  # only checkpoint-3 is valid
-    tune(base, "--lora_rank", "2")
+    tune(base, "--lora-rank", "2")
     first, second = (load_file(folder / "model.safetensors") for folder in (uninterrupted, resumed))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -134,12 +134,12 @@ def test_lora_resumes_bit_for_bit(make_base, tune, programs, tmp_path):
     ("arguments", "message"),
     [
         (["nowhere"], "base_model=nowhere: cannot be loaded"),
-        (["base", "--d_model", "64"], "d_model is determined by base_model=base"),
-        (["base", "--no_tie_word_embeddings"], "tie_word_embeddings is determined by base_model=base"),
-        (["base", "--tokenizer_vocab_size", "64"], "tokenizer_vocab_size is determined by base_model"),
-        (["base", "--lora_rank", "-1"], "lora_rank=-1"),
-        (["base", "--lora_rank", "2", "--ema_decay", "0.9"], "cannot be combined with ema_decay"),
-        (["base", "--push_to_hub", "true", "--hub_strategy", "every_save"], "is uploaded at the end"),
+        (["base", "--d-model", "64"], "d_model is determined by base_model=base"),
+        (["base", "--no-tie-word-embeddings"], "tie_word_embeddings is determined by base_model=base"),
+        (["base", "--tokenizer-vocab-size", "64"], "tokenizer_vocab_size is determined by base_model"),
+        (["base", "--lora-rank", "-1"], "lora_rank=-1"),
+        (["base", "--lora-rank", "2", "--ema-decay", "0.9"], "cannot be combined with ema_decay"),
+        (["base", "--push-to-hub", "true", "--hub-strategy", "every_save"], "is uploaded at the end"),
     ],
 )
 def test_rejects_keys_that_contradict_the_base_model(tune, arguments, message):

@@ -40,11 +40,11 @@ def arguments_of(finished, long_text, tmp_path):
 
     def make(command: str, out: Path) -> tuple:
         return {
-            "translate": (finished, "--input", source, "--output", out, "--num_beams", "1", "--batch_size", "2"),
+            "translate": (finished, "--input", source, "--output", out, "--num-beams", "1", "--batch-size", "2"),
             "diversify": (finished, finished / "checkpoint-4", *pair, "--output", out),
-            "distill": (finished, *pair, "--output", out, "--batch_size", "2", "--keep_copies"),
+            "distill": (finished, *pair, "--output", out, "--batch-size", "2", "--keep-copies"),
             "average": (out, finished, "--last", "3"),
-            "score": (finished, "--source", source, "--reference", target, "--nll", "--per_pair_output", out),
+            "score": (finished, "--source", source, "--reference", target, "--nll", "--per-pair-output", out),
         }[command]
 
     return make
@@ -107,7 +107,7 @@ def test_full_stdout_is_reported_in_one_line(programs, finished, test_files, com
 
 def test_full_disk_while_saving_the_final_model(programs, recipe, tmp_path):
     """The same command resumes from the last checkpoint."""
-    arguments = (recipe, "--save_strategy", "no")
+    arguments = (recipe, "--save-strategy", "no")
     process = programs.run("training.train", *arguments, setup_code=FULL.format(60_000), status=2)
     assert "could not be written" in process.stderr
     assert "Traceback" not in process.stderr

@@ -26,7 +26,7 @@ def test_equal_scores_are_not_significant():
 def test_scores_equal_the_run_and_have_intervals(programs, finished, test_files):
     source, reference = test_files
     process = programs.run(
-        "training.score", finished, "--source", source, "--reference", reference, "--num_bootstrap_samples", "50"
+        "training.score", finished, "--source", source, "--reference", reference, "--num-bootstrap-samples", "50"
     )
     scores = json.loads(process.stdout)
     results = json.loads((finished / "all_results.json").read_text())
@@ -45,7 +45,7 @@ def test_scores_several_references_and_compares(programs, finished, test_files, 
     shutil.copytree(finished / "checkpoint-2", tmp_path / "early")
     process = programs.run(
         *("training.score", finished, "--source", tmp_path / "test.tsv", "--compare", tmp_path / "early"),
-        *("--num_bootstrap_samples", "50"),
+        *("--num-bootstrap-samples", "50"),
     )
     scores = json.loads(process.stdout)
     assert scores["chrf"][str(finished)]["score"] == pytest.approx(100)  # its own outputs are among the references
@@ -62,7 +62,7 @@ def test_computes_likelihood(programs, finished, test_files, tmp_path):
         "--reference",
         reference,
         "--likelihood",
-        "--per_pair_output",
+        "--per-pair-output",
         tmp_path / "lines.tsv",
     )
     result = json.loads(programs.run("training.score", finished, *arguments).stdout)
@@ -85,7 +85,7 @@ def test_likelihood_of_ensemble_averages_probabilities(programs, finished, test_
         "--reference",
         reference,
         "--likelihood",
-        "--per_pair_output",
+        "--per-pair-output",
         tmp_path / "lines.tsv",
     )
     programs.run("training.score", finished, tmp_path / "early", *arguments)
@@ -115,7 +115,7 @@ def test_rejects_empty_test_set(tmp_path, monkeypatch, capsys, content):
     assert re.match(r"training\.score: .*(contains no sentences|blank)", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("option", [["--compare", "other"], ["--metric", "sequence"], ["--num_beams", "2"]])
+@pytest.mark.parametrize("option", [["--compare", "other"], ["--metric", "sequence"], ["--num-beams", "2"]])
 def test_likelihood_rejects_translation_options(monkeypatch, capsys, option):
     arguments = ["--source", "test.en", "--reference", "test.de", "--likelihood", *option]
     monkeypatch.setattr("sys.argv", ["score", "checkpoint", *arguments])
@@ -130,14 +130,14 @@ def test_scores_ensemble(programs, finished, test_files, tmp_path):
     source, reference = test_files
     pair = (finished, finished / "checkpoint-4")
     process = programs.run(
-        *("training.score", *pair, "--source", source, "--reference", reference, "--num_bootstrap_samples", "20"),
+        *("training.score", *pair, "--source", source, "--reference", reference, "--num-bootstrap-samples", "20"),
         *("--compare", finished, finished),
     )
     chrf = json.loads(process.stdout)["chrf"]
     assert list(chrf) == [f"{pair[0]} + {pair[1]}", f"{finished} + {finished}"]
     results = json.loads((finished / "all_results.json").read_text())
     assert chrf[f"{finished} + {finished}"]["score"] == pytest.approx(results["test_chrf"])
-    options = ("--input", source, "--nbest", "2", "--num_beams", "3")
+    options = ("--input", source, "--nbest", "2", "--num-beams", "3")
     rows = programs.run("training.translate", *pair, *options).stdout.splitlines()
     assert len(rows) == 20
     assert rows != programs.run("training.translate", finished, *options).stdout.splitlines()
@@ -152,4 +152,4 @@ def test_error_of_invalid_pairs_has_no_unsupported_option(tmp_path, monkeypatch,
         main()
     message = capsys.readouterr().err
     assert "1 lines blank, at line 2. Correct the file." in message
-    assert "--on_bad_lines" not in message
+    assert "--on-bad-lines" not in message

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.slow
-KEYS = ("--max_steps", "60", "--save_steps", "25", "--eval_steps", "20", "--logging_steps", "1")
+KEYS = ("--max-steps", "60", "--save-steps", "25", "--eval-steps", "20", "--logging-steps", "1")
 HOLD = """
 import time
 from training.run import trainer
@@ -67,11 +67,11 @@ def validate_stop(process, number: int, folder: Path) -> None:
 
 def test_two_processes_stop_at_any_signal_and_resume_bit_for_bit(programs, recipe, start_ranks, tmp_path):
     """The signal reaches the group, the launcher only, or one of the processes."""
-    for rank in start_ranks("--output_dir", tmp_path / "expected"):
+    for rank in start_ranks("--output-dir", tmp_path / "expected"):
         assert rank.status == 0, rank.stderr[-3000:]
     out = tmp_path / "out"
     for send, number in ((os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)):
-        process = programs.start("training.train", recipe, *KEYS, "--num_processes", "2")
+        process = programs.start("training.train", recipe, *KEYS, "--num-processes", "2")
         process.wait_for(lambda process=process: "'loss'" in process.stdout)
         send(process.pid, number)
         validate_stop(process, number, out)
@@ -89,7 +89,7 @@ def test_two_processes_stop_at_any_signal_and_resume_bit_for_bit(programs, recip
 
 def test_three_processes_resume_bit_for_bit(start_ranks, tmp_path):
     """The sum of three gradients depends on their order in the buckets of DDP."""
-    for rank in start_ranks("--output_dir", tmp_path / "expected", processes=3):
+    for rank in start_ranks("--output-dir", tmp_path / "expected", processes=3):
         assert rank.status == 0, rank.stderr[-3000:]
     ranks = start_ranks(processes=3)
     ranks[0].wait_for(lambda: "'loss'" in ranks[0].stdout)
@@ -103,7 +103,7 @@ def test_three_processes_resume_bit_for_bit(start_ranks, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_second_signal_ends_the_run_at_once(programs, recipe, tmp_path, number):
     """The last complete checkpoint is still valid."""
-    keys = (*KEYS, "--save_steps", "5", "--max_steps", "12")
+    keys = (*KEYS, "--save-steps", "5", "--max-steps", "12")
     process = programs.start("training.train", recipe, *keys, setup_code=HOLD)
     process.wait_for(lambda: "holding" in process.stdout)
     process.kill(number)

@@ -34,7 +34,7 @@ def train(programs, recipe):
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", ["true", "false"])
 def test_trains_and_scores_a_checkpoint(train, tmp_path, shared):
-    process = train("--shared_vocabulary", shared)
+    process = train("--shared-vocabulary", shared)
     folder = tmp_path / "out"
     names = {path.name for path in folder.iterdir()}
     assert names >= FILES
@@ -67,7 +67,7 @@ def test_trains_and_scores_a_checkpoint(train, tmp_path, shared):
     assert tokenizer.decode(ids[0], skip_special_tokens=True) == translation
 
     before = (folder / "model.safetensors").read_bytes()
-    again = train("--shared_vocabulary", shared)
+    again = train("--shared-vocabulary", shared)
     assert "contains the finished run" in again.stdout
     assert results["test_bleu_signature"] in again.stdout
     assert (folder / "model.safetensors").read_bytes() == before
@@ -77,12 +77,12 @@ def test_trains_and_scores_a_checkpoint(train, tmp_path, shared):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--bpe_dropout", "0.1", "--max_length_ratio", "3", "--report_to", "tensorboard"],
-        ["--streaming", "true", "--buffer_size", "25", "--gradient_accumulation_steps", "2"],
-        ["--rdrop_alpha", "1", "--ema_decay", "0.9", "--average_checkpoints", "2", "--average_by", "best"],
-        ["--tokenizer_type", "char", "--metric", "sequence", "--lr_scheduler_type", "reduce_lr_on_plateau"]
-        + ["--metric_for_best_model", "loss", "--pad_vocab_to_multiple_of", "8", "--early_stopping_patience", "1"],
-        ["--precision", "bf16", "--attn_implementation", "auto", "--eval_strategy", "no", "--learning_rate", "None"],
+        ["--bpe-dropout", "0.1", "--max-length-ratio", "3", "--report-to", "tensorboard"],
+        ["--streaming", "true", "--buffer-size", "25", "--gradient-accumulation-steps", "2"],
+        ["--rdrop-alpha", "1", "--ema-decay", "0.9", "--average-checkpoints", "2", "--average-by", "best"],
+        ["--tokenizer-type", "char", "--metric", "sequence", "--lr-scheduler-type", "reduce_lr_on_plateau"]
+        + ["--metric-for-best-model", "loss", "--pad-vocab-to-multiple-of", "8", "--early-stopping-patience", "1"],
+        ["--precision", "bf16", "--attn-implementation", "auto", "--eval-strategy", "no", "--learning-rate", "None"],
     ],
 )
 def test_settings_of_a_recipe(train, tmp_path, arguments):
@@ -126,18 +126,18 @@ def write(text, os=os, original=sys.stdout.write):
 sys.stdout.write = write
 """
 KILLS = int(os.environ.get("VT_KILLS", "4"))
-LONG = ("--max_steps", "40", "--save_steps", "4", "--eval_steps", "10", "--ema_decay", "0.9")
+LONG = ("--max-steps", "40", "--save-steps", "4", "--eval-steps", "10", "--ema-decay", "0.9")
 
 
 @pytest.mark.slow
 def test_resumes_bit_for_bit_after_kills_at_random_times(programs, recipe, tmp_path):
-    programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "uninterrupted")
+    programs.run("training.train", recipe, *LONG, "--output-dir", tmp_path / "uninterrupted")
     rng, resumed, kills = random.Random(0), 0, 0
     out = tmp_path / "killed"
     while kills < 5 * KILLS or resumed < 2 * KILLS:  # on a fast machine many runs finish before the kill
         kills += 1
         assert kills < 100, f"of {kills} programs only {resumed} resumed from a checkpoint"
-        process = programs.start("training.train", recipe, *LONG, "--output_dir", out)
+        process = programs.start("training.train", recipe, *LONG, "--output-dir", out)
         checkpoints_before = set(out.glob("checkpoint-*"))
         if rng.random() < 0.3:  # at the start or in the first steps
             process.wait_for(lambda process=process: process.stdout)
@@ -150,7 +150,7 @@ def test_resumes_bit_for_bit_after_kills_at_random_times(programs, recipe, tmp_p
         if (out / "all_results.json").exists():
             assert same(tmp_path / "uninterrupted", out)
             out = tmp_path / f"killed_{kills}"
-    programs.run("training.train", recipe, *LONG, "--output_dir", out)
+    programs.run("training.train", recipe, *LONG, "--output-dir", out)
     assert same(tmp_path / "uninterrupted", out)
     first, second = (
         json.loads((folder / "all_results.json").read_text()) for folder in (tmp_path / "uninterrupted", out)
@@ -166,13 +166,13 @@ def has_new_checkpoint(out: Path, known: set[Path]) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_saves_and_stops(programs, recipe, tmp_path, number):
-    programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "uninterrupted")
-    arguments = (recipe, *LONG, "--save_strategy", "no")
+    programs.run("training.train", recipe, *LONG, "--output-dir", tmp_path / "uninterrupted")
+    arguments = (recipe, *LONG, "--save-strategy", "no")
     process = programs.run("training.train", *arguments, setup_code=SIGNAL.format(number), status=128 + number)
     assert "The same command resumes from checkpoint-" in process.stdout
     assert "Traceback" not in process.stderr
     (checkpoint,) = (tmp_path / "out").glob("checkpoint-*")
-    process = programs.run("training.train", recipe, *LONG, "--save_strategy", "no")
+    process = programs.run("training.train", recipe, *LONG, "--save-strategy", "no")
     assert f"resuming from {checkpoint}" in process.stdout
     assert same(tmp_path / "uninterrupted", tmp_path / "out")
 
@@ -180,7 +180,7 @@ def test_signal_saves_and_stops(programs, recipe, tmp_path, number):
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["truncate", "delete", "unfinished", "flip"])
 def test_skips_invalid_checkpoints(programs, recipe, tmp_path, damage):
-    programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "uninterrupted")
+    programs.run("training.train", recipe, *LONG, "--output-dir", tmp_path / "uninterrupted")
     out = tmp_path / "out"
     programs.run("training.train", recipe, *LONG, setup_code=KILL.format("checkpoint-20"), status=-signal.SIGKILL)
     last = max(out.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
@@ -203,8 +203,8 @@ def test_skips_invalid_checkpoints(programs, recipe, tmp_path, damage):
 
 @pytest.mark.slow
 def test_stream_resumes_bit_for_bit(programs, recipe, tmp_path):
-    stream = (*LONG, "--streaming", "true", "--buffer_size", "50")
-    programs.run("training.train", recipe, *stream, "--output_dir", tmp_path / "uninterrupted")
+    stream = (*LONG, "--streaming", "true", "--buffer-size", "50")
+    programs.run("training.train", recipe, *stream, "--output-dir", tmp_path / "uninterrupted")
     programs.run("training.train", recipe, *stream, setup_code=KILL.format("checkpoint-20"), status=-signal.SIGKILL)
     assert "resuming from" in programs.run("training.train", recipe, *stream).stdout
     assert same(tmp_path / "uninterrupted", tmp_path / "out")
@@ -214,7 +214,7 @@ def test_stream_resumes_bit_for_bit(programs, recipe, tmp_path):
 def test_full_disk_keeps_the_last_checkpoint(programs, recipe, tmp_path):
     """A limit on the file size simulates a full disk."""
     out = tmp_path / "out"
-    programs.run("training.train", recipe, *LONG, "--output_dir", tmp_path / "uninterrupted")
+    programs.run("training.train", recipe, *LONG, "--output-dir", tmp_path / "uninterrupted")
     programs.run("training.train", recipe, *LONG, setup_code=KILL.format("checkpoint-8"), status=-signal.SIGKILL)
     kept = max(out.glob("checkpoint-*/files.json"), key=lambda path: int(path.parent.name.split("-")[1])).parent
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))"
@@ -233,22 +233,22 @@ def test_full_disk_keeps_the_last_checkpoint(programs, recipe, tmp_path):
 def test_loader_workers_start_without_fork(train, tmp_path, method):
     """Windows and macOS use spawn, Linux forkserver since Python 3.14. BPE-dropout tokenizes in the workers."""
     code = f"import multiprocessing; multiprocessing.set_start_method('{method}')"
-    train("--dataloader_num_workers", "2", "--bpe_dropout", "0.1", "--eval_strategy", "no", setup_code=code)
+    train("--dataloader-num-workers", "2", "--bpe-dropout", "0.1", "--eval-strategy", "no", setup_code=code)
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert results["updates"] == 6
 
 
 @pytest.mark.slow
 def test_nonfinite_loss_ends_the_run(programs, recipe, tmp_path):
-    arguments = ("--learning_rate", "1e30", "--max_grad_norm", "0", "--max_steps", "50", "--save_steps", "1")
-    process = programs.run("training.train", recipe, *arguments, "--eval_strategy", "no", status=2)
+    arguments = ("--learning-rate", "1e30", "--max-grad-norm", "0", "--max-steps", "50", "--save-steps", "1")
+    process = programs.run("training.train", recipe, *arguments, "--eval-strategy", "no", status=2)
     assert "the loss is nan" in process.stderr or "the loss is inf" in process.stderr
     assert "Traceback" not in process.stderr
     for folder in (tmp_path / "out").glob("checkpoint-*"):
         assert all(tensor.isfinite().all() for tensor in weights(folder).values())
 
 
-SGD = ("--optim", "sgd", "--learning_rate", "0.1", "--dropout", "0", "--max_steps", "20", "--eval_strategy", "no")
+SGD = ("--optim", "sgd", "--learning-rate", "0.1", "--dropout", "0", "--max-steps", "20", "--eval-strategy", "no")
 
 
 def launch(recipe: Path, *arguments: str | Path) -> subprocess.CompletedProcess:
@@ -273,13 +273,13 @@ def test_multiple_processes_equal_one_process(programs, recipe, tmp_path, accumu
     The 10 validation sentences do not fill the batches of two processes.
     """
     both, one = tmp_path / "both", tmp_path / "one"
-    keys = (*SGD, "--eval_strategy", "steps", "--eval_steps", "20", "--per_device_eval_batch_size", "4")
-    keys = (*keys, "--logging_steps", "7")  # the last updates are not logged
+    keys = (*SGD, "--eval-strategy", "steps", "--eval-steps", "20", "--per-device-eval-batch-size", "4")
+    keys = (*keys, "--logging-steps", "7")  # the last updates are not logged
     launch_successfully(
-        recipe, *keys, "--num_processes", "2", "--gradient_accumulation_steps", str(accumulation), "--output_dir", both
+        recipe, *keys, "--num-processes", "2", "--gradient-accumulation-steps", str(accumulation), "--output-dir", both
     )
     programs.run(
-        "training.train", recipe, *keys, "--gradient_accumulation_steps", str(single_process), "--output_dir", one
+        "training.train", recipe, *keys, "--gradient-accumulation-steps", str(single_process), "--output-dir", one
     )
     results = [json.loads((folder / "all_results.json").read_text()) for folder in (both, one)]
     assert [result["processes"] for result in results] == [2, 1]
@@ -323,7 +323,7 @@ def test_run_without_validation_data(train, tmp_path, streaming):
     """It can also be resumed after training."""
     recipe = tmp_path / "small.yaml"
     recipe.write_text(recipe.read_text().replace("eval_strategy: steps", "validation_file: null"))
-    keys = ("--streaming", streaming, "--buffer_size", "50")
+    keys = ("--streaming", streaming, "--buffer-size", "50")
     train(*keys)
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} >= FILES
@@ -338,8 +338,8 @@ def test_run_without_validation_data(train, tmp_path, streaming):
 
 @pytest.mark.slow
 def test_notebook_recipe(programs, repository, tmp_path):
-    keys = ("--output_dir", tmp_path / "out", "--max_steps", "2", "--d_model", "16", "--encoder_ffn_dim", "16")
-    keys += ("--decoder_ffn_dim", "16", "--encoder_layers", "1", "--decoder_layers", "1", "--tokens_per_update", "800")
+    keys = ("--output-dir", tmp_path / "out", "--max-steps", "2", "--d-model", "16", "--encoder-ffn-dim", "16")
+    keys += ("--decoder-ffn-dim", "16", "--encoder-layers", "1", "--decoder-layers", "1", "--tokens-per-update", "800")
     programs.run("training.train", repository / "training" / "recipes" / "notebook.yaml", *keys)
     assert json.loads((tmp_path / "out" / "all_results.json").read_text())["updates"] == 2
     assert (tmp_path / "out" / "training_curve.png").exists()
@@ -347,8 +347,8 @@ def test_notebook_recipe(programs, repository, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_train_a_compiled_step_on_a_stream(recipe, tmp_path):
-    keys = ("--step_mode", "compiled", "--streaming", "true", "--max_steps", "4", "--eval_strategy", "no")
-    launch_successfully(recipe, *keys, "--num_processes", "2", "--encoder_layers", "1", "--decoder_layers", "1")
+    keys = ("--step-mode", "compiled", "--streaming", "true", "--max-steps", "4", "--eval-strategy", "no")
+    launch_successfully(recipe, *keys, "--num-processes", "2", "--encoder-layers", "1", "--decoder-layers", "1")
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert results["processes"] == 2
     assert results["train_target_tokens"] > 0
@@ -356,8 +356,8 @@ def test_two_processes_train_a_compiled_step_on_a_stream(recipe, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_resume_bit_for_bit(recipe, tmp_path):
-    arguments = (*LONG, "--num_processes", "2")
-    launch_successfully(recipe, *arguments, "--output_dir", tmp_path / "uninterrupted")
+    arguments = (*LONG, "--num-processes", "2")
+    launch_successfully(recipe, *arguments, "--output-dir", tmp_path / "uninterrupted")
     command = [sys.executable, "-m", "training.train", str(recipe), *arguments]
     process = subprocess.Popen(
         command, cwd=Path(__file__).parents[2], env=os.environ | {"HF_HOME": str(tmp_path / "home")},
@@ -400,19 +400,19 @@ def test_fsdp(programs, recipe, tmp_path):
 
     def train(out: Path, *arguments: str, status: int = 0) -> str:
         process = subprocess.run(
-            [*command, str(recipe), "--fsdp", "true", "--output_dir", str(out), *arguments],
+            [*command, str(recipe), "--fsdp", "true", "--output-dir", str(out), *arguments],
             env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert process.returncode == status, process.stdout[-2000:] + process.stderr[-6000:]
         return process.stderr
 
     assert "ema_decay and lora_rank require unsharded weights" in train(
-        tmp_path / "none", "--ema_decay", "0.9", status=1
+        tmp_path / "none", "--ema-decay", "0.9", status=1
     )
-    keys = (*SGD, "--eval_strategy", "steps", "--eval_steps", "20", "--per_device_eval_batch_size", "4")
+    keys = (*SGD, "--eval-strategy", "steps", "--eval-steps", "20", "--per-device-eval-batch-size", "4")
     train(tmp_path / "split", *keys)
     programs.run(
-        "training.train", recipe, *keys, "--gradient_accumulation_steps", "2", "--output_dir", tmp_path / "one"
+        "training.train", recipe, *keys, "--gradient-accumulation-steps", "2", "--output-dir", tmp_path / "one"
     )
     first, second = weights(tmp_path / "split"), weights(tmp_path / "one")
     results = [json.loads((tmp_path / name / "all_results.json").read_text()) for name in ("split", "one")]
@@ -424,13 +424,13 @@ def test_fsdp(programs, recipe, tmp_path):
     AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "split")
     assert (tmp_path / "split" / "modeling_vanilla_transformer.py").exists()
 
-    train(tmp_path / "uninterrupted", "--max_steps", "12", "--save_steps", "6")
+    train(tmp_path / "uninterrupted", "--max-steps", "12", "--save-steps", "6")
     again = tmp_path / "again"
     shutil.copytree(tmp_path / "uninterrupted", again)
     shutil.rmtree(again / "checkpoint-12")
     for name in ("all_results.json", "model.safetensors"):
         (again / name).unlink()
-    train(again, "--max_steps", "12", "--save_steps", "6")
+    train(again, "--max-steps", "12", "--save-steps", "6")
     assert same(tmp_path / "uninterrupted", again)
 
 
@@ -447,9 +447,9 @@ def test_fsdp(programs, recipe, tmp_path):
 )
 def test_recipes_on_real_corpora(programs, tmp_path, repository, name, folder):
     data = Path(os.environ["VT_DATA"]) / folder
-    arguments = ["--data_dir", data, "--output_dir", tmp_path / "out", "--max_steps", "4", "--num_beams", "1"]
-    arguments += ["--max_new_tokens", "4", "--eval_strategy", "no", "--save_strategy", "no", "--num_processes", "1"]
-    arguments += ["--average_checkpoints", "1", "--average_by", "last", "--warmup_steps", "2"]
+    arguments = ["--data-dir", data, "--output-dir", tmp_path / "out", "--max-steps", "4", "--num-beams", "1"]
+    arguments += ["--max-new-tokens", "4", "--eval-strategy", "no", "--save-strategy", "no", "--num-processes", "1"]
+    arguments += ["--average-checkpoints", "1", "--average-by", "last", "--warmup-steps", "2"]
     programs.run("training.train", repository / "training" / "recipes" / f"{name}.yaml", *arguments)
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert results["updates"] == 4
@@ -465,15 +465,15 @@ def losses_of(folder: Path) -> dict[int, float]:
 @pytest.mark.parametrize("streaming", ["false", "true"])
 def test_run_moves_to_another_machine(programs, recipe, tmp_path, streaming):
     """Two processes for 25 updates, then one process with two micro-batches. The 60 updates take several epochs."""
-    options = "--max_steps 60 --dropout 0 --logging_steps 1 --eval_strategy no --save_steps 25 --save_total_limit 9"
-    keys = (*options.split(), "--streaming", streaming, "--buffer_size", "50")
-    launch_successfully(recipe, *keys, "--num_processes", "2")
+    options = "--max-steps 60 --dropout 0 --logging-steps 1 --eval-strategy no --save-steps 25 --save-total-limit 9"
+    keys = (*options.split(), "--streaming", streaming, "--buffer-size", "50")
+    launch_successfully(recipe, *keys, "--num-processes", "2")
     expected = losses_of(tmp_path / "out")
     for name in ("checkpoint-50", "checkpoint-60"):
         shutil.rmtree(tmp_path / "out" / name)
     for name in ("all_results.json", "model.safetensors"):
         (tmp_path / "out" / name).unlink()
-    machine = ("--num_processes", "1", "--gradient_accumulation_steps", "2")
+    machine = ("--num-processes", "1", "--gradient-accumulation-steps", "2")
     output = programs.run("training.train", recipe, *keys, *machine).stdout
     assert "resuming from" in output
     assert "1 process x 2 batches of 128 tokens = 256 tokens per update (CPU, " in output

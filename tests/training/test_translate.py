@@ -43,7 +43,7 @@ def test_prints_n_best_with_scores(programs, finished, tmp_path):
 def test_applies_glossary(programs, finished, tmp_path):
     (tmp_path / "source").write_text("A dog.\nThe cat sleeps.\n")
     (tmp_path / "terms").write_text("dog\tHund\tHundes\n\ncat\tKatze\n")
-    options = ["--input", tmp_path / "source", "--max_new_tokens", "12", "--glossary", tmp_path / "terms"]
+    options = ["--input", tmp_path / "source", "--max-new-tokens", "12", "--glossary", tmp_path / "terms"]
     translated = programs.run("training.translate", finished, *options)
     assert "glossary: 2 of 2 terms are used" in translated.stderr
     first, second = translated.stdout.splitlines()
@@ -85,7 +85,7 @@ def test_json_has_no_infinity():
 
 def test_translates_document(programs, finished, tmp_path):
     pytest.importorskip("sentencex")
-    source, short = tmp_path / "source", ("--max_new_tokens", "12")
+    source, short = tmp_path / "source", ("--max-new-tokens", "12")
     source.write_bytes(b"The dog sleeps. The cat waits.\r\n\r\n  Where is she?")
     piped = programs.run("training.translate", finished, *short, "--document", stdin=source)
     programs.run(
@@ -112,7 +112,7 @@ def test_reranks(programs, finished, tmp_path):
     (tmp_path / "source").write_text("".join(line + "\n" for line in lines))
     options = ("--input", tmp_path / "source", "--nbest", "3")
     plain = programs.run("training.translate", finished, *options).stdout.splitlines()
-    chosen = programs.run("training.translate", finished, *options, "--rerank", finished, "--rerank_weight", "2")
+    chosen = programs.run("training.translate", finished, *options, "--rerank", finished, "--rerank-weight", "2")
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(finished), AutoTokenizer.from_pretrained(finished)
     expected = []
     for number, score, text in (row.split("\t") for row in plain):

@@ -9,74 +9,74 @@ from training.run.output_dir import lock_output_dir
 pytestmark = pytest.mark.slow
 
 DATA = {
-    "missing directory": (["--data_dir", "nowhere"], {}, "cannot read nowhere/train.en"),
-    "no test file": (["--test_file", "nothing"], {}, "nothing.en: No such file"),
+    "missing directory": (["--data-dir", "nowhere"], {}, "cannot read nowhere/train.en"),
+    "no test file": (["--test-file", "nothing"], {}, "nothing.en: No such file"),
     "different line counts": ([], {"train.de": "eins\n"}, "has 120: line i of one must translate"),
     "blank lines": ([], {"train.de": "\n" * 120}, "120 lines blank, at lines 1, 2, 3 and 117 more"),
     "not UTF-8": ([], {"val.en": b"\xff\n" * 10}, "10 lines not UTF-8"),
     "empty files": ([], {"train.en": "", "train.de": ""}, "the train set has no pairs"),
-    "all lines dropped": (["--on_bad_lines", "drop"], {"train.de": "\n" * 120}, "the train set has no pairs"),
-    "everything too long": (["--max_length", "2"], {}, "Increase max_length"),
-    "overlap": (["--on_eval_overlap", "error", "--test_file", "train"], {}, "have a source of the test set"),
-    "table without tabs": (["--train_file", "t.tsv"], {"t.tsv": "one eins\n"}, "no tab"),
-    "table of references": (["--train_file", "t.tsv"], {"t.tsv": "a\tb\tc\n"}, "more than two columns"),
-    "no JSON": (["--train_file", "t.jsonl"], {"t.jsonl": "{\n"}, "line 1: expected a JSON object"),
+    "all lines dropped": (["--on-bad-lines", "drop"], {"train.de": "\n" * 120}, "the train set has no pairs"),
+    "everything too long": (["--max-length", "2"], {}, "Increase max_length"),
+    "overlap": (["--on-eval-overlap", "error", "--test-file", "train"], {}, "have a source of the test set"),
+    "table without tabs": (["--train-file", "t.tsv"], {"t.tsv": "one eins\n"}, "no tab"),
+    "table of references": (["--train-file", "t.tsv"], {"t.tsv": "a\tb\tc\n"}, "more than two columns"),
+    "no JSON": (["--train-file", "t.jsonl"], {"t.jsonl": "{\n"}, "line 1: expected a JSON object"),
     "JSON of another language": (
-        ["--train_file", "t.jsonl"],
+        ["--train-file", "t.jsonl"],
         {"t.jsonl": '{"en": "a", "fr": "b"}\n'},
         "no column 'de'",
     ),
-    "no parquet": (["--train_file", "t.parquet"], {"t.parquet": "x"}, "is not a parquet file"),
+    "no parquet": (["--train-file", "t.parquet"], {"t.parquet": "x"}, "is not a parquet file"),
     "too large a validation set": (
-        ["--validation_file", "None", "--validation_size", "500"],
+        ["--validation-file", "None", "--validation-size", "500"],
         {},
         "less than the number of training pairs, 120",
     ),
     "test line beyond the positions": (
-        ["--position_embedding_type", "learned", "--max_position_embeddings", "60"],
+        ["--position-embedding-type", "learned", "--max-position-embeddings", "60"],
         {"test.en": "a\n" * 4 + "a " * 181 + "\n" + "a\n" * 5, "test.de": "a\n" * 10},
         "the test set has sentences of more than 60 tokens, at line 5: shorten them, or use a model with more "
         "positions than max_position_embeddings=60",
     ),
     "validation line beyond the positions": (
-        ["--position_embedding_type", "learned", "--max_position_embeddings", "60"],
+        ["--position-embedding-type", "learned", "--max-position-embeddings", "60"],
         {"val.en": "a\n" * 10, "val.de": "a " * 181 + "\n" + "a\n" * 9},
         "the validation set has sentences of more than 60 tokens, at line 1",
     ),
-    "references of no table": (["--test_references", "test.de"], {}, "must be a .tsv file"),
-    "references of another length": (["--test_references", "r.tsv"], {"r.tsv": "a\tb\n"}, "but the test data have 10"),
+    "references of no table": (["--test-references", "test.de"], {}, "must be a .tsv file"),
+    "references of another length": (["--test-references", "r.tsv"], {"r.tsv": "a\tb\n"}, "but the test data have 10"),
     "stream of blank lines": (["--streaming", "true"], {"train.en": "\n" * 120}, "blank"),
     "stream of another length": (["--streaming", "true"], {"train.en": "one\n" * 7}, "has 7 lines"),
 }
 SETTINGS = {
-    "unknown argument": (["--max_stepz", "4"], "did you mean --max_steps?"),
-    "no number": (["--max_steps", "many"], "invalid int value: 'many'"),
-    "no such choice": (["--norm_position", "middle"], "invalid choice: 'middle'"),
-    "no such schedule": (["--lr_scheduler_type", "fast"], "fast is not a valid SchedulerType"),
-    "heads that do not divide": (["--d_model", "30", "--encoder_attention_heads", "4"], "d_model"),
+    "unknown argument": (["--max-stepz", "4"], "did you mean --max-steps?"),
+    "no number": (["--max-steps", "many"], "invalid int value: 'many'"),
+    "no such choice": (["--norm-position", "middle"], "invalid choice: 'middle'"),
+    "no such schedule": (["--lr-scheduler-type", "fast"], "fast is not a valid SchedulerType"),
+    "heads that do not divide": (["--d-model", "30", "--encoder-attention-heads", "4"], "d_model"),
     "dropout of 1": (["--dropout", "1.0"], "dropout=1.0 is invalid: it must be at least 0"),
-    "no tokens": (["--max_tokens", "0"], "max_tokens=0 is invalid: it must be at least 1"),
-    "no tokens of an update": (["--tokens_per_update", "0"], "tokens_per_update=0 is invalid: it must be at least 1"),
-    "no vocabulary": (["--tokenizer_vocab_size", "3"], "tokenizer_vocab_size=3 must be at least 5"),
+    "no tokens": (["--max-tokens", "0"], "max_tokens=0 is invalid: it must be at least 1"),
+    "no tokens of an update": (["--tokens-per-update", "0"], "tokens_per_update=0 is invalid: it must be at least 1"),
+    "no vocabulary": (["--tokenizer-vocab-size", "3"], "tokenizer_vocab_size=3 must be at least 5"),
     "dropout of words": (
-        ["--tokenizer_type", "word", "--bpe_dropout", "0.1"],
+        ["--tokenizer-type", "word", "--bpe-dropout", "0.1"],
         "bpe_dropout requires tokenizer_type=bpe",
     ),
-    "unbounded stream": (["--streaming", "true", "--max_steps", "-1"], "streaming requires max_steps"),
-    "average of nothing": (["--average_checkpoints", "3", "--save_strategy", "no"], "requires save_strategy"),
+    "unbounded stream": (["--streaming", "true", "--max-steps", "-1"], "streaming requires max_steps"),
+    "average of nothing": (["--average-checkpoints", "3", "--save-strategy", "no"], "requires save_strategy"),
     "best without evaluation": (
-        ["--average_by", "best", "--eval_strategy", "no"],
+        ["--average-by", "best", "--eval-strategy", "no"],
         "average_by=best requires eval_strategy",
     ),
-    "no learning rate": (["--learning_rate", "None", "--lr_scheduler_type", "linear"], "learning_rate is required"),
-    "no such tokenizer": (["--tokenizer_path", "nowhere"], "tokenizer_path=nowhere: cannot be loaded"),
-    "words of Moses": (["--tokenizer_type", "word", "--moses", "true"], "moses requires tokenizer_type=bpe or unigram"),
-    "R-Drop with SimCut": (["--rdrop_alpha", "1", "--simcut_alpha", "3"], "cannot be combined"),
+    "no learning rate": (["--learning-rate", "None", "--lr-scheduler-type", "linear"], "learning_rate is required"),
+    "no such tokenizer": (["--tokenizer-path", "nowhere"], "tokenizer_path=nowhere: cannot be loaded"),
+    "words of Moses": (["--tokenizer-type", "word", "--moses", "true"], "moses requires tokenizer_type=bpe or unigram"),
+    "R-Drop with SimCut": (["--rdrop-alpha", "1", "--simcut-alpha", "3"], "cannot be combined"),
     "both directions of two vocabularies": (
-        ["--both_directions", "true", "--shared_vocabulary", "false"],
+        ["--both-directions", "true", "--shared-vocabulary", "false"],
         "requires shared",
     ),
-    "no such attention": (["--attn_implementation", "magic"], "magic"),
+    "no such attention": (["--attn-implementation", "magic"], "magic"),
 }
 
 
@@ -124,7 +124,7 @@ def test_separators_within_sentences_are_valid(programs, recipe, tmp_path):
     marks = ["\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\t"]
     rows = [{"en": f"the dog{mark}runs", "de": f"der Hund{mark}rennt"} for mark in marks]
     (tmp_path / "data" / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    arguments = ["--test_file", "t.jsonl", "--max_steps", "1"]
+    arguments = ["--test-file", "t.jsonl", "--max-steps", "1"]
     programs.run("training.train", recipe, *arguments)
     process = programs.run("training.train", recipe, *arguments)
     assert "finished" in process.stdout
@@ -141,7 +141,7 @@ def assert_user_error(process, message: str) -> None:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_rejects_a_second_run_in_the_output_directory(programs, recipe, tmp_path, processes):
     with lock_output_dir(tmp_path / "out"):
-        process = programs.run("training.train", recipe, "--num_processes", processes, status=2)
+        process = programs.run("training.train", recipe, "--num-processes", processes, status=2)
     assert_user_error(process, "another command trains in")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["run.lock"]
 
@@ -153,12 +153,12 @@ def test_does_not_overwrite_another_run(programs, recipe, tmp_path, other):
         out.mkdir()
         (out / "model.safetensors").write_bytes(b"precious")
     else:
-        programs.run("training.train", recipe, "--max_steps", "3")
+        programs.run("training.train", recipe, "--max-steps", "3")
         if other == "data":
             (out / "all_results.json").unlink()
             (tmp_path / "data" / "train.en").write_text("something else\n" * 120)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    change = ["--max_steps", "3"] + (["--learning_rate", "0.5"] if other == "run" else [])
+    change = ["--max-steps", "3"] + (["--learning-rate", "0.5"] if other == "run" else [])
     process = programs.run("training.train", recipe, *change, status=2)
     messages = {
         "model": "already contains model.safetensors",
@@ -176,18 +176,18 @@ def test_does_not_overwrite_another_run(programs, recipe, tmp_path, other):
         ("translate", ["DATA"], "is not a checkpoint directory: config.json is missing"),
         ("translate", ["RUN", "--input", "nowhere"], "No such file"),
         ("translate", ["RUN", "--output", "SOURCE"], "already exists"),
-        ("translate", ["RUN", "--nbest", "3", "--num_beams", "2"], "must be at most --num_beams 2"),
-        ("translate", ["RUN", "--batch_size", "0"], "at least 1"),
+        ("translate", ["RUN", "--nbest", "3", "--num-beams", "2"], "must be at most --num-beams 2"),
+        ("translate", ["RUN", "--batch-size", "0"], "at least 1"),
         ("translate", ["RUN", "--device", "meta"], "'meta' is not a usable device"),
         ("translate", ["RUN", "--device", "cuda:99"], "'cuda:99' is not a usable device"),
-        ("translate", ["RUN", "--length_penalty", "nan"], "nan is not a finite number"),
+        ("translate", ["RUN", "--length-penalty", "nan"], "nan is not a finite number"),
         (
             "score",
-            ["RUN", "--source", "SOURCE", "--reference", "REFERENCE", "--num_bootstrap_samples", "9" * 20],
+            ["RUN", "--source", "SOURCE", "--reference", "REFERENCE", "--num-bootstrap-samples", "9" * 20],
             "is not between",
         ),
         ("demo.corpus", ["DATA"], "train.en already exists"),
-        ("translate", ["RUN", "--rerank", "RUN", "--num_beams", "1"], "--rerank requires --num_beams of at least 2"),
+        ("translate", ["RUN", "--rerank", "RUN", "--num-beams", "1"], "--rerank requires --num-beams of at least 2"),
         ("score", ["RUN", "--source", "SOURCE"], "Set --reference"),
         ("score", ["RUN", "--source", "SOURCE.tsv", "--reference", "REFERENCE"], "or use a .tsv file with references"),
         ("score", ["RUN", "--source", "SOURCE", "--reference", "LONGER"], "line i of one must translate line i"),
@@ -219,13 +219,13 @@ def test_does_not_overwrite_another_run(programs, recipe, tmp_path, other):
         ("distill", ["RUN", "--source", "REFERENCE", "--output", "NEW.tsv"], "from en to de, but --source is"),
         ("distill", ["RUN", "--source", "DATA", "--output", "NEW.tsv"], "Is a directory"),
         ("distill", ["RUN", "--source", "SOURCE", "--target", "LONGER", "--output", "NEW.tsv"], "line i of one"),
-        ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW.tsv", "--with_references"], "requires --target"),
+        ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW.tsv", "--with-references"], "requires --target"),
         ("distill", ["RUN", "--source", "SOURCE", "--output", "SOURCE"], "already exists"),
         ("distill", ["RUN", "--source", "SOURCE", "--output", "NEW"], "must end with .tsv"),
         (
             "distill",
-            ["RUN", "--source", "SOURCE", "--output", "NEW.tsv", "--nbest", "3", "--num_beams", "2"],
-            "must be at most --num_beams 2",
+            ["RUN", "--source", "SOURCE", "--output", "NEW.tsv", "--nbest", "3", "--num-beams", "2"],
+            "must be at most --num-beams 2",
         ),
         ("distill", ["RUN", "DATA", "--source", "SOURCE", "--output", "NEW.tsv"], "is not a checkpoint"),
     ],

@@ -89,7 +89,7 @@ def _filter_overlap(corpus: dict[str, ParallelText], overlap: str) -> dict[str, 
             lines = format_line_numbers(train.line_numbers[i] for i in same)
             message = f"{len(same)} training pairs have a source of the {split} set, at {lines}"
             if overlap == "error":
-                raise ValueError(f"{message}. Remove them, or set --on_eval_overlap to drop or keep.")
+                raise ValueError(f"{message}. Remove them, or set --on-eval-overlap to drop or keep.")
             print(f"{message}: {'dropped' if overlap == 'drop' else 'kept'}")
             leaks.update(same)
     if overlap != "drop" or not leaks:

@@ -71,7 +71,7 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
         with path.open("rb") as file:
             yield file
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}. Check --data_dir.") from error
+        raise ValueError(f"cannot read {path}: {error.strerror}. Check --data-dir.") from error
 
 
 def iter_stripped_lines(path: Path) -> Iterator[str | None]:
@@ -121,7 +121,7 @@ def read_table(path: Path, languages: tuple[str, str]) -> Iterator[tuple]:
 
 def _parquet(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
-        raise ValueError(f"cannot read {path}: no such file. Check --data_dir.")
+        raise ValueError(f"cannot read {path}: no such file. Check --data-dir.")
     try:
         with ParquetFile(path) as file:
             for batch in file.iter_batches():

@@ -20,7 +20,7 @@ def load(arguments: DataArguments, streaming: bool = False) -> Any:
         return load_dataset(name, arguments.dataset_config, split=split, streaming=streaming)
     except (OSError, ValueError, KeyError, TypeError, DatasetsError) as error:
         raise ValueError(
-            f"the dataset {name} could not be loaded ({error}). Connect to the network, or set --data_dir to the "
+            f"the dataset {name} could not be loaded ({error}). Connect to the network, or set --data-dir to the "
             f"directory of your files."
         ) from error
 

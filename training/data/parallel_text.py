@@ -66,7 +66,7 @@ def pair_of_row(row: Any, languages: tuple[str, str], name: str) -> tuple[str, s
     for language in languages:
         if language not in fields:
             found = ", ".join(map(str, fields))[:200] or "nothing"
-            remedy = "Set --source_lang and --target_lang to the names of the columns."
+            remedy = "Set --source-lang and --target-lang to the names of the columns."
             raise ValueError(f"{name}: no column {language!r} (found: {found}). {remedy}")
         if not isinstance(fields[language], str | None):
             raise ValueError(f"{name}: {language!r} must be a text, got {reprlib.repr(fields[language])}.")
@@ -104,7 +104,7 @@ def collect_valid_pairs(rows: Iterable[tuple], name: str, on_bad_lines: str | No
         if line_numbers:
             message = f"{name}: {len(line_numbers)} lines {reason}, at {format_line_numbers(line_numbers)}"
             if on_bad_lines != "drop":
-                alternative = ", or drop such pairs with --on_bad_lines drop" if on_bad_lines else ""
+                alternative = ", or drop such pairs with --on-bad-lines drop" if on_bad_lines else ""
                 raise ValueError(f"{message}. Correct the file{alternative}.")
             print(f"{message}: dropped")
             text.dropped[reason] += len(line_numbers)

@@ -69,7 +69,7 @@ def _iter_rows(paths: tuple[str, ...], languages: tuple[str, str], on_bad_lines:
 def validate_row(row: tuple, name: str) -> None:
     """Raise ValueError if a row is invalid."""
     if reason := invalid_pair_reason(row):
-        raise ValueError(f"{name}: {reason}. Correct the file, or drop such pairs with --on_bad_lines drop.")
+        raise ValueError(f"{name}: {reason}. Correct the file, or drop such pairs with --on-bad-lines drop.")
 
 
 class TokenBatchStream(TorchIterableDataset):

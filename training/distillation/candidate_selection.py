@@ -144,7 +144,7 @@ def validate_not_copied(section: TableSection, rows: list[tuple], texts: list[st
         raise ValueError(
             f"{section.teacher_names}: the translations and their sources have {100 * overlap:.0f} % of their words in "
             f"common, for example {texts[0][:80]!r}. Use teachers that translate from the language of "
-            f"{section.source}, or --keep_copies if copies are expected."
+            f"{section.source}, or --keep-copies if copies are expected."
         )
 
 

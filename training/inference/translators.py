@@ -68,7 +68,7 @@ def load_single_translator(checkpoint: str, device: str | None) -> TranslationPi
 
 def validate_same_tokenizer(name: str, tokenizer: Any, other_name: str, other: Any) -> None:
     """Raise ValueError if two tokenizers differ in the ids of source or target."""
-    remedy = "Use checkpoints that were trained with one tokenizer (--tokenizer_path)."
+    remedy = "Use checkpoints that were trained with one tokenizer (--tokenizer-path)."
     for side in ("source", "target"):
         first, second = (get_vocab(each, side) for each in (tokenizer, other))
         if first != second:

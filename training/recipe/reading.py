@@ -58,7 +58,7 @@ def make_parser() -> RecipeCommandLine:
     )
     parser.add_argument("recipe", help="path to the recipe, or name of a packaged one such as demo")
     for action in parser._actions:
-        if action.dest in UNSUPPORTED or action.option_strings[:1] and action.option_strings[0].startswith("--no_"):
+        if action.dest in UNSUPPORTED or action.option_strings[:1] and action.option_strings[0].startswith("--no-"):
             action.help = SUPPRESS
     return parser
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import IntervalStrategy, SchedulerType
 
-from vanilla_transformer.shared.command_line import MAX_EXPONENT
+from vanilla_transformer.shared.command_line import MAX_EXPONENT, option_name
 
 from .arguments import (
     MACHINE_KEYS,
@@ -197,11 +197,11 @@ def validate_overrides(recipe: Recipe, options: set[str]) -> None:
         trained = vars(tokenizer).keys() - {"tokenizer_path", "bpe_dropout", "pad_vocab_to_multiple_of"}
         reasons |= dict.fromkeys(trained, f"tokenizer_path={tokenizer.tokenizer_path}. Remove one of the two")
     if training.max_steps > 0 and "max_steps" not in options:
-        reasons["num_train_epochs"] = f"max_steps={training.max_steps}. Add --max_steps -1"
+        reasons["num_train_epochs"] = f"max_steps={training.max_steps}. Add --max-steps -1"
     for kind in ("eval", "save", "logging"):
         name = f"{kind}_strategy"
         if (strategy := getattr(training, name)) != "steps" and name not in options:
-            reasons[f"{kind}_steps"] = f"{name}={strategy.value}. Add --{name} steps"
+            reasons[f"{kind}_steps"] = f"{name}={strategy.value}. Add {option_name(name)} steps"
     for name in sorted(reasons.keys() & options):
         raise ValueError(f"{name} has no effect with {reasons[name]}.")
 

@@ -35,13 +35,13 @@ def lock_output_dir(folder: Path) -> Iterator[None]:
         return
     existing = [path for name in ("*config.json", "*.safetensors", "checkpoint-*") for path in folder.glob(name)]
     if existing and not (folder / "recipe.yaml").exists():
-        raise ValueError(f"{folder} already contains {existing[0].name}. Move it, or choose another --output_dir.")
+        raise ValueError(f"{folder} already contains {existing[0].name}. Move it, or choose another --output-dir.")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as file:
         try:
             lock(file, wait=False)
         except BlockingIOError as error:
-            message = f"another command trains in {folder}. Wait until it ends, or choose another --output_dir."
+            message = f"another command trains in {folder}. Wait until it ends, or choose another --output-dir."
             raise ValueError(message) from error
         except OSError:  # a file system without locks
             pass
@@ -64,14 +64,14 @@ def prepare_output_dir(recipe: Recipe, folder: Path) -> Path | None:
     if not is_started and recipe.to_dict().keys() - read_run_recipe(folder).keys():
         raise ValueError(
             f"{folder / 'recipe.yaml'} is not from a run, because it has only some of the keys. A run would overwrite "
-            f"it with all settings. Move it, or choose another --output_dir."
+            f"it with all settings. Move it, or choose another --output-dir."
         )
     validate_same_recipe(recipe, folder)
     checkpoint = last_valid_checkpoint(folder)
     if checkpoint and "tokens_per_update" not in read_run_recipe(folder):
         raise ValueError(
             f"{folder} contains an interrupted run of an earlier version, whose updates have other pairs. It cannot be "
-            f"resumed. Choose another --output_dir, or finish it with the earlier version."
+            f"resumed. Choose another --output-dir, or finish it with the earlier version."
         )
     if checkpoint:
         print(f"resuming from {checkpoint}")
@@ -90,7 +90,7 @@ def validate_same_recipe(recipe: Recipe, folder: Path) -> None:
         if saved.get(name) != new.get(name) and new.get(name) != "auto" and name != "bf16":
             raise ValueError(
                 f"{folder} contains a different run: {name} was {saved.get(name)}, now it is {new.get(name)}. Choose "
-                f"another --output_dir, or use the original settings to resume."
+                f"another --output-dir, or use the original settings to resume."
             )
 
 
@@ -106,7 +106,7 @@ def read_run_info(folder: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((folder / RUN_INFO).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{folder / RUN_INFO} is damaged ({error}). Choose another --output_dir.") from error
+        raise ValueError(f"{folder / RUN_INFO} is damaged ({error}). Choose another --output-dir.") from error
 
 
 def validate_run_info(corpus: dict[str, ParallelText], folder: Path) -> None:
@@ -118,7 +118,7 @@ def validate_run_info(corpus: dict[str, ParallelText], folder: Path) -> None:
         if is_used and saved["data"].get(name) != text.sha256():
             raise ValueError(
                 f"{folder} contains a run on different data: sha256 of the {name} data was {saved['data'].get(name)}, "
-                f"now it is {text.sha256()}. Choose another --output_dir, or use the original data to resume."
+                f"now it is {text.sha256()}. Choose another --output-dir, or use the original data to resume."
             )
 
 

@@ -1,7 +1,7 @@
 """Argument parser and error handling of the commands of `training` and `hub`.
 
 parser = CommandLineParser("training.average", __doc__)
-parser.add_argument("--num_beams", type=int)
+parser.add_argument("--num-beams", type=int)
 with exit_on_user_error(parser.prog):
     run(parser.parse_args())
 """
@@ -43,7 +43,7 @@ def command_name(module: str) -> str:
 
 
 class CommandLineParser(argparse.ArgumentParser):
-    """Argument parser whose options have underscores, as recipe keys do. Dashes are accepted as well.
+    """Argument parser whose options have hyphens. Underscores, as in recipe keys, are accepted as well.
 
     An invalid option ends the program with status 2 and one line on stderr, which suggests the closest option name.
     `prog` is the name of the module. The first paragraph of its docstring `doc` is the description in `--help`.
@@ -57,18 +57,19 @@ class CommandLineParser(argparse.ArgumentParser):
         """Add an argument as argparse does, but reject infinite numbers and integers that torch cannot represent."""
         if "type" in options:
             options["type"] = NUMBER_TYPES.get(options["type"], options["type"])
-        return super().add_argument(*names, **options)
+        return super().add_argument(*dict.fromkeys(normalize_option_names(names)), **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse arguments whose option names may have dashes instead of underscores."""
+        """Parse arguments whose option names may have underscores instead of hyphens."""
         return super().parse_known_args(normalize_option_names(sys.argv[1:] if args is None else args), namespace)
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2 and one line that suggests a valid option name."""
         known = [option.lstrip("-") for action in self._actions for option in action.option_strings]
-        for word in re.findall(r"(?<!\S)--(\w+)", message):
-            if word not in known and RENAMED_OPTIONS.get(word) in known:
-                message += f"; it was renamed to --{RENAMED_OPTIONS[word]}"
+        for word in re.findall(r"(?<!\S)--([\w-]+)", message):
+            renamed = option_name(RENAMED_OPTIONS.get(word.replace("-", "_"), ""))
+            if word not in known and renamed[2:] in known:
+                message += f"; it was renamed to {renamed}"
                 break
             if word not in known and (name := closest_match(word, known)):
                 message += f"; did you mean --{name}?"
@@ -104,20 +105,25 @@ float_type.__name__, int_type.__name__, exponent_type.__name__ = "float", "int",
 NUMBER_TYPES: dict[Any, Any] = {float: float_type, int: int_type}
 
 
+def option_name(key: str) -> str:
+    """Return the option of a recipe key or argument: `--num-beams` for num_beams."""
+    return "--" + key.replace("_", "-")
+
+
 def closest_match(word: str, names: Iterable[str]) -> str | None:
     """Return the name that is closest to a mistyped word, or None if none is similar."""
     return next(iter(get_close_matches(word, names, n=1)), None)
 
 
 def normalize_option_names(arguments: Sequence[str]) -> list[str]:
-    """Replace dashes in option names, up to a bare `--`: `--num-beams=5` becomes `--num_beams=5`."""
+    """Replace underscores in option names, up to a bare `--`: `--num_beams=5` becomes `--num-beams=5`."""
     normalized: list[str] = []
     for i, argument in enumerate(arguments):
         if argument == "--":
             return [*normalized, *arguments[i:]]
         name, equals, value = argument.partition("=")
         is_option = name.startswith("--") and not re.search(r"\s", name)
-        normalized.append("--" + name[2:].replace("-", "_") + equals + value if is_option else argument)
+        normalized.append("--" + name[2:].replace("_", "-") + equals + value if is_option else argument)
     return normalized
 
 

@@ -59,6 +59,6 @@ LAYOUT = Layout(
     },
     default_settings={"proj_share_weight": False, "scale_emb_or_prj": "prj"},
     variant_config=variant_config,
-    user_notes=("Code before 7 June 2020 computes other results with the same names. Verify with --compare_with.",),
+    user_notes=("Code before 7 June 2020 computes other results with the same names. Verify with --compare-with.",),
     forward=lambda model, source, source_mask, target, target_mask: model(source, target).view(*target.shape, -1),
 )

@@ -51,7 +51,7 @@ def read_toolkit_tokenizers(
         codes = codes or [folder / name for name in CODE_FILES if (folder / name).is_file()][:1]
     if not vocabularies:
         if codes:
-            raise ValueError(f"--bpe_codes {codes[0]} requires the fairseq dictionaries. Set --fairseq_data.")
+            raise ValueError(f"--bpe-codes {codes[0]} requires the fairseq dictionaries. Set --fairseq-data.")
         return None
     tokens = [vocabularies["source"], vocabularies["target"]]
     files = (codes * 2)[:2] if codes else [None, None]
@@ -76,7 +76,7 @@ def read_dictionaries(folder: Path, metadata: dict[str, Any], is_required: bool)
                 return {}
             listed = f"Found {', '.join(available)}: set {side}_lang with --set."
             expected = names[0] if names else f"dictionary for an unknown {side}_lang"
-            raise ValueError(f"{folder} has no {expected}. {listed if available else 'Check --fairseq_data.'}")
+            raise ValueError(f"{folder} has no {expected}. {listed if available else 'Check --fairseq-data.'}")
         dictionaries[side] = read_dictionary(path)
     return dictionaries
 
@@ -120,7 +120,7 @@ def build_side_tokenizer(tokens: list[str], codes: Path | None) -> SideTokenizer
         try:
             content = codes.read_bytes()
         except OSError as error:
-            raise ValueError(f"--bpe_codes {codes} cannot be read: {error.strerror}.") from error
+            raise ValueError(f"--bpe-codes {codes} cannot be read: {error.strerror}.") from error
         text = decode_text(content)
         tokenizer = (
             build_sentencepiece_tokenizer(tokens, codes, content, special)

@@ -115,8 +115,8 @@ def test_package_gives_same_translations(checkpoint, run_main, make_model, tmp_p
 def test_requires_languages(checkpoint, run_main, tmp_path, capsys):
     command = partial(run_main, main, checkpoint, tmp_path / "out", "--to", "argos")
     command(status=2)
-    assert "Set --source_lang and --target_lang" in capsys.readouterr().err
-    command("--source_lang", "../x", "--target_lang", "de", status=2)
+    assert "Set --source-lang and --target-lang" in capsys.readouterr().err
+    command("--source-lang", "../x", "--target-lang", "de", status=2)
     assert "'../x' is not a language code" in capsys.readouterr().err
-    command("--source_lang", "sv", "--target_lang", "pt-BR", "--quantization", "int8")
+    command("--source-lang", "sv", "--target-lang", "pt-BR", "--quantization", "int8")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["translate-sv_pt-BR.argosmodel"]

@@ -189,7 +189,7 @@ def test_all_targets_reject_ids_without_embedding(save_checkpoint, run_main, tmp
     last = max(kept, key=kept.__getitem__)
     content["model"]["vocab"] = kept | {last: 64}
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    options = ("--source_lang", "en", "--target_lang", "de") if to == "argos" else ()
+    options = ("--source-lang", "en", "--target-lang", "de") if to == "argos" else ()
     run_main(export.main, folder, tmp_path / "out", "--to", to, *options, status=2)
     (line,) = capsys.readouterr().err.splitlines()
     assert "The source tokenizer has the id 64, but the model has only 60 embedding rows" in line

@@ -72,7 +72,7 @@ def test_rejects_other_position_tables(make_reference):
 
 def test_rejects_invalid_num_heads(make_reference):
     _, state, layout, metadata, _ = make_reference("notebook")
-    with pytest.raises(ValueError, match="does not specify the number of attention heads. Set --num_heads"):
+    with pytest.raises(ValueError, match="does not specify the number of attention heads. Set --num-heads"):
         convert(state, layout, metadata, None, {})
     with pytest.raises(
         ValueError, match="the 16 rows of encoder_layers.0.self_attn.W_q.weight are not divisible by 5 heads"
@@ -165,16 +165,16 @@ def test_validates_shapes_before_allocation(make_reference):
 @pytest.mark.parametrize("heads", [0, -4])
 def test_rejects_num_heads_below_one(make_reference, heads):
     _, state, layout, metadata, _ = make_reference("notebook")
-    with pytest.raises(ValueError, match=f"--num_heads {heads} must be at least 1"):
+    with pytest.raises(ValueError, match=f"--num-heads {heads} must be at least 1"):
         convert(state, layout, metadata, heads, special_ids_of(layout))
 
 
 def test_rejects_num_heads_that_contradict_the_file(make_reference):
     _, state, layout, _, _ = make_reference("jadore, not shared")
-    with pytest.raises(ValueError, match="--num_heads 2 is wrong: the model in the file has 4 heads"):
+    with pytest.raises(ValueError, match="--num-heads 2 is wrong: the model in the file has 4 heads"):
         convert(state, layout, {"n_head": 4}, 2, special_ids_of(layout))
     _, state, layout, _, heads = make_reference("aladdin")
-    with pytest.raises(ValueError, match=f"--num_heads 1 is wrong: the model in the file has {heads} heads"):
+    with pytest.raises(ValueError, match=f"--num-heads 1 is wrong: the model in the file has {heads} heads"):
         convert(state, layout, {}, 1, special_ids_of(layout))
 
 
@@ -225,7 +225,7 @@ def test_unbiased_norm_is_a_setting(make_reference):
 
 def test_unshared_head_matrices_require_num_heads(make_reference):
     _, state, layout, _, _ = make_reference("aladdin, full")
-    with pytest.raises(ValueError, match="does not specify the number of attention heads. Set --num_heads"):
+    with pytest.raises(ValueError, match="does not specify the number of attention heads. Set --num-heads"):
         convert(state, layout, {}, None, special_ids_of(layout))
 
 

@@ -263,7 +263,7 @@ def test_opennmt_sources_have_no_eos():
             "data",
             "has no dict.en.txt. Found dict.de.txt: set target_lang with --set",
         ),
-        ({}, LANGUAGES, "data", "has no dict.de.txt. Check --fairseq_data."),
+        ({}, LANGUAGES, "data", "has no dict.de.txt. Check --fairseq-data."),
         ({"dict.de.txt": "a 1\n", "dict.en.txt": "b 1\n"}, {}, None, "no dictionary for an unknown source_lang"),
         ({"dict.txt": "a 1\na 1\n"}, {}, None, "line 2: the token 'a' is repeated"),
         ({"dict.txt": "a\n"}, {}, None, "line 1: expected `token count`, got 'a'"),

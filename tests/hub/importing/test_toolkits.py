@@ -287,7 +287,7 @@ def test_does_not_execute_payloads(toolkits, tmp_path, name):
 
 def test_plain_state_dict_requires_num_heads(toolkits, tmp_path):
     torch.save(toolkits.make("fairseq base").state_dict(), tmp_path / "model.pt")
-    with pytest.raises(ValueError, match="Set --num_heads"):
+    with pytest.raises(ValueError, match="Set --num-heads"):
         import_file(tmp_path / "model.pt")
 
 

@@ -181,7 +181,7 @@ def test_errors_are_one_line(opus_folder, save_checkpoint, command, tmp_path, ca
         assert not (tmp_path / "out").exists()
 
     folder = opus_folder()
-    assert_rejected(folder, "--num_heads", 4, reason="--num_heads is not supported for")
+    assert_rejected(folder, "--num-heads", 4, reason="--num-heads is not supported for")
     assert_rejected(save_checkpoint()[2], reason="is already a vanilla_transformer model")
     assert_rejected("user/missing", reason="not a local directory, and HF_HUB_OFFLINE is set")
     T5ForConditionalGeneration(
@@ -256,8 +256,8 @@ def test_fine_tunes_and_exports_imported_model(opus_folder, command, run_main, s
     )
     before = load_file(tmp_path / "imported" / "model.safetensors")
     with start_programs("training.train") as programs:
-        for name, options in {"tuned": (), "lora": ("--lora_rank", "2")}.items():
-            base = ("--base_model", tmp_path / "imported", "--output_dir", tmp_path / name)
+        for name, options in {"tuned": (), "lora": ("--lora-rank", "2")}.items():
+            base = ("--base-model", tmp_path / "imported", "--output-dir", tmp_path / name)
             programs.run("training.train", recipe, *map(str, base), *options)
             after = load_file(tmp_path / name / "model.safetensors")
             assert before.keys() == after.keys()
@@ -274,4 +274,4 @@ def test_fine_tunes_and_exports_imported_model(opus_folder, command, run_main, s
     special = set(tokenizer.all_special_ids)
     for result, ids in zip(results, expected, strict=True):
         assert tokenizer.convert_tokens_to_ids(result.hypotheses[0]) == [i for i in ids if i not in special]
-    run_main(push.main, tmp_path / "tuned", "me/mine", "--dry_run")
+    run_main(push.main, tmp_path / "tuned", "me/mine", "--dry-run")

@@ -55,7 +55,7 @@ def make_checkpoint(
         for name in files:
             (tmp_path / name).write_text("\n".join(random.Random(name).sample([*SPECIAL, *VOCABULARY[2:]], 30)))
         options = [each for name in files for each in (f"--{name}", tmp_path / name)]
-        return [save_as("bare", state, tmp_path), "--num_heads", 4, *options]
+        return [save_as("bare", state, tmp_path), "--num-heads", 4, *options]
 
     def toolkit(name: str, two: bool, pieces: bytes | None = None) -> list:
         toolkits = load_tests_module("importing/toolkit_references.py")
@@ -68,7 +68,7 @@ def make_checkpoint(
             (tmp_path / f"dict.{language}.txt").write_text("".join(f"{token} 1\n" for token in tokens))
         reference = toolkits.make(name, sizes=tuple(len(tokens) + 4 for tokens in sides))
         reference.tokens = lambda: [["<unk>", "<blank>", "<s>", "</s>", *tokens] for tokens in sides]
-        return [toolkits.save(reference.content(), tmp_path / "model.pt"), "--bpe_codes", tmp_path / "code"]
+        return [toolkits.save(reference.content(), tmp_path / "model.pt"), "--bpe-codes", tmp_path / "code"]
 
     def save_native(name: str) -> Path:
         model_class, config_class = NATIVE_CLASSES[name]

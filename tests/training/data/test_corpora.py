@@ -40,7 +40,7 @@ def test_splits_validation_from_training_data(write, arguments):
 
 def test_missing_dataset_error_contains_remedies(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="could not be loaded .* --data_dir"):
+    with pytest.raises(ValueError, match="could not be loaded .* --data-dir"):
         read_corpus(DataArguments(dataset_name="no-such/dataset"))
 
 

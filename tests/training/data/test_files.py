@@ -38,7 +38,7 @@ def test_shortens_lists_of_line_numbers(write):
 
 
 def test_reports_missing_files(arguments):
-    with pytest.raises(ValueError, match=r"cannot read .*train.en.* --data_dir"):
+    with pytest.raises(ValueError, match=r"cannot read .*train.en.* --data-dir"):
         read_corpus(arguments())
 
 
@@ -102,7 +102,7 @@ def test_several_references(write, arguments):
     [
         ("t.tsv", "one eins\n", "line 1: no tab"),
         ("t.jsonl", '{"en": "a", "de": "b"}\n{"en":\n', "line 2: expected a JSON object"),
-        ("t.jsonl", '{"en": "a", "fr": "b"}\n', r"no column 'de' \(found: en, fr\).*--target_lang"),
+        ("t.jsonl", '{"en": "a", "fr": "b"}\n', r"no column 'de' \(found: en, fr\).*--target-lang"),
         ("t.jsonl", "[1, 2]\n", r"line 1: expected a text for each of .*, got \[1, 2\]"),
         ("t.jsonl", '{"translation": null}\n', "line 1: expected a text for each of .*, got None"),
         ("t.jsonl", '{"translation": ["a", "b"]}\n', r"got \['a', 'b'\]"),

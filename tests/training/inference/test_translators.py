@@ -52,7 +52,7 @@ def test_checkpoint_of_a_run_has_the_moving_average_of_its_weights(save, sentenc
         gather_files(folder)
 
 
-@pytest.mark.parametrize("options", [[], ["--scores"], ["--nbest", "2"], ["--num_beams", "1"]])
+@pytest.mark.parametrize("options", [[], ["--scores"], ["--nbest", "2"], ["--num-beams", "1"]])
 def test_commands_return_one_translation_if_the_config_has_several(save, tmp_path, monkeypatch, capsys, options):
     """Otherwise line i of the output would not be the translation of line i."""
     folder, source = save("one"), tmp_path / "source.en"
@@ -68,7 +68,7 @@ def test_commands_return_one_translation_if_the_config_has_several(save, tmp_pat
         assert len(lines) == 3 * (2 if "--nbest" in options else 1)
         assert lines == (expected := expected or lines)
     source.write_text("the dog runs\na cat sleeps\n")
-    arguments = ["--source", str(source), "--reference", str(source), "--num_bootstrap_samples", "2"]
+    arguments = ["--source", str(source), "--reference", str(source), "--num-bootstrap-samples", "2"]
     monkeypatch.setattr("sys.argv", ["score", folder, *arguments])
     score.main()
     assert "bleu" in json.loads(capsys.readouterr().out)

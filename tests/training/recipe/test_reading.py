@@ -9,7 +9,7 @@ from training.recipe.arguments import MACHINE_KEYS, RENAMED_VALUES
 from training.recipe.reading import make_parser, read_recipe
 from training.run.output_dir import validate_same_recipe
 from vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.shared.command_line import RENAMED_OPTIONS
+from vanilla_transformer.shared.command_line import RENAMED_OPTIONS, option_name
 
 RECIPE = """
 output_dir: OUT
@@ -44,23 +44,23 @@ def test_reads_all_types_of_keys(path):
 @pytest.mark.parametrize("schedule", ["linear", "reduce_lr_on_plateau", "greedy"])
 def test_default_metric_does_not_depend_on_the_schedule(path, schedule):
     """Without a metric, transformers sets the loss if the schedule follows one."""
-    keys = ["--early_stopping_patience=2", "--eval_strategy=steps", f"--lr_scheduler_type={schedule}"]
+    keys = ["--early-stopping-patience=2", "--eval-strategy=steps", f"--lr-scheduler-type={schedule}"]
     training = read_recipe([str(path), *keys]).training
     assert (training.metric_for_best_model, training.greater_is_better) == ("bleu", True)
     assert schedule == "linear" or training.lr_scheduler_kwargs["mode"] == "max"
-    training = read_recipe([str(path), *keys, "--metric_for_best_model=loss"]).training
+    training = read_recipe([str(path), *keys, "--metric-for-best-model=loss"]).training
     assert (training.metric_for_best_model, training.greater_is_better) == ("loss", False)
 
 
 def test_command_line_overrides_recipe(path):
-    arguments = ["--max_steps", "9", "--dropout", "0.3", "--norm_position", "pre", "--corpus", "files"]
+    arguments = ["--max-steps", "9", "--dropout", "0.3", "--norm-position", "pre", "--corpus", "files"]
     recipe = read_recipe([str(path), *arguments])
     assert (recipe.training.max_steps, recipe.model.dropout, recipe.model.norm_position) == (9, 0.3, "pre")
     assert recipe.data.corpus == "files"
 
 
 def test_written_recipe_can_be_read(path, tmp_path):
-    recipe = read_recipe([str(path), "--final_norm", "true", "--lr_scheduler_type", "inverse_sqrt"])
+    recipe = read_recipe([str(path), "--final-norm", "true", "--lr-scheduler-type", "inverse_sqrt"])
     assert recipe.model.final_norm is True
     written = tmp_path / "recipe.yaml"
     written.write_text(recipe.to_yaml())
@@ -113,7 +113,7 @@ def test_rejects_missing_recipe(capsys, arguments, message):
 
 def test_rejects_unknown_options(path, capsys):
     with pytest.raises(SystemExit) as exit_:
-        read_recipe([str(path), "--max_stepz", "4"])
+        read_recipe([str(path), "--max-stepz", "4"])
     assert exit_.value.code == 2
     assert "max_stepz" in capsys.readouterr().err
 
@@ -176,11 +176,11 @@ def test_invalid_values_are_reported_in_one_line(path, capsys, change, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num_train_epochs", "2"], "num_train_epochs has no effect with max_steps=7. Add --max_steps -1."),
-        (["--corpus", "files", "--dataset_name", "user/name", "--test_file", "mine"], "To use files, set data_dir"),
-        (["--lowercase", "true", "--tokenizer_path", "DIR"], "lowercase has no effect with tokenizer_path=DIR"),
-        (["--save_steps", "9"], "save_steps has no effect with save_strategy=no"),
-        (["--eval_steps", "9"], "eval_steps has no effect with eval_strategy=no. Add --eval_strategy steps"),
+        (["--num-train-epochs", "2"], "num_train_epochs has no effect with max_steps=7. Add --max-steps -1."),
+        (["--corpus", "files", "--dataset-name", "user/name", "--test-file", "mine"], "To use files, set data_dir"),
+        (["--lowercase", "true", "--tokenizer-path", "DIR"], "lowercase has no effect with tokenizer_path=DIR"),
+        (["--save-steps", "9"], "save_steps has no effect with save_strategy=no"),
+        (["--eval-steps", "9"], "eval_steps has no effect with eval_strategy=no. Add --eval-strategy steps"),
     ],
 )
 def test_rejects_options_without_effect(path, capsys, monkeypatch, arguments, message):
@@ -195,13 +195,13 @@ def test_rejects_options_without_effect(path, capsys, monkeypatch, arguments, me
 def test_rejects_invalid_number_of_updates(path, capsys, value):
     """The Trainer would train for `num_train_epochs`."""
     with pytest.raises(SystemExit):
-        read_recipe([str(path), "--max_steps", value])
+        read_recipe([str(path), "--max-steps", value])
     assert f"max_steps={value} is invalid: it must be at least 1, or -1 for epochs" in capsys.readouterr().err
 
 
 def test_options_of_a_dataset_in_files_have_an_effect(path):
-    arguments = ["--corpus", "files", "--dataset_name", "user/name", "--data_dir", "mine", "--test_file", "mine"]
-    recipe = read_recipe([str(path), *arguments, "--num_train_epochs", "2", "--max_steps", "-1"])
+    arguments = ["--corpus", "files", "--dataset-name", "user/name", "--data-dir", "mine", "--test-file", "mine"]
+    recipe = read_recipe([str(path), *arguments, "--num-train-epochs", "2", "--max-steps", "-1"])
     assert (recipe.data.test_file, recipe.training.num_train_epochs) == ("mine", 2)
 
 
@@ -230,9 +230,9 @@ def test_scalars_stay_text(path):
 
 def test_rejects_recipe_after_options(path, capsys):
     with pytest.raises(SystemExit) as exit_:
-        read_recipe(["--max_steps", "3", str(path)])
+        read_recipe(["--max-steps", "3", str(path)])
     assert exit_.value.code == 2
-    assert "the path to a recipe must be the first argument, before --max_steps" in capsys.readouterr().err
+    assert "the path to a recipe must be the first argument, before --max-steps" in capsys.readouterr().err
 
 
 def test_every_key_has_a_help_text():
@@ -353,4 +353,4 @@ def test_error_shows_new_name_of_renamed_option(path, capsys, option):
     with pytest.raises(SystemExit) as exit_:
         read_recipe([str(path), f"--{option}", "2"])
     assert exit_.value.code == 2
-    assert f"--{option} 2; it was renamed to --{RENAMED_OPTIONS[option]}" in capsys.readouterr().err
+    assert f"--{option} 2; it was renamed to {option_name(RENAMED_OPTIONS[option])}" in capsys.readouterr().err

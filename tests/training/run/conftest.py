@@ -52,7 +52,7 @@ def accelerate_environment():
     """Function (options): the environment variables that `accelerate launch` adds for one process."""
 
     def environment(*options: str) -> dict[str, str]:
-        arguments = launch_command_parser().parse_args(["--num_processes", "1", "--cpu", *options, "program.py"])
+        arguments = launch_command_parser().parse_args(["--num-processes", "1", "--cpu", *options, "program.py"])
         variables = prepare_simple_launcher_cmd_env(_validate_launch_command(arguments)[0])[1]
         return {name: value for name, value in variables.items() if name.startswith("ACCELERATE_")}
 

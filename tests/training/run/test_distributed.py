@@ -200,7 +200,7 @@ def test_accelerate_launch_decides_the_number_of_processes(recipe, accelerate_en
     monkeypatch.setattr(train, "run", lambda recipe: calls.append(recipe.training.world_size))
     monkeypatch.setattr(train, "configure_malloc", lambda: None)
     monkeypatch.setattr(sys.stdout, "reconfigure", lambda **kwargs: None, raising=False)
-    monkeypatch.setattr(sys, "argv", ["training.train", str(recipe), "--num_processes", "2"])
+    monkeypatch.setattr(sys, "argv", ["training.train", str(recipe), "--num-processes", "2"])
     with suppress(SystemExit):
         train.main()
     assert calls == [1 if is_launched else 2]

@@ -117,12 +117,12 @@ def test_bf16_sets_precision(read):
 @pytest.mark.parametrize("keys", [{"metric_for_best_model": "ter"}, {"greater_is_better": False}])
 def test_plateau_schedule_follows_greater_is_better(read, keys):
     """Greater BLEU is better."""
-    plateau = ("--eval_strategy=steps", "--metric_for_best_model=bleu", "--lr_scheduler_type=reduce_lr_on_plateau")
+    plateau = ("--eval-strategy=steps", "--metric-for-best-model=bleu", "--lr-scheduler-type=reduce_lr_on_plateau")
     training = read(*plateau).training
     assert (training.metric_for_best_model, training.lr_scheduler_kwargs) == ("bleu", {"mode": "max"})
     training = read(*plateau, *(f"--{key}={value}" for key, value in keys.items())).training
     assert training.lr_scheduler_kwargs is None  # "min" is the default
-    training = read(*plateau, '--lr_scheduler_kwargs={"mode": "min", "patience": 3}').training
+    training = read(*plateau, '--lr-scheduler-kwargs={"mode": "min", "patience": 3}').training
     assert training.lr_scheduler_kwargs == {"mode": "min", "patience": 3}
 
 
@@ -158,7 +158,7 @@ def test_keys_of_the_hub(read, monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", call)
     keys = {"push_to_hub": True, "hub_model_id": "me/mine", "hub_private_repo": True, "hub_revision": "v1"}
-    recipe = read(*(f"--{key}={value}" for key, value in keys.items()), "--hub_token=secret")
+    recipe = read(*(f"--{key}={value}" for key, value in keys.items()), "--hub-token=secret")
     assert recipe.training.push_to_hub
     push(recipe, Path("out"))
     assert calls == [["hub.push", str(Path("out").resolve()), "me/mine", "--private", "--revision", "v1", "secret"]]
@@ -216,22 +216,22 @@ def test_every_field_is_supported_and_tested_or_rejected(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--load_best_model_at_end", "true"], "set average_by: best"),
-        (["--save_only_model", "true"], "cannot be resumed"),
-        (["--per_device_train_batch_size", "16"], "set tokens_per_update"),
-        (["--save_strategy", "best", "--eval_strategy", "steps"], "Use steps or epoch, and average_by: best"),
-        (["--lr_scheduler_type", "reduce_lr_on_plateau"], "requires an eval strategy"),
+        (["--load-best-model-at-end", "true"], "set average_by: best"),
+        (["--save-only-model", "true"], "cannot be resumed"),
+        (["--per-device-train-batch-size", "16"], "set tokens_per_update"),
+        (["--save-strategy", "best", "--eval-strategy", "steps"], "Use steps or epoch, and average_by: best"),
+        (["--lr-scheduler-type", "reduce_lr_on_plateau"], "requires an eval strategy"),
         (
-            ["--average_by=best", "--eval_strategy=steps", "--eval_steps=3", "--save_steps=2"],
+            ["--average-by=best", "--eval-strategy=steps", "--eval-steps=3", "--save-steps=2"],
             "be a multiple of the other",
         ),
-        (["--average_by=best", "--eval_strategy=epoch", "--save_steps=2"], "requires the same eval_strategy"),
+        (["--average-by=best", "--eval-strategy=epoch", "--save-steps=2"], "requires the same eval_strategy"),
         (
-            ["--average_by=best", "--eval_strategy=steps", "--eval_steps=0.3", "--save_steps=0.2", "--max_steps=100"],
+            ["--average-by=best", "--eval-strategy=steps", "--eval-steps=0.3", "--save-steps=0.2", "--max-steps=100"],
             "must be a multiple",
         ),
         (
-            ["--average_by=best", "--eval_strategy=steps", "--eval_steps=0.1", "--max_steps=-1"],
+            ["--average-by=best", "--eval-strategy=steps", "--eval-steps=0.1", "--max-steps=-1"],
             "Set max_steps",
         ),
         (["--bf16", "true", "--precision", "fp32"], "contradicts precision=fp32"),
@@ -246,7 +246,7 @@ def test_rejects_settings_without_an_effect(read, capsys, arguments, message):
 
 def test_accepts_unsupported_fields_with_default_values(read, tmp_path):
     """The recipe.yaml of earlier versions contains them."""
-    read("--load_best_model_at_end", "false", "--per_device_train_batch_size", "8", "--hub_strategy", "end")
-    best = ("--average_by=best", "--eval_strategy=steps")
+    read("--load-best-model-at-end", "false", "--per-device-train-batch-size", "8", "--hub-strategy", "end")
+    best = ("--average-by=best", "--eval-strategy=steps")
     for evaluations, saves in ((4, 2), (2, 4), (0.1, 0.2), (3, 3)):
-        read(*best, f"--eval_steps={evaluations}", f"--save_steps={saves}", "--max_steps=100")
+        read(*best, f"--eval-steps={evaluations}", f"--save-steps={saves}", "--max-steps=100")

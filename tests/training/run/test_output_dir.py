@@ -40,13 +40,13 @@ def test_rejects_recipe_of_the_user_in_the_output_directory(tmp_path):
     out.mkdir()
     (out / "recipe.yaml").write_text(f"output_dir: {out}\nmax_steps: 3\nreport_to: none\nuse_cpu: true\n")
     recipe = read_recipe([str(out / "recipe.yaml")])
-    with pytest.raises(ValueError, match=r"recipe.yaml is not from a run.* Move it, or choose another --output_dir"):
+    with pytest.raises(ValueError, match=r"recipe.yaml is not from a run.* Move it, or choose another --output-dir"):
         prepare_output_dir(recipe, out)
 
 
 def test_run_that_failed_before_reading_data_can_be_started_again(read, tmp_path):
-    assert prepare_output_dir(read("--data_dir", "wrong"), tmp_path / "out") is None
-    assert prepare_output_dir(read("--data_dir", "right"), tmp_path / "out") is None
+    assert prepare_output_dir(read("--data-dir", "wrong"), tmp_path / "out") is None
+    assert prepare_output_dir(read("--data-dir", "right"), tmp_path / "out") is None
 
 
 def test_lock_excludes_a_second_command(tmp_path):
