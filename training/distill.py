@@ -15,11 +15,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type, option_name
+from vanilla_transformer.shared.command_line import (
+    CommandLineParser,
+    add_options,
+    exit_on_user_error,
+    exponent_type,
+    option_name,
+)
 
 from .distillation.candidate_selection import TableSection
 from .distillation.pair_table import PairTableBuilder
-from .inference.translators import CHECKPOINTS, add_engine_arguments, read_run_recipe
+from .inference.translators import CHECKPOINTS, read_run_recipe
 from .run.distributed import main_process_reports_first
 from .run.hardware import configure_malloc, device_type
 
@@ -46,7 +52,7 @@ def main() -> None:
     parser.add_argument("--max-length-ratio", type=float, help=ratio_help)
     copies_help = "Keep translations that are identical to their source. By default they are dropped."
     parser.add_argument("--keep-copies", action="store_true", help=copies_help)
-    add_engine_arguments(parser)
+    add_options(parser, "engine", "quantization")
     device_help = "Device such as cpu or cuda. Default: one GPU per process, if available."
     parser.add_argument("--device", type=device_type, help=device_help)
     arguments = parser.parse_args()

@@ -12,12 +12,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
+from vanilla_transformer.shared.command_line import CommandLineParser, add_options, exit_on_user_error
 
 from .distill import validate_languages
 from .distillation.candidate_selection import TableSection
 from .distillation.pair_table import PairTableBuilder
-from .inference.translators import add_engine_arguments
 from .run.distributed import main_process_reports_first
 from .run.hardware import configure_malloc
 
@@ -33,7 +32,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="Table (.tsv) to write: source, target.")
     for side in ("forward", "backward"):
         parser.add_argument(f"--{side}_with", nargs="+", default=[], help=f"Checkpoints to ensemble with {side}.")
-    add_engine_arguments(parser)
+    add_options(parser, "engine", "quantization")
     arguments = parser.parse_args()
     configure_malloc()
     with exit_on_user_error(parser.prog):

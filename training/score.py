@@ -20,14 +20,19 @@ from sacrebleu.significance import PairedTest
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
 from vanilla_transformer.shared.atomic_io import atomic_write
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type, option_name
+from vanilla_transformer.shared.command_line import (
+    CommandLineParser,
+    add_options,
+    exit_on_user_error,
+    exponent_type,
+    option_name,
+)
 
 from .data.files import iter_stripped_lines, read_table, validate_line_counts
 from .data.parallel_text import ParallelText, collect_valid_pairs
 from .inference.metrics import SequenceMetric, TranslationMetric, compute_pair_nll, transpose_references
 from .inference.translators import (
     CHECKPOINTS,
-    add_engine_arguments,
     get_decoding_options,
     load_translator,
     read_run_recipe,
@@ -58,7 +63,7 @@ def main() -> None:
     batch_help = "Sentences per batch. Default: 64; on a GPU, as many as fit into memory."
     parser.add_argument("--batch-size", type=int, help=batch_help)
     parser.add_argument("--output", type=Path, help="JSON file to write the printed scores to.")
-    add_engine_arguments(parser)
+    add_options(parser, "engine", "quantization")
     parser.add_argument("--device", type=device_type, help="Device such as cpu or cuda. Default: a GPU, if available.")
     arguments = parser.parse_args()
     configure_malloc()

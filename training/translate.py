@@ -28,7 +28,13 @@ from typing import Any, BinaryIO, TextIO
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
 from vanilla_transformer.shared.atomic_io import atomic_write
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error, exponent_type, option_name
+from vanilla_transformer.shared.command_line import (
+    CommandLineParser,
+    add_options,
+    exit_on_user_error,
+    exponent_type,
+    option_name,
+)
 from vanilla_transformer.shared.text_lines import read_lines, sanitize_tsv_cell
 from vanilla_transformer.text.documents import translate_document
 
@@ -36,7 +42,6 @@ from .data.parallel_text import ParallelText
 from .inference.translators import (
     CHECKPOINTS,
     MIN_CTRANSLATE2_SENTENCES,
-    add_engine_arguments,
     get_decoding_options,
     load_translator,
     read_run_recipe,
@@ -71,7 +76,7 @@ def main() -> None:
     parser.add_argument("--rerank", help="Target-to-source checkpoint that reranks the --num-beams best translations.")
     weight_help = "Weight of the --rerank checkpoint (default: %(default)s)."
     parser.add_argument("--rerank-weight", type=float, default=RERANK_WEIGHT, help=weight_help)
-    add_engine_arguments(parser)
+    add_options(parser, "engine", "quantization")
     parser.add_argument("--device", type=device_type, help="Device such as cuda:1. Default: a GPU, if available.")
     arguments = parser.parse_args()
     configure_malloc()

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,18 +13,13 @@ import torch
 import yaml
 
 from vanilla_transformer import TranslationPipeline
-from vanilla_transformer.shared.ctranslate2_pipeline import (
-    QUANTIZATIONS,
-    CTranslate2Pipeline,
-    validate_ctranslate2_options,
-)
+from vanilla_transformer.shared.ctranslate2_pipeline import CTranslate2Pipeline, validate_ctranslate2_options
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, wrap_load_errors
 
 from ..data.tokenizer import vocabulary_sizes
 from ..recipe.arguments import rename_keys
 
 CHECKPOINTS = "Checkpoint: directory with model and tokenizer, or repository on the Hub. Several form an ensemble."
-ENGINES = ("auto", "transformers", "ctranslate2")
 RUN_CHECKPOINT = re.compile("checkpoint-[0-9]+")  # name of a checkpoint in the output directory of a run
 MIN_CTRANSLATE2_SENTENCES = 500  # with fewer, the conversion of the model takes as long as it saves
 GREEDY_OVERRIDES = {"length_penalty": None, "early_stopping": None}  # transformers rejects these with one beam
@@ -95,16 +90,6 @@ def tokenizer_definition(tokenizer: Any) -> list[Any]:
     return definitions or [type(tokenizer).__name__]
 
 
-def add_engine_arguments(parser: ArgumentParser) -> None:
-    """Add the options `--engine` and `--quantization`."""
-    engine_help = (
-        "Engine that decodes. auto: ctranslate2 on a CPU for many sentences, if it supports model and options."
-    )
-    parser.add_argument("--engine", choices=ENGINES, default="auto", help=engine_help)
-    quantization_help = "Type of the weights with --engine ctranslate2. Default: float32. Others change translations."
-    parser.add_argument("--quantization", choices=QUANTIZATIONS, help=quantization_help)
-
-
 def select_engine(
     translator: TranslationPipeline,
     engine: str,
@@ -116,7 +101,7 @@ def select_engine(
 
     Args:
         translator: The pipeline with transformers.
-        engine: One of `ENGINES`.
+        engine: "auto", "transformers" or "ctranslate2".
         num_sentences: Number of sentences to translate, or an estimate.
         options: Options of the calls.
         quantization: Type of the weights with CTranslate2.

@@ -7,6 +7,8 @@ with exit_on_user_error(parser.prog):
 """
 
 import argparse
+import json
+import logging
 import math
 import os
 import re
@@ -15,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 
 MAX_EXPONENT = 100  # for `length_penalty`; with a greater exponent, length**exponent overflows
@@ -34,6 +37,7 @@ RENAMED_OPTIONS = {  # old name of an option or recipe key -> new name
     "tokenizer_size": "tokenizer_vocab_size",
     "vocabulary_multiple": "pad_vocab_to_multiple_of",
 }
+logger = logging.getLogger("vanilla_transformer")
 INT_LIMIT = 2**31  # integer options must be smaller, because they are stored in 32 bits
 
 
@@ -101,8 +105,76 @@ def exponent_type(text: str) -> float:
     return value
 
 
+def positive_int(text: str) -> int:
+    """Convert an option to an integer of at least 1."""
+    if (value := int_type(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text[:50]} must be at least 1")
+    return value
+
+
+def existing_path(text: str) -> Path:
+    """Convert an option to the path of a file or directory that exists."""
+    if not (path := Path(text)).exists():
+        raise argparse.ArgumentTypeError(f"{text} does not exist")
+    return path
+
+
+def new_path(text: str) -> Path:
+    """Convert an option to a path that does not exist yet."""
+    if (path := Path(text)).exists():
+        raise argparse.ArgumentTypeError(f"{text} already exists. Choose another path")
+    return path
+
+
+def checkpoint_name(text: str) -> str:
+    """Convert an option to a directory that exists, or a name such as `user/name` on the Hub."""
+    path = Path(text)
+    if not path.exists() and (path.parent.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", text)):
+        raise argparse.ArgumentTypeError(f"{text} does not exist")  # `user` in `user/name` is no local directory
+    return text
+
+
 float_type.__name__, int_type.__name__, exponent_type.__name__ = "float", "int", "float"  # for argparse's messages
+positive_int.__name__ = "int"
 NUMBER_TYPES: dict[Any, Any] = {float: float_type, int: int_type}
+ENGINES = ("auto", "transformers", "ctranslate2")
+QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16")
+OPTIONS: dict[str, dict[str, Any]] = {  # options that several commands have
+    "batch_size": {
+        "type": positive_int,
+        "help": "Sentences per batch. Default: 64; on a GPU, as many as fit into memory.",
+    },
+    "num_beams": {"type": positive_int, "help": "Beam size. Default: the checkpoint's."},
+    "length_penalty": {"type": exponent_type, "help": "Length penalty. Default: the checkpoint's."},
+    "max_new_tokens": {"type": positive_int, "help": "Maximum translation length. Default: the checkpoint's."},
+    "engine": {
+        "choices": ENGINES,
+        "default": "auto",
+        "help": "Engine that decodes. auto: ctranslate2 on a CPU for many sentences, if it supports the options.",
+    },
+    "quantization": {
+        "choices": QUANTIZATIONS,
+        "help": "Type of the weights with --engine ctranslate2. Default: float32. Others change translations.",
+    },
+    "device": {"help": "Device such as cpu or cuda:1. Default: a GPU, if available."},
+    "source_lang": {"help": "Source language such as en. Default: the recipe's."},
+    "target_lang": {"help": "Target language such as de. Default: the recipe's."},
+    "private": {"action": "store_true", "help": "Create a private repository."},
+    "replace": {"action": "store_true", "help": "Overwrite files of other users."},
+    "json": {"action": "store_true", "help": "Print the result as one JSON document."},
+    "quiet": {"action": "store_true", "help": "Print no progress and no messages except errors."},
+}
+
+
+def add_options(parser: argparse.ArgumentParser, *keys: str) -> None:
+    """Add options of `OPTIONS` to a parser."""
+    for key in keys:
+        parser.add_argument(option_name(key), **OPTIONS[key])
+
+
+def print_result(result: Any, as_json: bool, text: str = "") -> None:
+    """Print the result of a command to stdout: a JSON document for programs, or a text for people."""
+    print(json.dumps(result, indent=2, ensure_ascii=False, default=str) if as_json else text)
 
 
 def option_name(key: str) -> str:
@@ -136,21 +208,28 @@ def format_error(error: Exception) -> str:
 
 @contextmanager
 def exit_on_user_error(
-    prog: str, *user_errors: type[Exception], formatter: Callable[[Exception], str] = format_error
+    prog: str,
+    *user_errors: type[Exception],
+    formatter: Callable[[Exception], str] = format_error,
+    quiet: bool = False,
 ) -> Iterator[None]:
     """Context manager: on a user error, print one line to stderr and exit with status 2.
 
-    Ctrl-C exits with status 130. If the reader of stdout (such as `head`) closes it, the status is 0. If stderr is
-    not a terminal, progress bars are disabled.
+    Ctrl-C exits with status 130. If the reader of stdout (such as `head`) closes it, the status is 0. Messages of the
+    logger `vanilla_transformer` are printed to stderr. If stderr is not a terminal, progress bars are disabled.
 
     Args:
         prog: Prefix of the line.
         user_errors: Exception types to treat as user errors, in addition to `ValueError` and `OSError`.
         formatter: Function that returns the message of an exception.
+        quiet: Whether to print neither messages nor progress bars.
     """
     prog = command_name(prog)
+    handler = logging.StreamHandler()  # prints to stderr
+    logger.addHandler(handler)
+    logger.setLevel(logging.ERROR if quiet else logging.INFO)
     caught: tuple[type[Exception], ...] = (ValueError, OSError, *user_errors)
-    if not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty():
         from transformers.utils.logging import disable_progress_bar  # slow import
 
         disable_progress_bar()
@@ -173,6 +252,8 @@ def exit_on_user_error(
         except OSError:
             discard_stdout()
         sys.exit(2)
+    finally:
+        logger.removeHandler(handler)
 
 
 def discard_stdout() -> None:

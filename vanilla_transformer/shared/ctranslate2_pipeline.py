@@ -15,7 +15,6 @@ from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.generation_vanilla_transformer import find_modification, resolve_generation_config
 from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS
 
-QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16")
 MAX_TOKENS = 4096  # rows of the table of sinusoidal positions; longer sentences are decoded with PyTorch
 SUPPORTED_OPTIONS = {  # options of a call, and fields of the generation config
     *("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "max_new_tokens", "max_length"),
@@ -41,7 +40,7 @@ class CTranslate2Pipeline(TranslationPipeline):
     does not support.
 
     Args:
-        quantization: Type of the weight matrices, one of `QUANTIZATIONS`. Defaults to float32. Changes translations.
+        quantization: Type of the weight matrices, such as int8. Defaults to float32. Changes translations.
         **kwargs: As for `TranslationPipeline`.
 
     Raises:
