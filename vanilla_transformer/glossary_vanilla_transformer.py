@@ -167,25 +167,10 @@ class LexicalConstraints:
         values, ids, missing = values.flatten(1), ids.flatten(1), missing.flatten(1)
         shortfall = (cannot_complete.flatten(1) & (missing > 0)) * (1 + missing)
 
-        # round-robin over banks: the best of each number of missing tokens, then the second best of each, ...
-        order = values.argsort(descending=True, stable=True)
-        order = order.gather(1, shortfall.gather(1, order).argsort(stable=True))
-        is_last = shortfall.gather(1, order) > 0
-        missing, values, ids = missing.gather(1, order), values.gather(1, order), ids.gather(1, order)
-        parents = order // (order.shape[1] // beams)
-        by_bank = missing.argsort(stable=True)
-        positions = torch.arange(by_bank.shape[1], device=ids.device).expand_as(by_bank)
-        banks = missing.gather(1, by_bank)
-        is_first = nn.functional.pad(banks[:, 1:] != banks[:, :-1], (1, 0), value=True)
-        bank_starts = (positions * is_first).cummax(1).values
-        rank = torch.empty_like(by_bank).scatter_(1, by_bank, positions - bank_starts)
-        rank[:, 0].fill_(-1)  # the best of all banks is always selected
-        is_masked = values < MASKED_SCORE / 2
-        rank = rank + ((is_last | is_masked).int() + is_masked) * MAX_CONSTRAINT_TOKENS
-        keys = rank * MAX_CONSTRAINT_TOKENS + missing.clamp(max=MAX_CONSTRAINT_TOKENS - 1)
-        picks = keys.argsort(stable=True)[:, :num_candidates]
-        values, missing = values.gather(1, picks), missing.gather(1, picks)
-        return values, ids.gather(1, picks), parents.gather(1, picks), (missing == 0) & (values > MASKED_SCORE / 2)
+        picks = allocate_beams(values, missing, shortfall)[:, :num_candidates]
+        values, ids, missing = values.gather(1, picks), ids.gather(1, picks), missing.gather(1, picks)
+        parents = picks // matches.shape[2]
+        return values, ids, parents, (missing == 0) & (values > MASKED_SCORE / 2)
 
     def rank_finished(self, scores: torch.Tensor, is_complete: torch.Tensor) -> torch.Tensor:
         """Return the order of finished hypotheses (B, n): by score, but those that lack a term last."""
@@ -207,6 +192,33 @@ class LexicalConstraints:
         order = order.gather(1, best_first)
         is_ignored = has_enough[:, None] & ~is_complete.gather(1, order)
         return order, scores, scores.masked_fill(is_ignored, -math.inf).amax(1)
+
+
+def allocate_beams(values: torch.Tensor, missing: torch.Tensor, shortfall: torch.Tensor) -> torch.Tensor:
+    """Return the order of the continuations of each sentence (B, n), round-robin over their banks.
+
+    The best of each number of missing tokens comes first, then the second best of each, and so on. The best of all
+    banks is the first. Continuations that cannot complete their terms, and masked ones, come last.
+
+    Args:
+        values: Scores of the continuations (B, n).
+        missing: Numbers of missing constraint tokens, which define the banks (B, n).
+        shortfall: 0, or for continuations that cannot complete their terms 1 + the number of missing tokens (B, n).
+    """
+    order = values.argsort(descending=True, stable=True)
+    order = order.gather(1, shortfall.gather(1, order).argsort(stable=True))
+    values, missing, shortfall = (each.gather(1, order) for each in (values, missing, shortfall))
+    by_bank = missing.argsort(stable=True)
+    positions = torch.arange(by_bank.shape[1], device=values.device).expand_as(by_bank)
+    banks = missing.gather(1, by_bank)
+    is_first = nn.functional.pad(banks[:, 1:] != banks[:, :-1], (1, 0), value=True)
+    bank_starts = (positions * is_first).cummax(1).values
+    rank = torch.empty_like(by_bank).scatter_(1, by_bank, positions - bank_starts)
+    rank[:, 0].fill_(-1)
+    is_masked = values < MASKED_SCORE / 2
+    rank = rank + (((shortfall > 0) | is_masked).int() + is_masked) * MAX_CONSTRAINT_TOKENS
+    keys = rank * MAX_CONSTRAINT_TOKENS + missing.clamp(max=MAX_CONSTRAINT_TOKENS - 1)
+    return order.gather(1, keys.argsort(stable=True))
 
 
 class GlossaryMatcher:
