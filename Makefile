@@ -33,11 +33,12 @@ conformance: $(VENV)/dev.installed  ## the model tests of Transformers, from its
 	PYTHONPATH=$$(echo $(CONFORMANCE)/transformers-*) $(RUN) -m pytest --import-mode=prepend -n 2 -W ignore \
 		-o addopts= -o pythonpath=. -q tests/conformance
 
-lint: $(VENV)/dev.installed  ## style, format, types, terms
+lint: $(VENV)/dev.installed  ## style, format, types, terms, conventions of model files (mlinter)
 	$(VENV)/bin/ruff check .
 	$(RUN) tests/check_language.py
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(RUN) -m pytest -q tests/vanilla_transformer/test_model_conventions.py
 
 bench: $(VENV)/dev.installed  ## speed compared with native Transformers models; writes to runs/benchmark
 	$(RUN) -m training.benchmark
