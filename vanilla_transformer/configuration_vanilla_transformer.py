@@ -1,11 +1,11 @@
 # Copyright 2026 The vanilla-transformer authors. Licensed under the Apache License, Version 2.0.
 """Configuration of the encoder-decoder of "Attention Is All You Need" (Vaswani et al. 2017, arXiv:1706.03762)."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import field, fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
@@ -251,7 +251,7 @@ def include_code(model: Any, base_class: Any, directory: Any, is_main_process: b
     own_class: Any = next(each for each in wrapped_class.__mro__ if not each.__name__.startswith("FSDP"))
     name, module = own_class.__name__, own_class.__module__
     if module != base_class.__module__ and own_class._auto_class and is_main_process:
-        os.makedirs(directory, exist_ok=True)
+        Path(directory).mkdir(parents=True, exist_ok=True)
         custom_object_save(base_class, directory)
         in_main = module == "__main__"
         logger.warning_once(

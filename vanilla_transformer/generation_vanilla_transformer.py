@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -275,28 +275,33 @@ def find_modification(model: Any, with_encoder: bool = False) -> str | None:
 
     `with_encoder` also examines the modules of the encoder, which the loops of this package call in the usual way.
     """
+    return next(iter_modifications(model, with_encoder), None)
+
+
+def iter_modifications(model: Any, with_encoder: bool) -> Iterator[str]:
     modeling_module = next((each.__module__ for each in type(model).__mro__ if each.__name__ == MODEL_CLASS), None)
     if modeling_module is None:
-        return f"a {type(model).__name__}"
+        yield f"a {type(model).__name__}"
+        return
     if model.training:
-        return "a model in training mode"
+        yield "a model in training mode"
     if torch.is_autocast_enabled(model.device.type):
-        return "autocast"
+        yield "autocast"
     if nn.modules.module._has_any_global_hook():
-        return "hooks of all modules"
+        yield "hooks of all modules"
     implementation = model.config._attn_implementation
     functions = {"eager": None, "sdpa": sdpa_attention_forward}
     if implementation not in functions or ALL_ATTENTION_FUNCTIONS.get(implementation) is not functions[implementation]:
-        return f"attn_implementation={implementation!r}"
+        yield f"attn_implementation={implementation!r}"
     for name in OVERRIDABLE_METHODS:
         if getattr(getattr(model, name, None), "__func__", None) is not getattr(GenerationMixin, name, None):
-            return f"an overridden {name}"
+            yield f"an overridden {name}"
     if any(isinstance(each, DTensor) for each in model.parameters()):
-        return "sharded weights (tensor parallelism, FSDP)"
+        yield "sharded weights (tensor parallelism, FSDP)"
     modules: Iterable[Any] = (model, model.model, model.lm_head, *model.get_decoder().modules())
     if with_encoder:
         modules = (*modules, *model.get_encoder().modules())
-    return next((f"a modified {type(each).__name__}" for each in modules if is_modified(each, modeling_module)), None)
+    yield from (f"a modified {type(each).__name__}" for each in modules if is_modified(each, modeling_module))
 
 
 def is_modified(module: Any, modeling_module: str) -> bool:

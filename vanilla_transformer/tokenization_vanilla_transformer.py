@@ -3,6 +3,7 @@
 
 import os
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
@@ -136,7 +137,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         prefix = f"{filename_prefix}-" if filename_prefix else ""
         tokenizers = self.source_tokenizer, self.target_tokenizer
         for tokenizer, name in zip(tokenizers, self.vocab_files_names.values(), strict=True):
-            path = os.path.join(save_directory, prefix + name)
+            path = str(Path(save_directory, prefix + name))
             tokenizer.save(path)
             file_names = (*file_names, path)
         return file_names

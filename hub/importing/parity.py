@@ -2,8 +2,8 @@
 
 import importlib
 import math
-import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ def compare_with_user_model(
 
 def load_user_model(location: str) -> nn.Module:
     module_name, _, name = location.partition(":")
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, str(Path.cwd()))
     try:
         model = getattr(importlib.import_module(module_name), name)()
     except (ImportError, AttributeError, ValueError, TypeError) as error:

@@ -190,24 +190,28 @@ def status_line(text: str) -> str:
     return f'<p role="status" aria-live="polite">{html.escape(text)}</p>'
 
 
-def make_page(checkpoint: str) -> gr.Blocks:
-    """Create the page. The checkpoint is loaded when the page is first opened."""
-    loading = threading.Lock()
-    loaded: list[Translator] = []
+class PageEvents:
+    """Functions that the page calls on events. The checkpoint is loaded when the page is first opened."""
 
-    def translator() -> Translator:
-        with loading:
-            if not loaded:
-                loaded.append(Translator(checkpoint))
-        return loaded[0]
+    def __init__(self, checkpoint: str):
+        self.checkpoint = checkpoint
+        self.loading = threading.Lock()
+        self.loaded: Translator | None = None
 
-    def load() -> Iterator[tuple]:
-        yield status_line(f"Loading {checkpoint} ..."), gr.skip(), gr.skip(), gr.skip()
+    def translator(self) -> Translator:
+        """Return the translator, and load it first if necessary."""
+        with self.loading:
+            self.loaded = self.loaded or Translator(self.checkpoint)
+        return self.loaded
+
+    def load(self) -> Iterator[tuple]:
+        """Load the checkpoint. Yield the status, the button and the choices of layers and heads."""
+        yield status_line(f"Loading {self.checkpoint} ..."), gr.skip(), gr.skip(), gr.skip()
         try:
-            model = translator().model
+            model = self.translator().model
         except Exception as error:  # safetensors, torch and transformers raise different types
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            yield status_line(f"{checkpoint} cannot be loaded: {reason}"), gr.skip(), gr.skip(), gr.skip()
+            yield status_line(f"{self.checkpoint} cannot be loaded: {reason}"), gr.skip(), gr.skip(), gr.skip()
             return
         config, size = model.config, model.num_parameters() / 1e6
         layers = max(config.encoder_layers, config.decoder_layers)
@@ -219,9 +223,10 @@ def make_page(checkpoint: str) -> gr.Blocks:
             gr.Dropdown([MEAN, *(str(i + 1) for i in range(heads))], value=MEAN),
         )
 
-    def translate(text: str, beams: int, kind: str, layer: str, head: str) -> Iterator[tuple]:
+    def translate(self, text: str, beams: int, kind: str, layer: str, head: str) -> Iterator[tuple]:
+        """Translate a sentence. Yield the status, the translation, the n-best list, the attention and its heat map."""
         start = time.perf_counter()
-        model = translator()
+        model = self.translator()
         try:
             batch = model.encode(text)
         except ValueError as error:
@@ -242,6 +247,10 @@ def make_page(checkpoint: str) -> gr.Blocks:
         table = heat_map(attention, kind, layer, head)
         yield status_line(f"{status}."), texts[0][0], nbest_list(texts), attention, table
 
+
+def make_page(checkpoint: str) -> gr.Blocks:
+    """Create the page."""
+    events = PageEvents(checkpoint)
     with gr.Blocks(title=f"{checkpoint}: translate and inspect attention") as page:
         gr.Markdown(f"# Translate and inspect attention\n`{html.escape(checkpoint)}`, an encoder-decoder Transformer")
         status = gr.HTML(status_line("Starting ..."))
@@ -259,9 +268,9 @@ def make_page(checkpoint: str) -> gr.Blocks:
         heat = gr.HTML(heat_map(None, "cross", "1", MEAN))
         attention = gr.State(None)
 
-        page.load(load, outputs=[status, button, layer, head])
+        page.load(events.load, outputs=[status, button, layer, head])
         outputs = [status, translation, candidates, attention, heat]
-        gr.on([button.click, text.submit], translate, [text, beams, kind, layer, head], outputs)
+        gr.on([button.click, text.submit], events.translate, [text, beams, kind, layer, head], outputs)
         # `input` instead of `change`: an update by `load` could overwrite the heat map of the first translation
         gr.on([kind.input, layer.input, head.input], heat_map, [attention, kind, layer, head], heat)
     return page
