@@ -56,10 +56,11 @@ class TranslationPipeline(Pipeline):
         other arguments: Passed to `model.generate()`. If no length is set, a translation may be 50 tokens longer than
             its source (section 6.1). `ROW_ARGUMENTS`, which depend on the order of sentences in a batch, raise errors.
 
-    An empty string has an empty translation with score 0. A sentence that is too long for learned positions is not
-    truncated. Its translation is empty with score -inf, `"error"` states the reason, and a warning is logged.
-    A translation does not depend on the other sentences of its batch. The options `glossary`, `return_alignments` and
-    `return_token_scores` require the installed package `vanilla_transformer`, as checkpoints do not contain their code.
+    White space at the end of a sentence is ignored. An empty string has an empty translation with score 0. A sentence
+    that is too long for learned positions is not truncated. Its translation is empty with score -inf, `"error"` states
+    the reason, and a warning is logged. A translation does not depend on the other sentences of its batch. The options
+    `glossary`, `return_alignments` and `return_token_scores` require the installed package `vanilla_transformer`, as
+    checkpoints do not contain their code.
     """
 
     _load_tokenizer = True
@@ -114,7 +115,7 @@ class TranslationPipeline(Pipeline):
             import_module("alignment")  # raise an error before decoding
         n = resolve_generation_config(self.model, generate_kwargs).num_return_sequences or 1
         while window := list(islice(sentences, (batch_size or DEFAULT_BATCH_SIZE) * BATCHES_PER_WINDOW)):
-            window = [each.rstrip("\r\n") if isinstance(each, str) else each for each in window]
+            window = [each.rstrip() if isinstance(each, str) else each for each in window]  # as in training
             encoded: dict[int, Any] = {}
             results: dict[int, list[dict[str, Any]]] = {}
             for i, sentence in enumerate(window):

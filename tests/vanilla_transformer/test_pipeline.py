@@ -75,6 +75,13 @@ def test_file(make_translator, tmp_path):
         assert list(translator(lines)) == translator(TEXTS)
 
 
+@pytest.mark.parametrize("white_space", ["\r\n", " ", "\t", "\N{NO-BREAK SPACE}", "\N{IDEOGRAPHIC SPACE}\n"])
+def test_ignores_white_space_at_the_end(make_translator, white_space):
+    translator = make_translator()
+    texts = [text + white_space for text in TEXTS]
+    assert translator(texts, return_scores=True) == translator(TEXTS, return_scores=True)
+
+
 def test_dataset_column(make_translator):
     datasets = pytest.importorskip("datasets")
     translator = make_translator()
