@@ -122,6 +122,7 @@ def test_lora_is_merged_and_saved_as_adapter(make_base, tune, kind):
     for name, tensor in adapted.state_dict().items():
         if name in after:
             torch.testing.assert_close(tensor, after[name], atol=1e-6, rtol=0)
+    assert json.loads((folder / "all_results.json").read_text())["parameters"] == adapted.num_parameters()
 
 
 @pytest.mark.slow
