@@ -24,9 +24,7 @@ def test_recipes_that_average_checkpoints(tmp_path, monkeypatch, repository, nam
 
 
 @pytest.mark.parametrize("use_cpu", [False, True])
-def test_baseline_uses_the_device_of_the_recipe(
-    tmp_path, monkeypatch, make_tokenizer, make_config, sentences, use_cpu
-):
+def test_baseline_uses_the_device_of_the_recipe(tmp_path, monkeypatch, make_tokenizer, make_config, sentences, use_cpu):
     tokenizer, sizes = make_tokenizer(True)
     for each in (tokenizer, make_config(**sizes)):
         each.save_pretrained(tmp_path)
