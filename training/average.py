@@ -42,8 +42,8 @@ def run(arguments: argparse.Namespace) -> None:
             raise ValueError("--last and --best require one run directory and a number of at least 1.")
         folders = select_run_checkpoints(folders[0], count, "best" if arguments.last is None else "last")
     for folder in folders:
-        if not (folder / "config.json").exists():
-            raise ValueError(f"{folder} is not a checkpoint: config.json is missing. For a run, add --last N.")
+        if all_checkpoints(folder) and not (folder / "config.json").exists():
+            raise ValueError(f"{folder} is a run without a final model. Add --last N, or list its checkpoints.")
         reason = checkpoint_error(folder) if folder.name.startswith("checkpoint-") else None
         if reason:
             raise ValueError(f"{folder} is incomplete: {reason}. Remove it from the list.")

@@ -156,7 +156,7 @@ def compute_limits(
     mask: torch.Tensor | None,
     states: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the maximum length of each sequence (B), including the prompt (B, T)."""
+    """Return the maximum length of each sequence (B), including the prompt (B, T). Raise ValueError if it is full."""
     lengths = [each.max_length for each in criteria if type(each) is MaxLengthCriteria]
     if extra_tokens is None:
         return torch.full((len(prompts),), min(lengths, default=config.max_length), device=prompts.device)
@@ -165,6 +165,9 @@ def compute_limits(
     lengths = [length for length in lengths if length != config.max_length]
     configs = [each.config for each in models]
     lengths += [each.max_position_embeddings for each in configs if each.position_embedding_type == "learned"]
+    if lengths and min(lengths) <= prompts.shape[1]:
+        size = prompts.shape[1]
+        raise ValueError(f"A decoder prompt of {size} tokens fills all {min(lengths)} positions. Shorten the prompt.")
     return limits.clamp(max=min(lengths)) if lengths else limits
 
 
@@ -360,6 +363,14 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             args, kwargs = (), {name: value for name, value in bound.items() if name != "self"} | kwargs
             kwargs = prepare_custom_generate_kwargs(self, beam_search, kwargs)
         return super().generate(*args, **kwargs)
+
+    def _get_logits_processor(self, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
+        """Override that rejects logits processors which compare ids of two different vocabularies."""
+        for name, neutral in {"encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1}.items():
+            value = getattr(generation_config, name)
+            if value not in (None, neutral) and self.config.vocab_size != self.config.decoder_vocab_size:
+                raise ValueError(f"{name}={value} requires one vocabulary for source and target. Omit it.")
+        return super()._get_logits_processor(generation_config, *args, **kwargs)
 
 
 GENERATE_SIGNATURE = inspect.signature(GenerationMixin.generate)

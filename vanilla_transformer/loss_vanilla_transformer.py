@@ -19,7 +19,8 @@ GPU_CHUNK_SIZE = 2**28  # on a GPU; a step of the base model takes 79 ms on an H
 class _FusedLinearCrossEntropy(torch.autograd.Function):
     """Loss that computes the gradients in the forward pass, while the logits of each chunk are in memory.
 
-    The backward pass only scales them. `needs_gradient` has one flag each for `states`, `weight` and `bias`.
+    The backward pass only scales them, so they have no derivatives (RuntimeError with `create_graph`).
+    `needs_gradient` has one flag each for `states`, `weight` and `bias`.
     """
 
     @staticmethod
@@ -68,6 +69,8 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: torch.Tensor) -> tuple:
+        if torch.is_grad_enabled():  # only with `create_graph`
+            raise RuntimeError("The fused loss has no second derivatives. Compute the loss from the logits instead.")
         gradients = [each if each is None else each * scale.to(each.dtype) for each in ctx.saved_tensors]
         return *gradients, None, None, None, None
 

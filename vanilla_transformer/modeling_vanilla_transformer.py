@@ -62,13 +62,16 @@ def scaled_dot_product_attention(
     """Compute softmax(Q K^T / sqrt(d_k)) V (section 3.2.1, equation 1): the `"eager"` attention implementation.
 
     The shapes are query (B, H, T, K), key (B, H, S, K) and value (B, H, S, E); `scaling` is 1 / sqrt(d_k).
-    `attention_mask` is added to the scores and broadcast to (B, H, T, S): 0 for visible keys, otherwise very negative.
+    `attention_mask` is broadcast to (B, H, T, S): boolean, True for visible keys; or added to the scores, 0 for visible
+    keys and very negative for others.
 
     Returns:
         The weighted values (B, T, H, E) and the attention weights (B, H, T, S).
     """
     scores = torch.matmul(query * scaling, key.transpose(2, 3))  # (B, H, T, S)
-    if attention_mask is not None:
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    elif attention_mask is not None:
         scores = scores + attention_mask
     weights = nn.functional.softmax(scores, dim=-1)
     weights = apply_dropout(weights, dropout, module.training)

@@ -4,7 +4,7 @@
 import importlib
 import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from itertools import islice
+from itertools import compress, islice
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from transformers import GenerationConfig, Pipeline, PreTrainedModel
 from transformers.generation import StopStringCriteria
 from transformers.utils import logging
 
+from .beam_search_vanilla_transformer import MASKED_SCORE, make_length_penalty
 from .generation_vanilla_transformer import beam_search, find_unsupported, resolve_generation_config
 
 logger = logging.get_logger(__name__)
@@ -22,6 +23,7 @@ DEFAULT_BATCH_SIZE = 64  # sentences
 MAX_GPU_BATCH_SIZE = 512  # sentences
 MAX_GPU_BATCH_TOKENS = 2**14  # source tokens times beams
 DEFAULT_GLOSSARY_BEAMS = 4  # section 6.1
+MIN_LOG_PROBABILITY = MASKED_SCORE / 1000  # of a translation; beam search fills up n-best lists with masked copies
 EXTRA_TOKENS = 50  # section 6.1: "the maximum output length during inference [is] input length + 50"
 ROW_ARGUMENTS = ("decoder_input_ids", "decoder_attention_mask", "prefix_allowed_tokens_fn", "adapter_names")
 
@@ -56,11 +58,12 @@ class TranslationPipeline(Pipeline):
         other arguments: Passed to `model.generate()`. If no length is set, a translation may be 50 tokens longer than
             its source (section 6.1). `ROW_ARGUMENTS`, which depend on the order of sentences in a batch, raise errors.
 
-    White space at the end of a sentence is ignored. An empty string has an empty translation with score 0. A sentence
-    that is too long for learned positions is not truncated. Its translation is empty with score -inf, `"error"` states
-    the reason, and a warning is logged. A translation does not depend on the other sentences of its batch. The options
-    `glossary`, `return_alignments` and `return_token_scores` require the installed package `vanilla_transformer`, as
-    checkpoints do not contain their code.
+    There are less than `num_return_sequences` translations of a sentence if beam search finds fewer. White space at the
+    end of a sentence is ignored. An empty string has an empty translation with score 0. A sentence that is too long for
+    learned positions is not truncated. Its translation is empty with score -inf, `"error"` states the reason, and a
+    warning is logged. A translation does not depend on the other sentences of its batch. The options `glossary`,
+    `return_alignments` and `return_token_scores` require the installed package `vanilla_transformer`, as checkpoints do
+    not contain their code.
     """
 
     _load_tokenizer = True
@@ -83,6 +86,11 @@ class TranslationPipeline(Pipeline):
         if per_row:
             raise ValueError(f"{per_row[0]} depends on the rows of a batch. Call model.generate() with one batch.")
         progress, glossary = output_options.pop("progress", False), output_options.pop("glossary", None)
+        configs = [generate_kwargs.get("generation_config"), self.model.generation_config]
+        num_beams = generate_kwargs.get("num_beams") or next((c.num_beams for c in configs if c and c.num_beams), 1)
+        if glossary and num_beams == 1:
+            # also for sentences without terms, so that a translation does not depend on its batch
+            generate_kwargs = {"num_beams": DEFAULT_GLOSSARY_BEAMS} | generate_kwargs
         unsupported = self._find_unsupported(generate_kwargs)
         for name, value in (("A glossary", glossary), ("An ensemble", generate_kwargs.get("ensemble"))):
             if value and unsupported is not None:
@@ -90,9 +98,6 @@ class TranslationPipeline(Pipeline):
                     f"{name} requires `beam_search`, which does not support {unsupported}. Omit one of the two."
                 )
         matcher = None if glossary is None else import_module("glossary").GlossaryMatcher(glossary, self.tokenizer)
-        if glossary and (resolve_generation_config(self.model, generate_kwargs).num_beams or 1) == 1:
-            # also for sentences without terms, so that a translation does not depend on its batch
-            generate_kwargs = {"num_beams": DEFAULT_GLOSSARY_BEAMS} | generate_kwargs
         translations = self._translate(sentences, batch_size, generate_kwargs, matcher, **output_options)
         if progress:
             translations = tqdm(translations, total=total, unit=" sentences")
@@ -222,15 +227,20 @@ class TranslationPipeline(Pipeline):
             uses_own_loops = generate_kwargs.setdefault("custom_generate", beam_search) is beam_search
         config = resolve_generation_config(self.model, generate_kwargs)
         output_flags = dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states"), False)
-        output_flags |= {"return_dict_in_generate": return_scores}
-        output_flags |= {"output_scores": return_scores and not uses_own_loops}  # `beam_search` always returns scores
+        needs_scores = return_scores or (config.num_return_sequences or 1) > 1
+        output_flags |= {"return_dict_in_generate": needs_scores}
+        output_flags |= {"output_scores": needs_scores and not uses_own_loops}  # `beam_search` always returns scores
         outputs = self.model.generate(**model_inputs, **(generate_kwargs | output_flags))
         shape = (len(model_inputs["input_ids"]), -1)
-        sequences = outputs.sequences if return_scores else outputs
+        sequences = outputs.sequences if needs_scores else outputs
         result = {"sequences": sequences.view(*shape, sequences.shape[-1])}
         is_token = self._token_mask(result["sequences"], model_inputs, config, generate_kwargs)
         if return_scores:
             result["scores"] = self._compute_scores(outputs, is_token, config).view(shape)
+        if getattr(outputs, "sequences_scores", None) is not None:
+            penalty = make_length_penalty(config.length_penalty, generate_kwargs.get("alpha"), sequences.shape[-1])
+            log_probabilities = outputs.sequences_scores.view(shape) * penalty(is_token.sum(-1).clamp(min=1))
+            result["is_found"] = (log_probabilities > MIN_LOG_PROBABILITY).tolist()
         if return_token_scores:
             inputs, models = (model_inputs, result["sequences"], is_token), (self.model, *ensemble)
             function = import_module("alignment").compute_token_log_probs
@@ -294,7 +304,7 @@ class TranslationPipeline(Pipeline):
         return log_probabilities.masked_fill(~is_token, 0.0).sum(-1) / is_token.sum(-1).clamp(min=1) ** penalty
 
     def postprocess(self, model_outputs: dict[str, torch.Tensor]) -> list[list[dict[str, Any]]]:
-        """Return n dictionaries per sentence for token ids (B, n, T)."""
+        """Return at most n dictionaries per sentence for token ids (B, n, T)."""
         results = []
         target_tokenizer = self._target_tokenizer()
         for row, sequences in enumerate(model_outputs["sequences"]):
@@ -310,6 +320,8 @@ class TranslationPipeline(Pipeline):
                     candidate["tokens"] = target_tokenizer.convert_ids_to_tokens(ids[is_token].tolist())
                     candidate["token_scores"] = scores[is_token].tolist()
                     candidate["log_probability"] = sum(candidate["token_scores"])
+            if "is_found" in model_outputs:
+                candidates = candidates[:1] + list(compress(candidates[1:], model_outputs["is_found"][row][1:]))
             results.append(candidates)
         return results
 

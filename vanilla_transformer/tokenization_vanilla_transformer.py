@@ -120,6 +120,13 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         finally:
             self._switch_to_input_mode()
 
+    def add_special_tokens(self, special_tokens_dict, *args: Any, **kwargs: Any) -> int:
+        """Add special tokens, with equal ids in both vocabularies. Raise ValueError, and add none, if these differ."""
+        values = [each if isinstance(each, list | tuple) else [each] for each in special_tokens_dict.values()]
+        special = [str(token) for tokens in values for token in tokens]
+        validate_special_token_ids(self.source_tokenizer, self.target_tokenizer, special)
+        return super().add_special_tokens(special_tokens_dict, *args, **kwargs)
+
     def _add_tokens(self, new_tokens, special_tokens: bool = False) -> int:
         """Add tokens to the source vocabulary, and special tokens to both, with equal ids."""
         special = [token for token in new_tokens if special_tokens or getattr(token, "special", False)]

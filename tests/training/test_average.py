@@ -57,6 +57,12 @@ def test_output_has_the_common_settings(make_checkpoint, tmp_path):
     assert not (tmp_path / "other" / "recipe.yaml").exists()
 
 
+def test_run_without_final_model_requires_a_selection(make_checkpoint, tmp_path):
+    make_checkpoint("run/checkpoint-2")
+    with pytest.raises(ValueError, match="is a run without a final model. Add --last N"):
+        average(tmp_path / "mean", tmp_path / "run")
+
+
 def test_rejects_different_tokenizers(make_checkpoint, tmp_path):
     one, two = make_checkpoint("one"), make_checkpoint("two")
     path = two / "tokenizer.json"

@@ -89,6 +89,13 @@ def test_rejects_truncated_missing_and_nonfinite_weights(checkpoint):
             load_model(checkpoint)
 
 
+def test_lora_adapter_is_named(checkpoint):
+    """A checkpoint of a run with `lora_rank` contains only the adapter."""
+    (checkpoint / "config.json").rename(checkpoint / "adapter_config.json")
+    with pytest.raises(ValueError, match="It is a LoRA adapter .* Pass the output directory of the run"):
+        load_model(checkpoint)
+
+
 def test_rejects_tokenizer_of_another_model(checkpoint, make_model):
     make_model(vocab_size=20).save_pretrained(checkpoint)
     with pytest.raises(ValueError, match=r"the tokenizer has \d+ tokens, but the model only 20"):

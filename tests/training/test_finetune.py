@@ -13,6 +13,8 @@ from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     ByT5Tokenizer,
+    LEDConfig,
+    LEDForConditionalGeneration,
     MarianConfig,
     MarianMTModel,
     PreTrainedTokenizerFast,
@@ -39,9 +41,11 @@ def make_base(tmp_path, make_model, make_tokenizer, train_bpe, sentences, specia
             model = MarianMTModel(MarianConfig(**OTHERS, pad_token_id=0, eos_token_id=2, decoder_start_token_id=0))
         else:  # a tokenizer written in Python
             tokenizer = ByT5Tokenizer()
-            model = BartForConditionalGeneration(
-                BartConfig(**OTHERS, pad_token_id=0, bos_token_id=0, eos_token_id=1, decoder_start_token_id=0)
-            )
+            config = OTHERS | {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+            if kind == "bart":
+                model = BartForConditionalGeneration(BartConfig(**config))
+            else:
+                model = LEDForConditionalGeneration(LEDConfig(**config, attention_window=[16], decoder_layerdrop=0.5))
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return folder
@@ -97,6 +101,13 @@ def test_trains_all_weights(make_base, tune):
 
 
 @pytest.mark.slow
+def test_processes_may_have_unused_parameters(make_base, tune):
+    """LED does not use its projections of global attention, and layerdrop skips layers at random."""
+    folder = tune(make_base("led"), "--num_processes", "2")
+    assert json.loads((folder / "all_results.json").read_text())["processes"] == 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vanilla", "marian"])
 def test_lora_is_merged_and_saved_as_adapter(make_base, tune, kind):
     base = make_base(kind)
@@ -111,6 +122,7 @@ def test_lora_is_merged_and_saved_as_adapter(make_base, tune, kind):
     for name, tensor in adapted.state_dict().items():
         if name in after:
             torch.testing.assert_close(tensor, after[name], atol=1e-6, rtol=0)
+    assert json.loads((folder / "all_results.json").read_text())["parameters"] == adapted.num_parameters()
 
 
 @pytest.mark.slow

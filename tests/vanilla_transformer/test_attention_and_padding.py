@@ -103,6 +103,18 @@ def test_attention_mask_is_applied(make_model, batch):
     assert (unmasked - expected)[1:].abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_boolean_masks_equal_additive_ones(make_model, batch, attention):
+    model = make_model()
+    model.set_attn_implementation(attention)
+    length = batch["decoder_input_ids"].shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool).tril().expand(len(batch["input_ids"]), 1, -1, -1)
+    additive = torch.zeros(causal.shape).masked_fill(~causal, torch.finfo(torch.float32).min)
+    expected = logits_of(model, **batch)
+    for mask in (causal, additive):
+        torch.testing.assert_close(logits_of(model, **batch | {"decoder_attention_mask": mask}), expected)
+
+
 def test_left_padded_targets(make_model, batch):
     model = make_model()
     expected = logits_of(model, **batch)

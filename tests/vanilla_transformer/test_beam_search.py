@@ -117,6 +117,17 @@ def test_negative_limit_allows_one_token(make_model, source):
         assert model.generate(**source, num_beams=beams, custom_generate=beam_search, extra_tokens=-50).shape == (5, 2)
 
 
+@pytest.mark.parametrize("size", [8, 9])
+def test_rejects_prompt_without_free_positions(make_model, size):
+    model = make_model(vocab_size=30, position_embedding_type="learned", max_position_embeddings=8)
+    prompt = {"decoder_input_ids": torch.full((1, size), 1), "max_new_tokens": 2}
+    for beams in (1, 3):
+        with pytest.raises(ValueError, match=f"prompt of {size} tokens fills all 8 positions"):
+            model.generate(
+                torch.tensor([[3, 4]]), **prompt, num_beams=beams, custom_generate=beam_search, extra_tokens=5
+            )
+
+
 def test_extra_tokens_limits_each_sentence(make_model, source):
     """The limit depends on the length of each source, not on the longest one."""
     model = make_model(vocab_size=30)

@@ -189,3 +189,12 @@ def _compile_config_for_all_devices():
     config = CompileConfig(fullgraph=True, mode="default")
     config._compile_all_devices = True  # by default, transformers compiles only on GPUs
     return config
+
+
+@pytest.mark.parametrize("setting", [{"encoder_no_repeat_ngram_size": 1}, {"encoder_repetition_penalty": 2.0}])
+def test_rejects_settings_that_compare_ids_of_two_vocabularies(make_model, setting):
+    source = torch.tensor([[58, 59]])
+    assert make_model().generate(source, max_new_tokens=3, **setting).shape[0] == 1
+    model = make_model(decoder_vocab_size=50, share_encoder_decoder_embeddings=False)
+    with pytest.raises(ValueError, match="requires one vocabulary"):
+        model.generate(source, max_new_tokens=3, **setting)

@@ -182,6 +182,13 @@ def test_pipeline_repeats_equal_translations(make_model, make_tokenizer, shared)
         assert each["translation_text"].split().count("Hund") >= 2
 
 
+def test_pipeline_returns_several_translations_with_default_beams(make_model, make_tokenizer):
+    tokenizer, fields = make_tokenizer(True)
+    translator = TranslationPipeline(model=make_model(**fields), tokenizer=tokenizer, max_new_tokens=25)
+    first, second = translator("the dog", glossary={"dog": "Hund"}, num_return_sequences=2)[0:2]
+    assert first["translation_text"] != second["translation_text"]
+
+
 def test_byte_level_tokenizers(make_model):
     """Without a prefix space, the first word of a text has different tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -53,6 +53,13 @@ def test_value_and_gradients_match_reference(case, monkeypatch, bias, smoothing,
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
+def test_has_no_second_derivatives(case):
+    states, projection, labels = case(True)
+    loss = fused_linear_cross_entropy(states, projection, labels, 0.1)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(loss, states, create_graph=True)
+
+
 def test_autocast_keeps_gradients_in_float32(case):
     states, projection, labels = case(True)
     with torch.autocast("cpu", torch.bfloat16):

@@ -147,6 +147,7 @@ def test_rejected_special_token_changes_neither_side(tokenizer):
     with pytest.raises(ValueError, match="'<de>' has the id 60 in the source vocabulary and 70"):
         tokenizer.add_special_tokens({"additional_special_tokens": ["<de>"]})
     assert (tokenizer.source_tokenizer.to_str(), tokenizer.target_tokenizer.to_str()) == before
+    assert "<de>" not in tokenizer.all_special_tokens
 
 
 def test_target_mode_is_thread_safe(tokenizer):

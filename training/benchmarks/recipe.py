@@ -95,7 +95,7 @@ def train_baseline(recipe: Path, data_dir: Path, run: Path) -> dict[str, Any]:
         save_strategy="no",
         logging_steps=1000,
         disable_tqdm=True,
-        use_cpu=True,
+        use_cpu=keys.get("use_cpu", False),
     )
     outcome = Seq2SeqTrainer(model=model, args=training_arguments, train_dataset=data, data_collator=collate).train()
     return {"train_target_tokens": tokens, "train_runtime": outcome.metrics["train_runtime"]}

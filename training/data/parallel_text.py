@@ -61,6 +61,8 @@ def pair_of_row(row: Any, languages: tuple[str, str], name: str) -> tuple[str, s
     """Return source and target of a row {"en": ..., "de": ...} or {"translation": {"en": ..., "de": ...}}."""
     is_nested = isinstance(row, dict) and "translation" not in languages
     fields = row.get("translation", row) if is_nested else row
+    if fields is None:  # null counts as blank, as in a single field
+        return "", ""
     if not isinstance(fields, dict):
         raise ValueError(f"{name}: expected a text for each of {languages}, got {reprlib.repr(fields)}.")
     for language in languages:
@@ -70,7 +72,7 @@ def pair_of_row(row: Any, languages: tuple[str, str], name: str) -> tuple[str, s
             raise ValueError(f"{name}: no column {language!r} (found: {found}). {remedy}")
         if not isinstance(fields[language], str | None):
             raise ValueError(f"{name}: {language!r} must be a text, got {reprlib.repr(fields[language])}.")
-    source, target = ((fields[language] or "").strip() for language in languages)  # null counts as blank
+    source, target = ((fields[language] or "").strip() for language in languages)
     return source, target
 
 

@@ -285,7 +285,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     fsdp: bool = option(  # type: ignore[assignment]  # transformers also accepts a string, which would match "true"
         False, "Whether to shard weights, gradients and optimizer state over the GPUs (FSDP), for large models."
     )
-    ddp_find_unused_parameters: bool | None = option(False, "Whether to find unused parameters. There are none.")
+    ddp_find_unused_parameters: bool | None = option(False, "Whether to find unused parameters. Set by the trainer.")
     optim: str = option("adamw_torch_fused", "The optimizer. The default is Adam, as `weight_decay` is 0.")
     logging_nan_inf_filter: bool = option(False, "Whether to hide non-finite losses. They end the run.")
     restore_callback_states_from_checkpoint: bool = option(True, "Whether to restore the early-stopping counter.")

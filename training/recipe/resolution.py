@@ -61,6 +61,12 @@ def resolve_recipe(recipe: Recipe) -> None:
     if data.streaming:
         validate_streaming(data, tokenizer, training)
     validate_used_data_keys(data)
+    files = filter(None, (data.train_file, data.validation_file, data.test_file))
+    if data.corpus == "files" and data.source_lang == data.target_lang and any(Path(f).suffix != ".tsv" for f in files):
+        raise ValueError(
+            f"source_lang={data.source_lang} is also target_lang: both sides would be the same files or columns. Set "
+            f"two names, such as src and tgt for train.src and train.tgt, or use .tsv files."
+        )
     evaluates = training.eval_strategy != "no"
     sources = data.validation_file or data.dataset_name or data.validation_size
     if evaluates and (data.corpus == "random" or not (data.corpus == "demo" or sources)):

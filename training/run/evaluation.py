@@ -84,7 +84,7 @@ def run_metadata(recipe: Recipe, corpus: dict[str, ParallelText], trainer: Token
         "data": describe_corpus(corpus, recipe.data),
         "updates": trainer.state.global_step,
         "train_target_tokens": trainer.target_tokens,
-        "parameters": trainer.model.num_parameters(),
+        "parameters": sum(each.numel() for name, each in trainer.model.named_parameters() if "lora_" not in name),
         **describe(trainer.args.device),
         "processes": trainer.args.world_size,
         "precision": trainer.args.precision,

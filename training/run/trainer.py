@@ -45,13 +45,7 @@ from .callbacks import (
     StopOnSignal,
     TokenProgress,
 )
-from .checkpoints import (
-    TEMPORARY,
-    average_checkpoints,
-    keep_only,
-    select_checkpoints,
-    write_manifest,
-)
+from .checkpoints import TEMPORARY, average_checkpoints, keep_only, select_checkpoints, write_manifest
 from .compilation import average_gradients, log_progress, make_compiled_loss
 from .distributed import fix_bucket_order
 from .losses import supports_fused_loss, training_loss
@@ -83,6 +77,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def __init__(self, *, args: TrainingArguments, test_ratio: float = 0.0, **kwargs: Any):
         if args.device.type == "cuda":  # otherwise each copy of a tensor to the GPU would block
             args.dataloader_pin_memory = args.accelerator_config.non_blocking = True
+        # Other classes may have unused parameters: LED's global attention, and the layers that layerdrop skips.
+        args.ddp_find_unused_parameters = not supports_fused_loss(kwargs["model"])
         super().__init__(args=args, **kwargs)
         if isinstance(self.train_dataset, TokenBatchStream):
             self.args.ignore_data_skip = True  # the stream resumes from its own state
@@ -139,10 +135,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """Override with the schedule of `minutes`."""
         if self.budget is not None and self.lr_scheduler is None:
-            self.lr_scheduler, self._created_lr_scheduler = (
-                self.budget.make_scheduler(optimizer or self.optimizer),
-                True,
-            )
+            self.lr_scheduler = self.budget.make_scheduler(optimizer or self.optimizer)
+            self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
     def _load_callback_state(self) -> None:

@@ -17,12 +17,9 @@ from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.modeling_vanilla_transformer import MultiHeadAttention, TransformerStack, sinusoidal_encoding
+from vanilla_transformer.shared.ctranslate2_pipeline import unsupported_fields
 
 MASKED_SCORE = -1e9  # logit bias that sets the probability of a token to 0
-UNSUPPORTED_SETTINGS = {  # fields of the generation config that CTranslate2 does not store: value without effect
-    **{"forced_bos_token_id": None, "begin_suppress_tokens": None, "repetition_penalty": 1.0},
-    **{"no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0},
-}
 ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "silu": Activation.SWISH, "swish": Activation.SWISH}
 ACTIVATIONS |= {"gelu_new": Activation.GELUTanh, "gelu_pytorch_tanh": Activation.GELUTanh}
 
@@ -157,7 +154,9 @@ def array(tensor: torch.Tensor):
 
 def validate_ctranslate2_support(config: VanillaTransformerConfig, generation: GenerationConfig) -> None:
     """Raise ValueError if CTranslate2 does not support the architecture or the generation config."""
-    fields = [key for key, default in UNSUPPORTED_SETTINGS.items() if getattr(generation, key) not in (None, default)]
+    # EOS is forced only at the length limit, which is an argument of `translate_batch()`
+    implied = {"min_new_tokens": 1, "renormalize_logits": True, "forced_eos_token_id": config.eos_token_id}
+    fields = [key for key in unsupported_fields(generation) if getattr(generation, key) != implied.get(key)]
     fields += ["bad_words_ids of multiple tokens"] * any(len(word) > 1 for word in generation.bad_words_ids or [])
     reasons = {
         "key_head_dim and value_head_dim must be None": bool(config.key_head_dim or config.value_head_dim),

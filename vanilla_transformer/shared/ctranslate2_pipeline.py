@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import GenerationConfig
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.generation_vanilla_transformer import find_modification, resolve_generation_config
-from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS
+from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS, MIN_LOG_PROBABILITY
 
 MAX_TOKENS = 4096  # rows of the table of sinusoidal positions; longer sentences are decoded with PyTorch
 SUPPORTED_OPTIONS = {  # options of a call, and fields of the generation config
@@ -93,24 +94,31 @@ class CTranslate2Pipeline(TranslationPipeline):
             max_input_length=0,
             min_decoding_length=0,
             max_decoding_length=limit,
-            return_scores=options.get("return_scores", False),
+            return_scores=options.get("return_scores", False) or (config.num_return_sequences or 1) > 1,
             asynchronous=True,
         )
         return {"futures": futures, "return_scores": options.get("return_scores", False)}
 
     def postprocess(self, model_outputs: dict[str, Any]) -> list[list[dict[str, Any]]]:
-        """Wait for the results of a batch, and return n dictionaries per sentence."""
+        """Wait for the results of a batch, and return at most n dictionaries per sentence."""
         if "futures" in model_outputs:
             results = [future.result() for future in model_outputs["futures"]]
             sequences = [[[self.start_id, *map(int, each)] for each in result.hypotheses] for result in results]
             scores = {"scores": torch.tensor([result.scores for result in results])}
             model_outputs = {"sequences": sequences} | (scores if model_outputs["return_scores"] else {})
+            model_outputs["is_found"] = [[each > MIN_LOG_PROBABILITY for each in result.scores] for result in results]
         return super().postprocess(model_outputs)
 
 
 def converted_fields(model: Any) -> dict[str, Any]:
     """Return the fields of the generation config that the conversion reads."""
     return {name: getattr(model.generation_config, name) for name in CONVERTED_FIELDS}
+
+
+def unsupported_fields(config: GenerationConfig) -> list[str]:
+    """Return the fields of a generation config that have an effect, but not in CTranslate2."""
+    fields = {name for name, value in config.to_diff_dict().items() if value != NEUTRAL_VALUES.get(name)}
+    return sorted(fields - SUPPORTED_OPTIONS - NEUTRAL_FIELDS)
 
 
 def validate_ctranslate2_options(translator: TranslationPipeline, options: dict[str, Any]) -> None:
@@ -120,10 +128,9 @@ def validate_ctranslate2_options(translator: TranslationPipeline, options: dict[
     modification = find_modification(model, with_encoder=True) if model.device.type == "cpu" else None
     has_beams = (config.num_beams or 1) > 1
     finds_best_only = config.length_penalty == 0 and (config.num_return_sequences or 1) == 1
-    fields = {name for name, value in config.to_diff_dict().items() if value != NEUTRAL_VALUES.get(name)}
     reasons = {
         **{key: torch.is_tensor(each) or bool(each) for key, each in options.items() if key not in SUPPORTED_OPTIONS},
-        **dict.fromkeys(sorted(fields - SUPPORTED_OPTIONS - NEUTRAL_FIELDS), True),
+        **dict.fromkeys(unsupported_fields(config), True),
         f"the model type {model.config.model_type}": model.config.model_type != "vanilla_transformer",
         f"the device {model.device} here": model.device.type != "cpu",
         f"{modification}": modification is not None,

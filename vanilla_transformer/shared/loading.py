@@ -41,6 +41,10 @@ def load_model(checkpoint: str | Path, error_prefix: str = "", **options: Any) -
     folder, error_prefix = Path(checkpoint), error_prefix or str(checkpoint)
     if folder.exists() and not (folder / "config.json").exists():
         hint = "Pass a directory written by `save_pretrained`."
+        if (folder / "adapter_config.json").exists():
+            hint = (
+                "It is a LoRA adapter (adapter_config.json). Pass the output directory of the run, with merged weights."
+            )
         raise ValueError(f"{error_prefix} is not a checkpoint directory: config.json is missing. {hint}")
     if (folder / EMA_SUBFOLDER / "config.json").exists():
         checkpoint = folder = folder / EMA_SUBFOLDER

@@ -103,6 +103,16 @@ class HtmlTokenizer(HTMLParser):
     def handle_comment(self, data: str) -> None:
         self.add_token("empty")
 
+    def parse_endtag(self, i: int) -> int:
+        """Override that keeps "</>", which the parser ignores, as browsers do."""
+        if self.rawdata.startswith("</>", i):
+            self.add_token("empty")
+        return super().parse_endtag(i)
+
+    def parse_marked_section(self, i: int, report: int = 1) -> int:
+        """Override that reads "<![...>" as a comment, as browsers do. The parser raises AssertionError for "<![=>"."""
+        return self.parse_bogus_comment(i, bool(report))
+
     handle_entityref = handle_charref = handle_data  # type: ignore[assignment]  # their parameter names differ
     handle_decl = handle_pi = unknown_decl = handle_comment  # type: ignore[assignment]
 
@@ -110,7 +120,7 @@ class HtmlTokenizer(HTMLParser):
 def tokenize_html(source: str) -> Iterator[HtmlToken]:
     """Yield the tokens of the source. An element that is not translated is one token with its content."""
     tokens = HtmlTokenizer(source).tokens
-    if source and (not tokens or tokens[0][0]):  # text that the parser skips, such as "</>"
+    if source and (not tokens or tokens[0][0]):  # text that the parser skips, such as "&a" at the end
         tokens.insert(0, (0, "text", "", False))
     starts = [start for start, *_ in tokens] + [len(source)]
     i = 0

@@ -219,9 +219,10 @@ def build_sentencepiece_tokenizer(tokens: list[str], path: Path, content: bytes,
         options = {"ignore_merges": bool(foreign), "byte_fallback": trainer.byte_fallback}
         model = models.BPE(ids, merges, unk_token=unk, fuse_unk=True, **options)
     tokenizer = Tokenizer(model)
-    # Precompiled drops combining marks after a letter
-    steps: list[Any] = [normalizers.NFC()] if "nfkc" in normal.name else []
-    steps += [normalizers.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
+    # Precompiled drops combining marks after a letter, and separates those of half-width katakana
+    compose: list[Any] = [normalizers.NFC()] if "nfkc" in normal.name else []
+    charsmap = [normalizers.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
+    steps = [*compose, *charsmap, *compose]
     if normal.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex(pattern), left) for pattern, left in (("^ +| +$", ""), (" {2,}", " "))]
     elif normal.add_dummy_prefix:  # Metaspace adds no prefix before a space

@@ -92,6 +92,11 @@ def test_rejects_unsupported_models(save_checkpoint, command, tmp_path, capsys, 
         {"repetition_penalty": 3.0},
         {"begin_suppress_tokens": [5]},
         {"bad_words_ids": [[4], [5, 6]]},
+        {"sequence_bias": [[[5], 1.0]]},
+        {"exponential_decay_length_penalty": (3, 1.5)},
+        {"encoder_repetition_penalty": 2.0},
+        {"forced_eos_token_id": 7},
+        {"min_new_tokens": 2},
     ],
 )
 def test_rejects_unsupported_generation_settings(make_model, make_tokenizer, settings):
@@ -99,6 +104,7 @@ def test_rejects_unsupported_generation_settings(make_model, make_tokenizer, set
     tokenizer, sizes = make_tokenizer(True)
     model = make_model(**sizes)
     without_effect = {"no_repeat_ngram_size": 0, "repetition_penalty": 1.0, "bad_words_ids": [[4]], "num_beams": 5}
+    without_effect |= {"forced_eos_token_id": 2, "min_new_tokens": 1, "renormalize_logits": True}
     model.generation_config = GenerationConfig(**without_effect)
     to_spec(model, tokenizer)
     model.generation_config = GenerationConfig(**(without_effect | settings))

@@ -104,7 +104,7 @@ def test_several_references(write, arguments):
         ("t.jsonl", '{"en": "a", "de": "b"}\n{"en":\n', "line 2: expected a JSON object"),
         ("t.jsonl", '{"en": "a", "fr": "b"}\n', r"no column 'de' \(found: en, fr\).*--target-lang"),
         ("t.jsonl", "[1, 2]\n", r"line 1: expected a text for each of .*, got \[1, 2\]"),
-        ("t.jsonl", '{"translation": null}\n', "line 1: expected a text for each of .*, got None"),
+        ("t.jsonl", '{"translation": null}\n', "1 lines blank, at line 1"),
         ("t.jsonl", '{"translation": ["a", "b"]}\n', r"got \['a', 'b'\]"),
         ("t.jsonl", '{"translation": "a"}\n', "expected a text for each of .*, got 'a'"),
         ("t.jsonl", '{"en": "a", "de": 5}\n', "'de' must be a text, got 5"),
@@ -125,12 +125,13 @@ def test_rejects_malformed_tables(write, arguments, name, content, message):
         read_file(arguments(), name)
 
 
-def test_rejects_null_structs_in_parquet(tmp_path, arguments):
+def test_null_structs_are_blank_in_parquet(tmp_path, arguments):
     Dataset.from_list([{"translation": {"en": "a", "de": "b"}}, {"translation": None}]).to_parquet(
         tmp_path / "t.parquet"
     )
-    with pytest.raises(ValueError, match="row 2: expected a text for each of .*, got None"):
+    with pytest.raises(ValueError, match="1 lines blank, at line 2"):
         read_file(arguments(), "t.parquet")
+    assert read_file(arguments(on_bad_lines="drop"), "t.parquet").dropped == {"blank": 1}
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])

@@ -1,5 +1,6 @@
 import re
 from argparse import SUPPRESS
+from contextlib import nullcontext
 from dataclasses import fields
 
 import pytest
@@ -109,6 +110,17 @@ def test_rejects_missing_recipe(capsys, arguments, message):
         read_recipe(arguments)
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("suffix", "is_valid"), [("", False), (".jsonl", False), (".tsv", True)])
+def test_source_and_target_need_two_files_or_columns(tmp_path, capsys, suffix, is_valid):
+    """Columns of a .tsv file have no names."""
+    (tmp_path / "mine.yaml").write_text(
+        f"output_dir: out\nsource_lang: en\ntarget_lang: en\ntrain_file: train{suffix}\nvalidation_file: null\n"
+    )
+    with nullcontext() if is_valid else pytest.raises(SystemExit):
+        read_recipe([str(tmp_path / "mine.yaml")])
+    assert ("source_lang=en is also target_lang" in capsys.readouterr().err) is not is_valid
 
 
 def test_rejects_unknown_options(path, capsys):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from datasets import IterableDataset
 from safetensors.torch import load_file
-from transformers import TrainerCallback
+from transformers import M2M100Config, M2M100ForConditionalGeneration, TrainerCallback
 
 from training.data.streaming import TokenBatchStream
 from training.inference.metrics import SequenceMetric
@@ -28,6 +28,14 @@ def batch_of(trainer) -> dict:
 
 def logits_of(trainer, batch) -> torch.Tensor:
     return trainer.model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+
+
+def test_finds_unused_parameters_of_other_classes(make_trainer):
+    """DDP would otherwise raise RuntimeError: global attention of LED, layers that layerdrop skips."""
+    sizes = {"d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "encoder_layers": 1, "decoder_layers": 1}
+    config = M2M100Config(vocab_size=60, encoder_attention_heads=2, decoder_attention_heads=2, **sizes)
+    assert make_trainer(model=M2M100ForConditionalGeneration(config)).args.ddp_find_unused_parameters is True
+    assert make_trainer().args.ddp_find_unused_parameters is False
 
 
 def test_label_smoothed_loss(make_trainer):

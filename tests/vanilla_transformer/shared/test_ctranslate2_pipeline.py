@@ -71,6 +71,12 @@ def test_engines_agree(make_pair, sentences, seed):
                     assert other["score"] == pytest.approx(one["score"], abs=1e-4)
 
 
+def test_n_best_contains_only_hypotheses_that_exist(make_pair):
+    options = {"num_beams": 70, "num_return_sequences": 70, "early_stopping": True, "max_new_tokens": 1}
+    expected, result = (each("dog", **options) for each in make_pair())
+    assert len(result) == len(expected) < 70
+
+
 def test_translates_a_source_of_one_special_token(make_pair):
     batch = {"input_ids": torch.tensor([[2], [1]]), "attention_mask": torch.ones(2, 1)}
     expected, result = (

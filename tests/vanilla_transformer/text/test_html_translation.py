@@ -31,6 +31,7 @@ from vanilla_transformer.text.html_translation import VOID, max_sum_run, tokeniz
         ("<!DOCTYPE html><html><title>one two</title></html>", "<!DOCTYPE html><html><title>TWO ONE</title></html>"),
         ("<ul><li>one two<li>three</ul>", "<ul><li>TWO ONE<li>THREE</ul>"),
         ("&nbsp;one&nbsp;", "&nbsp;ONE&nbsp;"),
+        ("one</> <b>two</></b>", "</> <b>TWO</></b> ONE"),
         ("one <b></b> two", "<b></b> TWO ONE"),
         ("", ""),
         ("<p> </p>", "<p> </p>"),
@@ -42,7 +43,15 @@ def test_tags_move_with_their_words(reversing, source, expected):
 
 
 @pytest.mark.parametrize(
-    "source", ["<b>one <i>two</b> three</i>", "one</b> <i>two", "<p>one <b>two</p>three", "< one <2> </>"]
+    "source",
+    [
+        "<b>one <i>two</b> three</i>",
+        "one</b> <i>two",
+        "<p>one <b>two</p>three",
+        "< one <2> </>",
+        "one <![=two>",
+        "&one",
+    ],
 )
 def test_malformed_html_keeps_all_tags(reversing, source):
     found = translate_html(reversing, source)
