@@ -23,7 +23,7 @@ DEFAULT_BATCH_SIZE = 64  # sentences
 MAX_GPU_BATCH_SIZE = 512  # sentences
 MAX_GPU_BATCH_TOKENS = 2**14  # source tokens times beams
 DEFAULT_GLOSSARY_BEAMS = 4  # section 6.1
-MIN_LOG_PROBABILITY = MASKED_SCORE / 1000  # of a translation; beam search fills up n-best lists with masked copies
+MIN_LOG_PROBABILITY = MASKED_SCORE / 1000  # of a translation; beam search pads n-best lists with masked copies
 EXTRA_TOKENS = 50  # section 6.1: "the maximum output length during inference [is] input length + 50"
 ROW_ARGUMENTS = ("decoder_input_ids", "decoder_attention_mask", "prefix_allowed_tokens_fn", "adapter_names")
 

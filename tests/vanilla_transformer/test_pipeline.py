@@ -112,7 +112,7 @@ def test_n_best_with_scores(make_translator):
 @pytest.mark.parametrize("options", [{}, {"length_penalty": 3.0}, {"alpha": 0.6}, {"max_time": 100.0}])
 @pytest.mark.parametrize("return_scores", [False, True])
 def test_n_best_contains_only_hypotheses_that_beam_search_has_found(make_translator, options, return_scores):
-    """With one new token, there is one hypothesis per token. `generate()` fills up the list with masked copies."""
+    """With one new token, there is one hypothesis per token. `generate()` pads the list with masked copies."""
     translator = make_translator()
     vocab_size = translator.model.config.decoder_vocab_size
     options = options | {"num_beams": vocab_size + 9, "num_return_sequences": vocab_size + 9, "max_new_tokens": 1}

@@ -70,7 +70,7 @@ def choose_shapes(lengths: np.ndarray, tokens_per_group: int) -> list[Shape]:
         through = np.append(np.inf, rounds[-1][0][:-1])[:, None] + costs
         rounds.append((through.min(0), through.argmin(0)))
     best = min(range(len(rounds)), key=lambda i: rounds[i][0][-1])
-    last, chosen = len(ends) - 1, []
+    last, chosen = len(ends) - 1, []  # indices of the first and last length of each shape, found from the end
     for _, first_indices in reversed(rounds[1 : best + 1]):
         chosen.append((first_indices[last], last))
         last = first_indices[last] - 1

@@ -13,12 +13,12 @@ GROUPS_PER_UPDATE = 2  # groups of pairs of similar length; updates of a single 
 
 
 def groups_per_update(micro_batches: int) -> int:
-    """Return the number of groups of an update with `micro_batches` parts. Each part has pairs of one group."""
+    """Return 2, or 1 if the micro-batches of an update are odd: each contains pairs of only one group."""
     return GROUPS_PER_UPDATE if micro_batches % GROUPS_PER_UPDATE == 0 else 1
 
 
 def split_update(groups: list[Any], micro_batches: int) -> Iterator[tuple[Any, np.ndarray]]:
-    """Yield the label and the pairs of each of `micro_batches` parts of an update, given those of its groups."""
+    """Split the groups of an update (label, pairs) into `micro_batches` equal parts. Yield each with its label."""
     for label, pairs in groups:
         yield from ((label, part) for part in np.array_split(pairs, micro_batches // len(groups)))
 

@@ -220,9 +220,10 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     )
     tokens_per_update: int = option(
         2048,
-        "The maximum number of source or target tokens per update, including padding: pairs times longest sequence. "
-        "An update has the same pairs on every machine, in two groups of pairs with similar length. Two pairs that are "
-        "longer than half of it exceed it. `num_processes * gradient_accumulation_steps` micro-batches share them.",
+        "The maximum size of an update in tokens, including padding: number of pairs times longest sequence. An update "
+        "has two groups of pairs with similar length, each of at most half of this size. They are the same on every "
+        "machine. A longer pair forms a separate group, which exceeds the limit. Each group is split into an equal "
+        "number of micro-batches, `num_processes * gradient_accumulation_steps` in total.",
     )
     max_tokens: int | str = option(
         "auto",
@@ -231,8 +232,9 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     )
     gradient_accumulation_steps: int = option(  # an integer after `__post_init__`
         "auto",
-        "The minimum number of micro-batches per process and update. `max_tokens` may require more. The number of all "
-        "processes is even, because a micro-batch has pairs of one group (except with `step_mode=cuda_graph`).",
+        "The minimum number of micro-batches per process and update. There are more if `max_tokens` requires it, or if "
+        "their total over all processes would be odd: an update has two groups of pairs, and a micro-batch has pairs "
+        "of only one (not with `step_mode=cuda_graph`).",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto",

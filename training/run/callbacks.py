@@ -76,11 +76,13 @@ class StopOnSignal(TrainerCallback):
 
     signal_number = 0  # signal that was received
     is_checkpoint_temporary = False  # whether the next checkpoint only serves to resume the run
-    _is_stopping = False  # the next checkpoint is the last
+    _is_stopping = False  # whether training ends after the next checkpoint
     _is_finished = False  # whether training ends at this update even without the signal
-    _is_save_due = False  # at the end of this epoch
-    _is_epoch_end = False
-    _saved_update = -1
+    _is_save_due = (
+        False  # whether the checkpoint of the last update of an epoch is still to be saved, after the evaluation
+    )
+    _is_epoch_end = False  # whether all updates of the epoch are done
+    _saved_update = -1  # update of the last checkpoint
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         timeout = timedelta(seconds=args.ddp_timeout)

@@ -68,7 +68,7 @@ def choose_precision_and_attention(
         for p, a in (("fp32", "sdpa"), ("fp32", "eager"), ("bf16", "eager"))
         if precision in ("auto", p) and attention in ("auto", a) and (p in ("fp32", precision) or has_bf16())
     ]
-    if len(candidates) < 2 or MAX_TIMING_FRACTION * steps < 2 * len(candidates):
+    if len(candidates) < 2 or MAX_TIMING_FRACTION * steps < 2 * len(candidates):  # no choice, or too few steps
         default = ("fp32" if precision == "auto" else precision, "sdpa" if attention == "auto" else attention)
         return *(candidates or [default])[0], {}
     seconds: dict[tuple[str, str], list[float]] = {candidate: [] for candidate in candidates}

@@ -107,7 +107,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self.compiled_loss = make_compiled_loss(self.model, self.args, self.train_dataset)
         self._target_tokens, self._uncounted_tokens = 0, list[Any]()
         self._had_stopped_early = False  # whether early stopping had ended the resumed run
-        # loss until the last log entry, loss since this entry, and the update of this entry
+        # of the resumed checkpoint: loss up to its last log entry, loss after this entry, and update of this entry
         self._saved_loss: tuple[float, float, int] | None = None
         self.previous_seconds = 0.0  # training time before the run was resumed
         self._start = self._last_log = time.perf_counter()
@@ -207,8 +207,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.compiled_loss:
             shapes = dataset.choose_shapes() if is_stream else choose_shapes(sequence_lengths(dataset), tokens)
         if shapes:
-            parts = micro_batches // (dataset.groups if is_stream else 1)
-            micro_batch_shapes = [shape.split(parts).without_ones() for shape in shapes]
+            micro_batches_per_group = micro_batches // (dataset.groups if is_stream else 1)
+            micro_batch_shapes = [shape.split(micro_batches_per_group).without_ones() for shape in shapes]
             loading["collate_fn"] = FixedShapeCollator(micro_batch_shapes, self.processing_class.pad_token_id)
         if is_stream:
             generator = torch.Generator()  # separate: sampling a seed from the global one would break resuming

@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.modeling_vanilla_transformer import MultiHeadAttention, TransformerStack, sinusoidal_encoding
-from vanilla_transformer.shared.ctranslate2_pipeline import unsupported_fields
+from vanilla_transformer.shared.ctranslate2_settings import unsupported_fields
 
 MASKED_SCORE = -1e9  # logit bias that sets the probability of a token to 0
 ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "silu": Activation.SWISH, "swish": Activation.SWISH}

@@ -10,24 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.generation_vanilla_transformer import find_modification, resolve_generation_config
 from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS, MIN_LOG_PROBABILITY
+from vanilla_transformer.shared.ctranslate2_settings import SUPPORTED_OPTIONS, unsupported_fields
 
 MAX_TOKENS = 4096  # rows of the table of sinusoidal positions; longer sentences are decoded with PyTorch
-SUPPORTED_OPTIONS = {  # options of a call, and fields of the generation config
-    *("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "max_new_tokens", "max_length"),
-    *("batch_size", "progress", "return_scores"),
-}
-NEUTRAL_FIELDS = {  # fields of the generation config that do not affect the translations of the pipeline
-    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "bad_words_ids", "suppress_tokens"),
-    *("alignment_heads", "use_cache", "transformers_version", "_from_model_config"),
-    *("output_scores", "output_logits", "output_attentions", "output_hidden_states", "return_dict_in_generate"),
-}
-NEUTRAL_VALUES = {"do_sample": False, "min_length": 0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
-NEUTRAL_VALUES |= {"encoder_no_repeat_ngram_size": 0}
 # fields of the generation config that the conversion stores in the CTranslate2 model
 CONVERTED_FIELDS = ("eos_token_id", "decoder_start_token_id", "bad_words_ids", "suppress_tokens")
 NO_EARLY_EXIT = 1e-9  # replaces a length penalty of 0, with which CTranslate2 ends when the best hypothesis is finished
@@ -113,12 +102,6 @@ class CTranslate2Pipeline(TranslationPipeline):
 def converted_fields(model: Any) -> dict[str, Any]:
     """Return the fields of the generation config that the conversion reads."""
     return {name: getattr(model.generation_config, name) for name in CONVERTED_FIELDS}
-
-
-def unsupported_fields(config: GenerationConfig) -> list[str]:
-    """Return the fields of a generation config that have an effect, but not in CTranslate2."""
-    fields = {name for name, value in config.to_diff_dict().items() if value != NEUTRAL_VALUES.get(name)}
-    return sorted(fields - SUPPORTED_OPTIONS - NEUTRAL_FIELDS)
 
 
 def validate_ctranslate2_options(translator: TranslationPipeline, options: dict[str, Any]) -> None:

@@ -111,7 +111,7 @@ class HtmlTokenizer(HTMLParser):
 
     def parse_marked_section(self, i: int, report: int = 1) -> int:
         """Override that reads "<![...>" as a comment, as browsers do. The parser raises AssertionError for "<![=>"."""
-        return self.parse_bogus_comment(i, bool(report))
+        return self.parse_bogus_comment(i)
 
     handle_entityref = handle_charref = handle_data  # type: ignore[assignment]  # their parameter names differ
     handle_decl = handle_pi = unknown_decl = handle_comment  # type: ignore[assignment]

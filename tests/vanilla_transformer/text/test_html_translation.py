@@ -49,7 +49,7 @@ def test_tags_move_with_their_words(reversing, source, expected):
         "one</b> <i>two",
         "<p>one <b>two</p>three",
         "< one <2> </>",
-        "one <![=two>",
+        "one <![=> two",
         "&one",
     ],
 )
