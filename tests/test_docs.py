@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from vanilla_transformer.shared.command_line import checkpoint_name, existing_path, new_path
+
+PATH_TYPES = (checkpoint_name, existing_path, new_path)
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 PACKAGES = ("vanilla_transformer", "training", "hub")
@@ -181,6 +184,8 @@ def find_parser(module: str) -> argparse.ArgumentParser:
         try:
             runpy.run_module(module, run_name="__main__")
         except Parsing as signal:
+            for action in signal.args[0]._actions:  # the paths of examples do not exist
+                action.type = str if action.type in PATH_TYPES else action.type
             return signal.args[0]
     raise AssertionError(f"{module} does not parse arguments")
 

@@ -144,8 +144,8 @@ def test_installed_program_works_in_an_empty_folder(installed, tmp_path):
     assert run("translate", "runs/demo", text="A dog sleeps.\n") is not None
     (tmp_path / "test.en").write_text("A dog sleeps.\n")
     (tmp_path / "test.de").write_text("Ein Hund schläft.\n")
-    assert '"bleu"' in run("score", "runs/demo", "--source", "test.en", "--reference", "test.de")
-    run("average", "mean", "runs/demo")
+    assert '"bleu"' in run("score", "runs/demo", "--source", "test.en", "--reference", "test.de", "--json")
+    run("average", "runs/demo", "--output", "mean")
     run("export", "mean", "exported", "--to", "transformers")
     assert "license: mit" in run("card", "runs/demo", "user/name", "--license", "mit")
     assert "vanilla-transformer train: " in run("train", "missing.yaml", status=2)

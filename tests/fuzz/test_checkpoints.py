@@ -206,7 +206,7 @@ def make_command(rng: random.Random, name: str, tiny: Path, folder: Path) -> tup
         ]
         return score.main, "training.score", arguments
     if name == "average":
-        return average.main, "training.average", [out, *both]
+        return average.main, "training.average", [*both, "--output", out]
     if name == "diversify":
         arguments = [*both, "--source", source, "--target", target, "--output", out]
         return diversify.main, "training.diversify", arguments

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import training.benchmark
 from tests.fuzz.contract import call, fingerprint, fuzz
-from training import average, distill, diversify, score, translate
+from training import average, benchmark, distill, diversify, score, translate
+from training.benchmarks import runner
 from training.demo import corpus
 
 pytestmark = pytest.mark.slow
@@ -58,14 +58,14 @@ OPTIONS = {
             "batch_size": "n",
             "output": "o",
         },
-        "device": "d",
+        **{"device": "d", "json": "-", "quiet": "-", "max_new_tokens": "n"},
     },
-    "average": {"last": "n", "best": "n"},
-    "diversify": {"source": "s", "target": "s", "output": "o"},
+    "average": {"last": "n", "best": "n", "output": "o", "json": "-"},
+    "diversify": {"source": "s", "target": "s", "output": "o", "device": "d", "batch_size": "n", "json": "-"},
     "distill": {
         **{"source": "s", "target": "s", "output": "o", "nbest": "n", "num_beams": "n", "length_penalty": "n"},
         **{"max_new_tokens": "n", "batch_size": "n", "min_score": "n", "max_length_ratio": "n", "keep_copies": "-"},
-        **{"device": "d", "with_references": "-"},
+        **{"device": "d", "with_references": "-", "quiet": "-"},
     },
     "benchmark": {
         **{"benchmarks": "l", "sizes": "l", "precision": "l", "target_tokens": "n", "rounds": "n", "threads": "n"},
@@ -75,9 +75,9 @@ OPTIONS = {
     "corpus": {"seed": "n"},
 }
 MAINS = {"translate": translate, "score": score, "average": average, "diversify": diversify, "corpus": corpus}
-MAINS |= {"distill": distill}
+MAINS |= {"distill": distill, "benchmark": benchmark}
 REQUIRED = {"score": ("source", "reference"), "diversify": ("source", "target", "output")}
-REQUIRED |= {"distill": ("source", "output")}
+REQUIRED |= {"distill": ("source", "output"), "average": ("output",)}
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def inputs(tmp_path, make_model, make_tokenizer) -> Path:
 
 
 def test_command_lines(tmp_path, inputs, monkeypatch):
-    monkeypatch.setattr(training.benchmark, "run", lambda arguments: None)  # the real one takes minutes
+    monkeypatch.setattr(runner, "run_benchmarks", lambda arguments, show: {})  # the real one takes minutes
     monkeypatch.setattr(corpus, "generate", lambda seed: {"train": [(f"a {seed}", "b")], "test": [("c", "d")]})
     texts = ["a.en", "a.de", "a.en", "a.de", "refs.tsv", "nothing", "odd", "utf16", "bytes", "empty", "missing"]
     before = fingerprint(inputs)
@@ -133,7 +133,6 @@ def test_command_lines(tmp_path, inputs, monkeypatch):
         )
         options = OPTIONS[name]
         arguments = {
-            "average": sample_value("o") + sample_value("c"),
             "corpus": sample_value("o"),
             "benchmark": [],
         }.get(name, sample_value("c"))
@@ -145,10 +144,9 @@ def test_command_lines(tmp_path, inputs, monkeypatch):
             arguments += [f"--{option if rng.random() < 0.97 else option[:-1]}", *sample_value(options[option])]
         if rng.random() < 0.05:
             arguments.insert(rng.randrange(len(arguments) + 1), rng.choice((*NAMES, "--help", "@x")))
-        main = training.benchmark.main if name == "benchmark" else MAINS[name].main
         prog = "training.demo.corpus" if name == "corpus" else f"training.{name}"
         stdin = (inputs / rng.choice(("a.en", "a.en", "nothing", "utf16", "bytes"))).read_bytes()
-        status, _ = call(main, prog, arguments, stdin)
+        status, _ = call(MAINS[name].main, prog, arguments, stdin)
         assert fingerprint(inputs) == before, f"{prog} {arguments}: changed an existing file"
         outputs = [path for path in folder.rglob("*") if status != 0 and path.is_file()]
         assert not outputs, f"{prog} {arguments}: status {status}, but wrote {outputs}"

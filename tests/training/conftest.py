@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+COMMANDS = ("train", "average", "score", "translate", "diversify", "distill")
+SLOW_IMPORTS = ("inference.file_translation", "inference.scoring", "distillation.distilling")  # by the commands
+
 
 @pytest.fixture(scope="session")
 def programs(start_programs):
-    names = ("train", "average", "score", "translate", "diversify", "distill")
-    with start_programs(*(f"training.{name}" for name in names)) as programs:
+    with start_programs(*(f"training.{name}" for name in (*COMMANDS, *SLOW_IMPORTS))) as programs:
         yield programs
 
 

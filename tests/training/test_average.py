@@ -1,7 +1,6 @@
 """The command `training.average`."""
 
 import json
-from argparse import Namespace
 
 import pytest
 import torch
@@ -9,22 +8,25 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from training.average import run
+from training.average import main
 from training.inference.translators import read_run_recipe
+from training.run.checkpoints import average
 
 
 @pytest.mark.slow
 def test_averages_weights(programs, finished, tmp_path):
-    programs.run("training.average", tmp_path / "mean", finished, "--last", "2")
+    programs.run("training.average", finished, "--last", "2", "--output", tmp_path / "mean")
     folders = (tmp_path / "mean", finished / "checkpoint-4", finished / "checkpoint-6")
     mean, first, second = (load_file(folder / "model.safetensors") for folder in folders)
     for name, tensor in mean.items():
         torch.testing.assert_close(tensor, (first[name] + second[name]) / 2)
     AutoTokenizer.from_pretrained(tmp_path / "mean")
-    listed = ("training.average", tmp_path / "same", finished / "checkpoint-4", finished / "checkpoint-6")
-    programs.run(*listed)
+    listed = [finished / "checkpoint-4", finished / "checkpoint-6"]
+    process = programs.run("training.average", *listed, "--output", tmp_path / "same", "--json")
+    assert json.loads(process.stdout) == {"output": str(tmp_path / "same"), "checkpoints": list(map(str, listed))}
     assert (tmp_path / "same" / "model.safetensors").read_bytes() == (folders[0] / "model.safetensors").read_bytes()
-    assert "checkpoint-" in programs.run("training.average", tmp_path / "best", finished, "--best", "2").stdout
+    process = programs.run("training.average", finished, "--best", "2", "--output", tmp_path / "best")
+    assert f"mean of {finished}/checkpoint-" in process.stdout
     settings = read_run_recipe(finished)
     assert read_run_recipe(tmp_path / "mean") == {key: settings[key] for key in settings if key != "output_dir"}
 
@@ -43,24 +45,43 @@ def make_checkpoint(tmp_path, make_model, make_tokenizer, sentences):
     return make
 
 
-def average(out, *checkpoints) -> None:
-    run(Namespace(out=out, checkpoints=list(checkpoints), last=None, best=None))
-
-
 def test_output_has_the_common_settings(make_checkpoint, tmp_path):
     """Otherwise `training.score` would compute BLEU for a model that generates sequences."""
     common = {"metric": "sequence", "target_lang": "ipa"}
     one, two = (make_checkpoint(f"run_{seed}", **common, seed=seed, output_dir="runs/x") for seed in (1, 2))
-    average(tmp_path / "mean", one, two)
+    assert average([one, two], tmp_path / "mean") == tmp_path / "mean"
     assert read_run_recipe(tmp_path / "mean") == common
-    average(tmp_path / "other", one, make_checkpoint("run_3"))
+    average([one, make_checkpoint("run_3")], tmp_path / "other")
     assert not (tmp_path / "other" / "recipe.yaml").exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoint-best", "other/checkpoint-10"])
+def test_models_of_other_programs_need_no_manifest(make_checkpoint, tmp_path, name):
+    average([make_checkpoint(name)], tmp_path / "mean")
+
+
+def test_checkpoint_of_a_run_needs_its_manifest(make_checkpoint, tmp_path):
+    make_checkpoint("run", metric="sequence")
+    with pytest.raises(ValueError, match="cannot be averaged: it is incomplete"):
+        average([make_checkpoint("run/checkpoint-10")], tmp_path / "mean")
 
 
 def test_run_without_final_model_requires_a_selection(make_checkpoint, tmp_path):
     make_checkpoint("run/checkpoint-2")
     with pytest.raises(ValueError, match="is a run without a final model. Add --last N"):
-        average(tmp_path / "mean", tmp_path / "run")
+        average(tmp_path / "run", tmp_path / "mean")
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_former_order_names_the_new_command(make_checkpoint, tmp_path, monkeypatch, capsys, exists):
+    run = make_checkpoint("run")
+    if exists:
+        (tmp_path / "my mean").mkdir()
+    monkeypatch.setattr("sys.argv", ["average", str(tmp_path / "my mean"), str(run), "--last", "2"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    command = f"python -m training.average {run} --last 2 --output '{tmp_path / 'my mean'}'"
+    assert capsys.readouterr().err == f"training.average: the output is now an option. Run: {command}\n"
 
 
 def test_rejects_different_tokenizers(make_checkpoint, tmp_path):
@@ -70,5 +91,5 @@ def test_rejects_different_tokenizers(make_checkpoint, tmp_path):
     with pytest.raises(
         ValueError, match=r"two has another tokenizer than .*one: the same vocabulary, but it splits text"
     ):
-        average(tmp_path / "mean", one, two)
+        average([one, two], tmp_path / "mean")
     assert not (tmp_path / "mean").exists()

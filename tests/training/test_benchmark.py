@@ -10,23 +10,27 @@ import pytest
 import torch
 
 from training import benchmark
+from training.benchmarks import runner
 from training.benchmarks.decoding import DecodingBenchmark, quantize_int8
+from training.benchmarks.forward_backward import DTYPES
+from training.benchmarks.model_sizes import SIZES
 
 
 @pytest.mark.slow
 def test_command_reports_consistent_figures(tmp_path):
     """Real measurements of the smallest size."""
     command = [sys.executable, "-m", "training.benchmark", "--sizes", "t128", "--benchmarks", "step", "greedy", "beam"]
-    command += ["--target-tokens", "64", "--rounds", "2", "--sentences", "4", "--output-dir", str(tmp_path)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    command += ["--target-tokens", "64", "--rounds", "2", "--sentences", "4", "--output-dir", str(tmp_path), "--json"]
+    process = subprocess.run(command, check=True, capture_output=True, text=True)
     report = json.loads((tmp_path / "benchmark.json").read_text())
+    assert json.loads(process.stdout) == report
     assert [path.name for path in tmp_path.iterdir()] == ["benchmark.json"]
     assert report["machine"]["threads"] == 1
     assert report["machine"]["GFLOP/s"]["fp32"] > 0
     titles = [row["line"].split(",")[0].split(" of")[0] for row in report["rows"]]
     assert titles == ["training step", "training step", "greedy", "5 beams"]
     for row in report["rows"]:
-        assert f"{row['size']}  {row['line']}" in output
+        assert f"{row['size']}  {row['line']}" in process.stderr
         best = max(rate["median"] for name, rate in row["rates"].items() if name.startswith("Marian"))
         for rate in row["rates"].values():
             assert rate["low"] <= rate["median"] <= rate["high"]
@@ -37,44 +41,51 @@ def test_command_reports_consistent_figures(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--source", "x"], "--source requires --model"),
-        (["--reference", "x"], "--reference requires --source"),
-        (["--model", "x", "--source", "missing.txt"], "missing.txt does not exist"),
+        (["--source", "."], "--source requires --model"),
+        (["--reference", "."], "--reference requires --source"),
+        (["--model", ".", "--source", "missing.txt"], "missing.txt does not exist"),
         (["--benchmarks", "recipe"], "requires --recipe and --data-dir"),
         (["--benchmarks", "serving"], "invalid choice: 'serving'"),
         (["--sizes", "huge"], "invalid choice: 'huge'"),
     ],
 )
-def test_rejects_wrong_arguments(arguments, message):
-    result = subprocess.run([sys.executable, "-m", "training.benchmark", *arguments], capture_output=True, text=True)
-    assert result.returncode == 2
-    assert message in result.stderr
+def test_rejects_wrong_arguments(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["training.benchmark", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        benchmark.main()
+    assert message in capsys.readouterr().err
 
 
-def test_rejects_reference_with_different_length(tmp_path):
+def test_rejects_reference_with_different_length(tmp_path, monkeypatch, capsys):
     for name, lines in (("source", 3), ("reference", 2)):
         (tmp_path / name).write_text("A dog runs.\n" * lines)
     paths = ["--source", str(tmp_path / "source"), "--reference", str(tmp_path / "reference")]
-    command = [sys.executable, "-m", "training.benchmark", "--model", "x", *paths]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert "3 lines" in result.stderr
+    monkeypatch.setattr(sys, "argv", ["training.benchmark", "--model", str(tmp_path), *paths])
+    with pytest.raises(SystemExit, match="2"):
+        benchmark.main()
+    assert "3 lines" in capsys.readouterr().err
 
 
-def test_rejects_existing_benchmark(tmp_path):
+def test_rejects_existing_benchmark(tmp_path, monkeypatch, capsys):
     (tmp_path / "benchmark.json").write_text("{}")
-    command = [sys.executable, "-m", "training.benchmark", "--output-dir", str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert "contains an earlier benchmark" in result.stderr
+    monkeypatch.setattr(sys, "argv", ["training.benchmark", "--output-dir", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        benchmark.main()
+    assert "contains an earlier benchmark" in capsys.readouterr().err
     assert (tmp_path / "benchmark.json").read_text() == "{}"
 
 
+def test_choices_are_those_of_the_measurements():
+    """They are written twice, because the parser does not import torch."""
+    assert list(benchmark.SIZES) == list(SIZES)
+    assert list(benchmark.PRECISIONS) == list(DTYPES)
+
+
 def test_reports_missing_torchao_before_measuring(monkeypatch, capsys):
-    monkeypatch.setattr(benchmark, "find_spec", lambda name: None, raising=False)
+    monkeypatch.setattr(runner, "find_spec", lambda name: None)
     monkeypatch.setattr(sys, "argv", ["training.benchmark", "--device", "cpu", "--benchmarks", "step", "beam"])
     with pytest.raises(SystemExit) as end:
-        benchmark.parse()
+        benchmark.main()
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "torchao" in line

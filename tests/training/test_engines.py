@@ -1,12 +1,13 @@
 """The options --engine and --quantization of the commands that translate."""
 
+import logging
 import sys
 
 import pytest
 
 from training import distill, diversify, score, translate
 from training.data.parallel_text import ParallelText
-from training.inference import translators
+from training.inference import translation, translators
 from training.inference.metrics import SequenceMetric, translate_and_score
 from training.inference.translators import load_translator, select_engine
 from training.recipe.arguments import TrainingArguments
@@ -40,13 +41,11 @@ def run_command(checkpoint, text, monkeypatch, tmp_path):
         output, pairs = ["--output", str(folder / "out.tsv")], ["--source", source, "--target", target]
         arguments = {
             translate: [checkpoint, "--input", source, "--nbest", "2", *output],
-            score: [checkpoint, "--source", source, "--reference", target, "--num-bootstrap-samples", "2", *output],
+            score: [checkpoint, *pairs[:2], "--reference", target, "--num-bootstrap-samples", "2", *output],
             distill: [checkpoint, "--source", source, "--keep-copies", "--min-score", "-99", *output],
             diversify: [checkpoint, checkpoint, *pairs, *output],
         }
         monkeypatch.setattr(sys, "argv", ["program", *arguments[module], "--device", "cpu", *options])
-        if module is diversify:
-            sys.argv.remove("--device"), sys.argv.remove("cpu")
         module.main()
         return (folder / "out.tsv").read_text()
 
@@ -57,7 +56,7 @@ def run_command(checkpoint, text, monkeypatch, tmp_path):
 def test_commands_give_the_same_results_with_both_engines(run_command, monkeypatch, capsys, module):
     pytest.importorskip("ctranslate2")
     monkeypatch.setattr(translators, "MIN_CTRANSLATE2_SENTENCES", 2)
-    monkeypatch.setattr(translate, "MIN_CTRANSLATE2_SENTENCES", 2)
+    monkeypatch.setattr(translation, "MIN_CTRANSLATE2_SENTENCES", 2)
     expected = run_command(module, "--engine", "transformers")
     assert "engine: " not in capsys.readouterr().err
     assert run_command(module) == expected
@@ -65,17 +64,18 @@ def test_commands_give_the_same_results_with_both_engines(run_command, monkeypat
     run_command(module, "--engine", "ctranslate2", "--quantization", "int8")
 
 
-def test_the_engine_of_the_final_test_does_not_change_scores(checkpoint, sentences, monkeypatch, tmp_path, capsys):
+def test_the_engine_of_the_final_test_does_not_change_scores(checkpoint, sentences, monkeypatch, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "vanilla_transformer")
     pytest.importorskip("ctranslate2")
     monkeypatch.setattr(translators, "MIN_CTRANSLATE2_SENTENCES", 2)
     translator, text = load_translator(checkpoint, "cpu"), ParallelText(sentences["en"], sentences["de"])
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, per_device_eval_batch_size=3)
     scores = []
     for engine in ("transformers", "auto"):
-        assert "engine: ctranslate2" not in capsys.readouterr().err
+        assert "engine: ctranslate2" not in caplog.text
         compute = SequenceMetric().compute
         scores.append(translate_and_score(translator.model, translator.tokenizer, text, compute, args, engine))
-    assert "engine: ctranslate2" in capsys.readouterr().err
+    assert "engine: ctranslate2" in caplog.text
     assert scores[0] == scores[1]
 
 
@@ -87,31 +87,34 @@ def test_the_engine_of_the_final_test_does_not_change_scores(checkpoint, sentenc
         ({"return_alignments": True, "min_length": 3}, "CTranslate2 does not support return_alignments, min_length."),
     ],
 )
-def test_transformers_decodes_what_ctranslate2_does_not(checkpoint, capsys, options, reason):
+def test_transformers_decodes_what_ctranslate2_does_not(checkpoint, caplog, options, reason):
+    caplog.set_level(logging.INFO, "vanilla_transformer")
     pytest.importorskip("ctranslate2")
     translator = load_translator(checkpoint, "cpu")
     assert select_engine(translator, "auto", 9999, options) is translator
-    assert f"engine: transformers, because: {reason}" in capsys.readouterr().err
+    assert f"engine: transformers, because: {reason}" in caplog.text
     with pytest.raises(ValueError, match=f"--engine ctranslate2: {reason}.* Use --engine transformers."):
         select_engine(translator, "ctranslate2", 4, options)
 
 
-def test_transformers_decodes_few_sentences(checkpoint, capsys):
+def test_transformers_decodes_few_sentences(checkpoint, caplog):
+    caplog.set_level(logging.INFO, "vanilla_transformer")
     pytest.importorskip("ctranslate2")
     translator = load_translator(checkpoint, "cpu")
     assert select_engine(translator, "auto", 4) is translator
-    assert capsys.readouterr().err == ""
+    assert caplog.text == ""
     assert select_engine(translator, "ctranslate2", 4) is not translator
 
 
-def test_transformers_decodes_without_ctranslate2_and_ensembles(checkpoint, monkeypatch, capsys):
+def test_transformers_decodes_without_ctranslate2_and_ensembles(checkpoint, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "vanilla_transformer")
     ensemble = load_translator([checkpoint, checkpoint], "cpu")
     with pytest.raises(ValueError, match="CTranslate2 does not support ensemble"):
         select_engine(ensemble, "ctranslate2", 4)
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     translator = load_translator(checkpoint, "cpu")
     assert select_engine(translator, "auto", 9999) is translator
-    assert "ctranslate2 is not installed" in capsys.readouterr().err
+    assert "ctranslate2 is not installed" in caplog.text
     with pytest.raises(ValueError, match="--engine ctranslate2: ctranslate2 is not installed"):
         select_engine(translator, "ctranslate2", 4)
 

@@ -10,7 +10,8 @@ import torch
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from training.score import bootstrap_scores, main
+from training.inference.scoring import bootstrap_scores
+from training.score import main
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +27,8 @@ def test_equal_scores_are_not_significant():
 def test_scores_equal_the_run_and_have_intervals(programs, finished, test_files):
     source, reference = test_files
     process = programs.run(
-        "training.score", finished, "--source", source, "--reference", reference, "--num-bootstrap-samples", "50"
+        *("training.score", finished, "--source", source, "--reference", reference),
+        *("--num-bootstrap-samples", "50", "--json"),
     )
     scores = json.loads(process.stdout)
     results = json.loads((finished / "all_results.json").read_text())
@@ -45,7 +47,7 @@ def test_scores_several_references_and_compares(programs, finished, test_files, 
     shutil.copytree(finished / "checkpoint-2", tmp_path / "early")
     process = programs.run(
         *("training.score", finished, "--source", tmp_path / "test.tsv", "--compare", tmp_path / "early"),
-        *("--num-bootstrap-samples", "50"),
+        *("--num-bootstrap-samples", "50", "--json"),
     )
     scores = json.loads(process.stdout)
     assert scores["chrf"][str(finished)]["score"] == pytest.approx(100)  # its own outputs are among the references
@@ -65,7 +67,7 @@ def test_computes_likelihood(programs, finished, test_files, tmp_path):
         "--per-pair-output",
         tmp_path / "lines.tsv",
     )
-    result = json.loads(programs.run("training.score", finished, *arguments).stdout)
+    result = json.loads(programs.run("training.score", finished, *arguments, "--json").stdout)
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(finished), AutoTokenizer.from_pretrained(finished)
     rows = [line.split("\t") for line in (tmp_path / "lines.tsv").read_text().splitlines()[1:]]
     for row, s, t in zip(rows, *(path.read_text().splitlines() for path in test_files), strict=True):
@@ -108,17 +110,17 @@ def test_rejects_empty_test_set(tmp_path, monkeypatch, capsys, content):
     (tmp_path / "test.en").write_text(content)
     (tmp_path / "test.de").write_text(content)
     arguments = ["--source", str(tmp_path / "test.en"), "--reference", str(tmp_path / "test.de")]
-    monkeypatch.setattr("sys.argv", ["score", "checkpoint", *arguments])
+    monkeypatch.setattr("sys.argv", ["score", str(tmp_path), *arguments])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
     assert re.match(r"training\.score: .*(contains no sentences|blank)", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("option", [["--compare", "other"], ["--metric", "sequence"], ["--num-beams", "2"]])
+@pytest.mark.parametrize("option", [["--compare", "."], ["--metric", "sequence"], ["--num-beams", "2"]])
 def test_likelihood_rejects_translation_options(monkeypatch, capsys, option):
-    arguments = ["--source", "test.en", "--reference", "test.de", "--likelihood", *option]
-    monkeypatch.setattr("sys.argv", ["score", "checkpoint", *arguments])
+    arguments = ["--source", ".", "--reference", ".", "--likelihood", *option]
+    monkeypatch.setattr("sys.argv", ["score", ".", *arguments])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
@@ -131,7 +133,7 @@ def test_scores_ensemble(programs, finished, test_files, tmp_path):
     pair = (finished, finished / "checkpoint-4")
     process = programs.run(
         *("training.score", *pair, "--source", source, "--reference", reference, "--num-bootstrap-samples", "20"),
-        *("--compare", finished, finished),
+        *("--compare", finished, finished, "--json"),
     )
     chrf = json.loads(process.stdout)["chrf"]
     assert list(chrf) == [f"{pair[0]} + {pair[1]}", f"{finished} + {finished}"]
@@ -147,7 +149,7 @@ def test_error_of_invalid_pairs_has_no_unsupported_option(tmp_path, monkeypatch,
     (tmp_path / "test.en").write_text("one\n\n")
     (tmp_path / "test.de").write_text("eins\nzwei\n")
     arguments = ["--source", str(tmp_path / "test.en"), "--reference", str(tmp_path / "test.de")]
-    monkeypatch.setattr("sys.argv", ["score", "checkpoint", *arguments])
+    monkeypatch.setattr("sys.argv", ["score", str(tmp_path), *arguments])
     with pytest.raises(SystemExit):
         main()
     message = capsys.readouterr().err

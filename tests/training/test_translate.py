@@ -3,13 +3,13 @@
 import json
 import math
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from training.translate import format_json, rerank
+from training.inference.file_translation import format_json
+from training.inference.translation import TranslationSettings, rerank_translations
 from vanilla_transformer import TranslationPipeline
 
 pytestmark = pytest.mark.slow
@@ -127,24 +127,24 @@ def test_reranks(programs, finished, tmp_path):
     assert [float(score) for _, score, _ in rows] == pytest.approx([-s for _, s, _ in sorted(expected)], abs=1e-3)
 
 
-def test_does_not_rerank_overlong_lines(make_model, make_tokenizer, capsys):
+def test_does_not_rerank_overlong_lines(make_model, make_tokenizer, caplog):
     """The other lines are reranked. The line can be too long for one model or for both."""
     tokenizer, sizes = make_tokenizer(True)
     keys = {"position_embedding_type": "learned", "max_position_embeddings": 16} | sizes
     forward = TranslationPipeline(model=make_model(**sizes), tokenizer=tokenizer)
     short, backward = (TranslationPipeline(model=make_model(**keys), tokenizer=tokenizer) for _ in range(2))
-    arguments = SimpleNamespace(nbest=2, json=False, batch_size=2, rerank_weight=0.5)
+    settings = TranslationSettings(nbest=2, batch_size=2)
     options = {"num_beams": 2, "max_new_tokens": 6}
     lines = ["the dog runs\n", "two birds sing " * 9 + "\n", "\n", "a cat sleeps\n"]
 
     def rows(translator, lines):
         nbest = {"num_return_sequences": 2, "return_scores": True}
-        found = rerank(translator, backward, lines, options | nbest, arguments)
+        found = rerank_translations(translator, backward, lines, options | nbest | {"batch_size": 2}, settings)
         return [[(each["translation_text"], each.get("score")) for each in candidates] for candidates in found]
 
     plain = forward([lines[1]], num_return_sequences=2, return_scores=True, **options)[0]
     found = rows(forward, lines)
-    assert "line 2 is not reranked: the sentence has" in capsys.readouterr().err
+    assert "line 2 is not reranked: the sentence has" in caplog.text
     assert [text for text, _ in found[1]] == [each["translation_text"] for each in plain]
     for i in (0, 3):
         for (text, score), (single_text, single_score) in zip(found[i], rows(forward, [lines[i]])[0], strict=True):

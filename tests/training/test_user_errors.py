@@ -172,11 +172,11 @@ def test_does_not_overwrite_another_run(programs, recipe, tmp_path, other):
 @pytest.mark.parametrize(
     ("program", "arguments", "message"),
     [
-        ("translate", ["nowhere"], "cannot be loaded"),
+        ("translate", ["nowhere"], "nowhere does not exist"),
         ("translate", ["DATA"], "is not a checkpoint directory: config.json is missing"),
-        ("translate", ["RUN", "--input", "nowhere"], "No such file"),
+        ("translate", ["RUN", "--input", "nowhere"], "nowhere does not exist"),
         ("translate", ["RUN", "--output", "SOURCE"], "already exists"),
-        ("translate", ["RUN", "--nbest", "3", "--num-beams", "2"], "must be at most --num-beams 2"),
+        ("translate", ["RUN", "--nbest", "3", "--num-beams", "2"], "nbest=3 must be at most num_beams=2"),
         ("translate", ["RUN", "--batch-size", "0"], "at least 1"),
         ("translate", ["RUN", "--device", "meta"], "'meta' is not a usable device"),
         ("translate", ["RUN", "--device", "cuda:99"], "'cuda:99' is not a usable device"),
@@ -187,9 +187,9 @@ def test_does_not_overwrite_another_run(programs, recipe, tmp_path, other):
             "is not between",
         ),
         ("demo.corpus", ["DATA"], "train.en already exists"),
-        ("translate", ["RUN", "--rerank", "RUN", "--num-beams", "1"], "--rerank requires --num-beams of at least 2"),
+        ("translate", ["RUN", "--rerank", "RUN", "--num-beams", "1"], "rerank requires num_beams of at least 2"),
         ("score", ["RUN", "--source", "SOURCE"], "Set --reference"),
-        ("score", ["RUN", "--source", "SOURCE.tsv", "--reference", "REFERENCE"], "or use a .tsv file with references"),
+        ("score", ["RUN", "--source", "TABLE.tsv", "--reference", "REFERENCE"], "or use a .tsv file with references"),
         ("score", ["RUN", "--source", "SOURCE", "--reference", "LONGER"], "line i of one must translate line i"),
         ("score", ["RUN", "--source", "SOURCE", "--reference", "REFERENCE", "--output", "SOURCE"], "already exists"),
         (
@@ -197,10 +197,10 @@ def test_does_not_overwrite_another_run(programs, recipe, tmp_path, other):
             ["RUN", "--source", "SOURCE", "--reference", "REFERENCE", "--compare", "RUN"],
             "must be another checkpoint",
         ),
-        ("average", ["RUN", "RUN", "--last", "2"], "already exists"),
-        ("average", ["NEW", "RUN", "--last", "9"], "has only 3 complete checkpoints"),
-        ("average", ["NEW", "DATA"], "is not a checkpoint"),
-        ("average", ["NEW", "DATA", "--last", "1"], "has no checkpoint-N directories"),
+        ("average", ["RUN", "--last", "2", "--output", "RUN"], "already exists"),
+        ("average", ["RUN", "--last", "9", "--output", "NEW"], "has only 3 complete checkpoints"),
+        ("average", ["DATA", "--output", "NEW"], "is not a checkpoint"),
+        ("average", ["DATA", "--last", "1", "--output", "NEW"], "has no checkpoint-N directories"),
         (
             "diversify",
             ["RUN", "RUN", "--source", "SOURCE", "--target", "LONGER", "--output", "NEW.tsv"],
@@ -225,7 +225,7 @@ def test_does_not_overwrite_another_run(programs, recipe, tmp_path, other):
         (
             "distill",
             ["RUN", "--source", "SOURCE", "--output", "NEW.tsv", "--nbest", "3", "--num-beams", "2"],
-            "must be at most --num-beams 2",
+            "nbest=3 must be at most num_beams=2",
         ),
         ("distill", ["RUN", "DATA", "--source", "SOURCE", "--output", "NEW.tsv"], "is not a checkpoint"),
     ],
@@ -233,7 +233,9 @@ def test_does_not_overwrite_another_run(programs, recipe, tmp_path, other):
 def test_bad_arguments(programs, finished, test_files, tmp_path, program, arguments, message):
     (tmp_path / "longer").write_text("x\n" * 12)
     (tmp_path / "train.en").write_text("mine\n")
+    (tmp_path / "table.tsv").touch()
     paths = {"RUN": finished, "DATA": tmp_path, "NEW": tmp_path / "new", "LONGER": tmp_path / "longer"}
+    paths["TABLE.tsv"] = tmp_path / "table.tsv"
     paths["NEW.tsv"] = tmp_path / "new" / "diverse.tsv"
     paths |= dict(zip(("SOURCE", "REFERENCE"), test_files, strict=True))
     before = test_files[0].read_bytes()

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def main() -> None:
     print(json.dumps(train_baseline(*map(Path, sys.argv[1:]))))
 
 
-def compare(recipe: Path, data_dir: Path) -> dict[str, list[float]]:
+def compare(recipe: Path, data_dir: Path, show: Callable[[str], Any]) -> dict[str, list[float]]:
     """Return the target tokens per second of the recipe and the baseline, one figure per round."""
     speeds: dict[str, list[float]] = {RECIPE: [], BASELINE: []}
     with tempfile.TemporaryDirectory() as directory:
@@ -41,7 +42,7 @@ def compare(recipe: Path, data_dir: Path) -> dict[str, list[float]]:
             command = [sys.executable, "-m", f"{__package__}.recipe", str(recipe), str(data_dir), str(run)]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             speeds[BASELINE].append(tokens_per_second(json.loads(output.splitlines()[-1])))
-            print({name: round(values[-1]) for name, values in speeds.items()}, flush=True)
+            show(str({name: round(values[-1]) for name, values in speeds.items()}))
     return speeds
 
 

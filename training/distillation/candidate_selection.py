@@ -34,7 +34,10 @@ class TableSection:
         min_score: drop translations with a lower score.
         max_length_ratio: drop pairs in which one side has more than this many times the tokens of the other.
         keep_copies: whether to keep translations that equal their source.
-        engine, quantization: as in `select_engine`.
+        batch_size, engine, quantization: as in `TranslationPipeline` and `select_engine`.
+
+    Raises:
+        ValueError: A number is too small.
     """
 
     teachers: tuple[str, ...]
@@ -46,12 +49,19 @@ class TableSection:
     num_beams: int | None = None
     length_penalty: float | None = None
     max_new_tokens: int | None = None
-    batch_size: int = 64
+    batch_size: int | None = None
     min_score: float | None = None
     max_length_ratio: float | None = None
     keep_copies: bool = False
     engine: str = "transformers"
     quantization: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_beams", "max_new_tokens", "batch_size", "max_length_ratio"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        if self.num_beams and self.nbest > self.num_beams:
+            raise ValueError(f"nbest={self.nbest} must be at most num_beams={self.num_beams}.")
 
     @property
     def teacher_names(self) -> str:

@@ -10,8 +10,8 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,9 @@ import torch
 from tqdm.auto import tqdm
 
 from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
 from vanilla_transformer.shared.atomic_io import atomic_write, lock, remove, wrap_write_errors
+from vanilla_transformer.shared.command_line import shows_progress
 from vanilla_transformer.shared.text_lines import sanitize_tsv_cell
 
 from .. import STARTED
@@ -34,6 +36,21 @@ STATE_FILES = {"all_results.json", "trainer_state.json", "progress.json", "files
 PART = re.compile(r"[0-9]+-[0-9]+\.json")  # section-block
 BATCHES_PER_BLOCK = 16  # maximum work that is lost if the process is killed
 DROPPED_KEY = "left_out"  # in the files of parts
+
+
+@dataclass(frozen=True)
+class PairTable:
+    """A complete table, the numbers of its pairs and of the lines of its texts, and of dropped lines per reason."""
+
+    output: Path
+    pairs: int
+    lines: int
+    dropped: dict[str, int] | None  # None if an earlier process completed the table
+
+    def describe(self) -> str:
+        """Return the numbers as text."""
+        text = f"{self.output}: {self.pairs:,} pairs from {self.lines:,} lines"
+        return f"{text}\ndropped: {format_counts(self.dropped)}" if self.dropped else text
 
 
 class PairTableBuilder:
@@ -54,8 +71,11 @@ class PairTableBuilder:
         )  # set by torchrun and accelerate
         self.device = device or (f"cuda:{local % torch.cuda.device_count()}" if torch.cuda.is_available() else None)
 
-    def build(self) -> None:
+    def build(self) -> PairTable | None:
         """Translate the blocks of this process, and merge the parts if all are complete.
+
+        Returns:
+            The table, or None if another process completes it.
 
         Raises:
             ValueError: The table exists, the directory contains parts of another table, or a text has no lines. Also
@@ -64,15 +84,18 @@ class PairTableBuilder:
         """
         if self.output.exists():
             is_merged_by_other_rank = self.world_size > 1 and self.output.stat().st_mtime > STARTED
-            if self.clean_up_if_done() or self.process_index > 0 or is_merged_by_other_rank:
-                return
+            if self.clean_up_if_done():
+                with self.output.open("rb") as file:
+                    return PairTable(self.output, sum(1 for _ in file), self.num_lines, None)
+            if self.process_index > 0 or is_merged_by_other_rank:
+                return None
             raise ValueError(f"--output {self.output} already exists. Choose another name.")
         if self.output.suffix != ".tsv":
             raise ValueError(f"--output {self.output} must end with .tsv.")
         self.validate_parts()
         missing = [self.missing_blocks(number) for number in range(len(self.sections))]
         if self.output.exists():  # another process has merged and removed the parts in the meantime
-            return
+            return None
         teachers = [self.load_teachers(number) if blocks else None for number, blocks in enumerate(missing)]
         try:
             if any(missing):
@@ -80,7 +103,7 @@ class PairTableBuilder:
             for number, translator in enumerate(teachers):
                 if translator is not None:
                     self.translate_blocks(number, translator, missing[number])
-            self.merge_parts()
+            return self.merge_parts()
         finally:
             if self.world_size == 1 and not any(path.exists() for path in self.all_parts()):
                 self.remove_parts()
@@ -100,6 +123,7 @@ class PairTableBuilder:
             described["nearest"] = described.pop("closest_to_reference")
             weights = [checkpoint_hash(each) for each in section.teachers]
             described |= {"weights": weights, "lines": text[0], "sha256": text[1]}
+            described["batch_size"] = section.batch_size or DEFAULT_BATCH_SIZE
             for name in ("engine", "quantization") if section.quantization is None else ("engine",):
                 del described[name]  # without quantization, both engines give the same table
         return {"copies": self.copies, "pieces": sections}
@@ -118,8 +142,16 @@ class PairTableBuilder:
             texts.append((lines, digest.hexdigest()))
         return texts
 
+    @property
+    def num_lines(self) -> int:
+        return sum(lines for lines, _ in self.texts)
+
+    def block_size(self, number: int) -> int:
+        """Return the lines per block of a section."""
+        return BATCHES_PER_BLOCK * (self.sections[number].batch_size or DEFAULT_BATCH_SIZE)
+
     def num_blocks(self, number: int) -> int:
-        return -(-self.texts[number][0] // (BATCHES_PER_BLOCK * self.sections[number].batch_size))
+        return -(-self.texts[number][0] // self.block_size(number))
 
     def part(self, section: int, block: int) -> Path:
         return self.parts / f"{section}-{block:06d}.json"
@@ -149,8 +181,8 @@ class PairTableBuilder:
     def translate_blocks(self, number: int, translator: TranslationPipeline, missing: set[int]) -> None:
         """Translate the missing blocks of a section, and write their parts."""
         section = self.sections[number]
-        size, rows = BATCHES_PER_BLOCK * section.batch_size, iter(read_section(section))
-        with tqdm(total=len(missing), unit=" blocks", disable=self.process_index > 0 or None) as bar:
+        size, rows = self.block_size(number), iter(read_section(section))
+        with tqdm(total=len(missing), unit=" blocks", disable=self.process_index > 0 or not shows_progress()) as bar:
             for block in range(max(missing) + 1):
                 lines = list(islice(rows, size))
                 if block in missing:
@@ -169,18 +201,18 @@ class PairTableBuilder:
             finally:
                 remove(unfinished)
 
-    def merge_parts(self) -> None:
-        """Write the table, if all parts exist and no other process is merging them."""
+    def merge_parts(self) -> PairTable | None:
+        """Write and return the table, if all parts exist and no other process is merging them."""
         if not all(path.exists() for path in self.all_parts()):
-            return
+            return None
         try:
             job = (self.parts / "job.json").open("rb")
         except FileNotFoundError:  # another process has removed it with the parts
-            return
+            return None
         with job:
             lock(job)
             if self.output.exists():
-                return
+                return None
             pairs, dropped = 0, Counter[str]()
             with atomic_write(self.output) as path, path.open("w", encoding="utf-8") as file:
                 for pair in self.all_pairs(dropped):
@@ -190,9 +222,7 @@ class PairTableBuilder:
                     self.remove_parts()
                     raise ValueError(f"{self.output} would be empty. Dropped: {format_counts(dropped)}.")
             self.remove_parts()
-        print(f"{self.output}: {pairs:,} pairs from {sum(lines for lines, _ in self.texts):,} lines")
-        if dropped:
-            print(f"dropped: {format_counts(dropped)}")
+        return PairTable(self.output, pairs, self.num_lines, dict(dropped))
 
     def all_pairs(self, dropped: Counter) -> Iterator[tuple[str, str]]:
         """Yield the pairs of the table, and add the number of dropped lines to `dropped`."""
@@ -261,5 +291,5 @@ def difference(earlier: dict[str, Any], current: dict[str, Any]) -> str:
     return f"{keys[0]} was {before.get(keys[0])}, now it is {now[keys[0]]}"
 
 
-def format_counts(counts: Counter) -> str:
+def format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items()))

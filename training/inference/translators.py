@@ -2,8 +2,6 @@
 
 import json
 import re
-import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,27 +11,33 @@ import torch
 import yaml
 
 from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.shared.command_line import logger
 from vanilla_transformer.shared.ctranslate2_pipeline import CTranslate2Pipeline, validate_ctranslate2_options
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, wrap_load_errors
 
 from ..data.tokenizer import vocabulary_sizes
 from ..recipe.arguments import rename_keys
 
-CHECKPOINTS = "Checkpoint: directory with model and tokenizer, or repository on the Hub. Several form an ensemble."
 RUN_CHECKPOINT = re.compile("checkpoint-[0-9]+")  # name of a checkpoint in the output directory of a run
 MIN_CTRANSLATE2_SENTENCES = 500  # with fewer, the conversion of the model takes as long as it saves
 GREEDY_OVERRIDES = {"length_penalty": None, "early_stopping": None}  # transformers rejects these with one beam
 
 
-def load_translator(checkpoints: str | Sequence[str], device: str | None = None) -> TranslationPipeline:
+def as_names(checkpoints: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
+    """Return the names of one checkpoint or of an ensemble."""
+    return tuple(map(str, [checkpoints] if isinstance(checkpoints, str | Path) else checkpoints))
+
+
+def load_translator(checkpoints: str | Path | Sequence[str | Path], device: str | None = None) -> TranslationPipeline:
     """Load the pipeline of a checkpoint, or of an ensemble whose probabilities are averaged.
 
     The first checkpoint defines the generation config. `device` defaults to a GPU, if available.
 
     Raises:
-        ValueError: If a checkpoint cannot be loaded or does not translate, or if the tokenizers differ.
+        ValueError: If a checkpoint cannot be loaded or does not translate, if the tokenizers differ, or if the device
+            cannot hold a tensor.
     """
-    names = [checkpoints] if isinstance(checkpoints, str) else list(checkpoints)
+    names, device = as_names(checkpoints), select_device(device)
     first, *others = (load_single_translator(name, device) for name in names)
     for name, other in zip(names[1:], others, strict=True):
         validate_same_tokenizer(names[0], first.tokenizer, name, other.tokenizer)
@@ -42,7 +46,19 @@ def load_translator(checkpoints: str | Sequence[str], device: str | None = None)
     return TranslationPipeline(model=first.model, tokenizer=first.tokenizer, ensemble=[each.model for each in others])
 
 
-def load_single_translator(checkpoint: str, device: str | None) -> TranslationPipeline:
+def select_device(device: str | None) -> str:
+    """Return a device, by default a GPU if available. Raises ValueError if it cannot hold a tensor."""
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"--device: {device!r} is not a usable device ({reason}): use cpu or cuda.") from error
+    return device
+
+
+def load_single_translator(checkpoint: str, device: str) -> TranslationPipeline:
     """Load the pipeline of one checkpoint and test it."""
     model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
     rows = model.get_input_embeddings().num_embeddings
@@ -51,8 +67,8 @@ def load_single_translator(checkpoint: str, device: str | None) -> TranslationPi
             f"{checkpoint}: the tokenizer has {size} tokens, but the model only {rows}. Use the tokenizer of the model."
         )
     try:
-        model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except (RuntimeError, AssertionError) as error:  # for unavailable devices
+        model.to(device)
+    except RuntimeError as error:  # such as too little memory
         raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from error
     translator = TranslationPipeline(model=model, tokenizer=tokenizer)
     with wrap_load_errors(checkpoint, "generation_config.json or the tokenizer"):  # validated only when used
@@ -97,7 +113,7 @@ def select_engine(
     options: dict[str, Any] | None = None,
     quantization: str | None = None,
 ) -> TranslationPipeline:
-    """Return a pipeline that decodes with an engine. For many sentences, print which one "auto" selects and why.
+    """Return a pipeline that decodes with an engine. For many sentences, log which one "auto" selects and why.
 
     Args:
         translator: The pipeline with transformers.
@@ -122,9 +138,9 @@ def select_engine(
     except (ImportError, ValueError, OSError, RuntimeError) as error:  # such as a full disk
         if engine == "ctranslate2":
             raise ValueError(f"--engine ctranslate2: {error} Use --engine transformers.") from error
-        print(f"engine: transformers, because: {error}", file=sys.stderr)
+        logger.info(f"engine: transformers, because: {error}")
         return translator
-    print("engine: ctranslate2, which is faster for many sentences on a CPU", file=sys.stderr)
+    logger.info("engine: ctranslate2, which is faster for many sentences on a CPU")
     return result
 
 
@@ -149,9 +165,9 @@ def read_run_recipe(folder: Path) -> dict[str, Any]:
     return rename_keys(settings)
 
 
-def get_decoding_options(arguments: Namespace) -> dict[str, Any]:
-    """Return the arguments of `generate()` for one translation per sentence, as set on the command line."""
+def get_decoding_options(settings: Any) -> dict[str, Any]:
+    """Return the arguments of `generate()` for one translation per sentence, from the fields of `settings`."""
     names = ("num_beams", "length_penalty", "max_new_tokens")
-    options = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
+    options = {name: value for name in names if (value := getattr(settings, name)) is not None}
     options["num_return_sequences"] = 1  # the default of the model may be greater
     return GREEDY_OVERRIDES | options if options.get("num_beams") == 1 else options

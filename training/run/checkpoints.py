@@ -1,4 +1,4 @@
-"""Checkpoints of a run: validation, selection and averaging.
+"""Checkpoints: validation and selection in a run, and averaging.
 
 A checkpoint is valid if its files match the sizes and hashes in its manifest, which is written last.
 """
@@ -8,16 +8,20 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+import yaml
 from transformers import PreTrainedModel
 from transformers.trainer_utils import sort_checkpoints
 
-from vanilla_transformer.shared.loading import load_model
+from vanilla_transformer.shared.atomic_io import atomic_write
+from vanilla_transformer.shared.loading import load_model, load_tokenizer
 
-from ..inference.translators import RUN_CHECKPOINT
+from ..inference.translators import RUN_CHECKPOINT, as_names, read_run_recipe, validate_same_tokenizer
+from ..recipe.resolution import LOWER_IS_BETTER, default_metric
 
 MANIFEST = "files.json"
 TEMPORARY = "temporary"  # marker file of a checkpoint that was saved on a signal, only to resume the run
@@ -126,3 +130,96 @@ def average_checkpoints(folders: list[Path]) -> PreTrainedModel:
             sums[name] += tensor
     model.load_state_dict({name: (total / len(folders)).float() for name, total in sums.items()})
     return model
+
+
+def average(
+    checkpoints: str | Path | Sequence[str | Path],
+    output: str | Path,
+    *,
+    last: int | None = None,
+    best: int | None = None,
+) -> Path:
+    """Average the weights of checkpoints (section 6.1: "obtained by averaging the last 5 checkpoints").
+
+    Example: `average("runs/demo", "runs/mean", last=5)`.
+
+    Args:
+        checkpoints: Directories of models with the same tokenizer, or one run with `last` or `best`.
+        output: Directory to write the model to, with its tokenizer, and a recipe with the settings that all share.
+        last: Average the last checkpoints of the run, this many.
+        best: Average the best ones, by the evaluation metric of the run.
+
+    Returns:
+        The path of `output`.
+
+    Raises:
+        ValueError: If the output exists, or the checkpoints cannot be averaged.
+    """
+    output, folders = Path(output), choose_checkpoints(checkpoints, last=last, best=best)
+    if output.exists():
+        raise ValueError(f"{output} already exists. Choose another path.")
+    for folder in folders:
+        if all_checkpoints(folder) and not (folder / "config.json").exists():
+            raise ValueError(f"{folder} is a run without a final model. Add --last N, or list its checkpoints.")
+        belongs_to_run = RUN_CHECKPOINT.fullmatch(folder.name) and (folder.parent / "recipe.yaml").exists()
+        if belongs_to_run and (reason := checkpoint_error(folder)):
+            raise ValueError(f"{folder} cannot be averaged: {reason}. Remove it from the list.")
+    tokenizers = load_same_tokenizers(folders)
+    recipe = read_common_recipe(folders)
+    model = average_checkpoints(folders)
+    with atomic_write(output) as temporary:
+        for each in (model, *tokenizers[-1:]):
+            each.save_pretrained(temporary)
+        if recipe:
+            text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+            (temporary / "recipe.yaml").write_text(text, encoding="utf-8")
+    return output
+
+
+def choose_checkpoints(
+    checkpoints: str | Path | Sequence[str | Path], *, last: int | None = None, best: int | None = None
+) -> list[Path]:
+    """Return the directories that `average` averages."""
+    folders = [Path(name) for name in as_names(checkpoints)]
+    count = best if last is None else last
+    if count is None:
+        return folders
+    if count < 1 or len(folders) != 1 or None not in (last, best):
+        raise ValueError("--last and --best require one run directory and a number of at least 1.")
+    return select_run_checkpoints(folders[0], count, "best" if last is None else "last")
+
+
+def load_same_tokenizers(folders: list[Path]) -> list[Any]:
+    """Load the tokenizers of checkpoints or of their runs, if any. Raises ValueError if they differ."""
+    tokenizers = []
+    for folder in folders:
+        sources = [each for each in (folder, folder.parent) if (each / "tokenizer_config.json").exists()]
+        tokenizers += [(str(folder), load_tokenizer(each)) for each in sources[:1]]
+    for name, tokenizer in tokenizers[1:]:
+        validate_same_tokenizer(*tokenizers[0], name, tokenizer)
+    return [tokenizer for _, tokenizer in tokenizers]
+
+
+def read_common_recipe(folders: list[Path]) -> dict[str, Any]:
+    """Return the settings that the recipes of all checkpoints have in common, except the output directory."""
+    first, *others = map(read_run_recipe, folders)
+    settings = {key: value for key, value in first.items() if all(each.get(key) == value for each in others)}
+    settings.pop("output_dir", None)
+    return settings
+
+
+def select_run_checkpoints(run_folder: Path, count: int, by: str) -> list[Path]:
+    """Return the last or best `count` checkpoints of a run. Raises ValueError if it has fewer."""
+    if not all_checkpoints(run_folder):
+        raise ValueError(f"{run_folder} has no checkpoint-N directories.")
+    metric, better = None, True
+    if by == "best":
+        settings = read_run_recipe(run_folder)
+        usual = default_metric(settings.get("metric", "translation"), settings.get("predict_with_generate", True))
+        metric = settings.get("metric_for_best_model") or usual
+        better = settings.get("greater_is_better", metric not in LOWER_IS_BETTER)
+    folders = select_checkpoints(run_folder, count, by, metric, better)
+    if len(folders) < count:
+        scored = f" with {metric}" if by == "best" else ""
+        raise ValueError(f"{run_folder} has only {len(folders)} complete checkpoints{scored}, expected {count}.")
+    return folders

@@ -1,6 +1,5 @@
 """Hardware: memory allocator, precision and attention by timing, size of micro-batches, description of the machine."""
 
-import argparse
 import ctypes
 import itertools
 import math
@@ -177,16 +176,6 @@ def has_bf16() -> bool:
     if not capabilities and cpuinfo.exists():  # before torch 2.12
         capabilities = dict.fromkeys(cpuinfo.read_text(encoding="utf-8").split(), True)
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-
-
-def device_type(text: str) -> str:
-    """Argparse type: a device that can hold a tensor."""
-    try:
-        torch.zeros(1, device=text).item()
-    except (RuntimeError, AssertionError) as error:  # AssertionError if torch was built without CUDA
-        reason = str(error).partition("\n")[0]
-        raise argparse.ArgumentTypeError(f"{text!r} is not a usable device ({reason}): use cpu or cuda") from error
-    return text
 
 
 def describe(device: torch.device) -> dict[str, Any]:

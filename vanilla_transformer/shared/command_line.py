@@ -114,22 +114,22 @@ def positive_int(text: str) -> int:
 
 def existing_path(text: str) -> Path:
     """Convert an option to the path of a file or directory that exists."""
-    if not (path := Path(text)).exists():
+    if not os.path.exists(text):  # unlike `Path.exists`, without an error if the name is too long
         raise argparse.ArgumentTypeError(f"{text} does not exist")
-    return path
+    return Path(text)
 
 
 def new_path(text: str) -> Path:
     """Convert an option to a path that does not exist yet."""
-    if (path := Path(text)).exists():
+    if os.path.exists(text):
         raise argparse.ArgumentTypeError(f"{text} already exists. Choose another path")
-    return path
+    return Path(text)
 
 
 def checkpoint_name(text: str) -> str:
     """Convert an option to a directory that exists, or a name such as `user/name` on the Hub."""
-    path = Path(text)
-    if not path.exists() and (path.parent.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", text)):
+    is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not os.path.exists(os.path.dirname(text))
+    if not is_name and not os.path.exists(text):
         raise argparse.ArgumentTypeError(f"{text} does not exist")  # `user` in `user/name` is no local directory
     return text
 
@@ -137,6 +137,7 @@ def checkpoint_name(text: str) -> str:
 float_type.__name__, int_type.__name__, exponent_type.__name__ = "float", "int", "float"  # for argparse's messages
 positive_int.__name__ = "int"
 NUMBER_TYPES: dict[Any, Any] = {float: float_type, int: int_type}
+CHECKPOINTS = "Checkpoint: directory with model and tokenizer, or repository on the Hub. Several form an ensemble."
 ENGINES = ("auto", "transformers", "ctranslate2")
 QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16")
 OPTIONS: dict[str, dict[str, Any]] = {  # options that several commands have
@@ -175,6 +176,11 @@ def add_options(parser: argparse.ArgumentParser, *keys: str) -> None:
 def print_result(result: Any, as_json: bool, text: str = "") -> None:
     """Print the result of a command to stdout: a JSON document for programs, or a text for people."""
     print(json.dumps(result, indent=2, ensure_ascii=False, default=str) if as_json else text)
+
+
+def shows_progress() -> bool:
+    """Return whether to show progress bars: if stderr is a terminal, and without --quiet."""
+    return sys.stderr.isatty() and logger.isEnabledFor(logging.WARNING)
 
 
 def option_name(key: str) -> str:

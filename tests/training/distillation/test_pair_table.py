@@ -16,7 +16,7 @@ from training.distillation.candidate_selection import (
     validate_not_copied,
     word_overlap,
 )
-from training.distillation.pair_table import PairTableBuilder, checkpoint_hash
+from training.distillation.pair_table import PairTable, PairTableBuilder, checkpoint_hash
 from training.inference.translators import load_translator
 
 LINES = 40
@@ -211,11 +211,12 @@ def test_references_precede_translations(make_table, texts):
     assert both == references + translations
 
 
-def test_reports_dropped_lines(make_table, texts, capsys, tmp_path):
+def test_reports_dropped_lines(make_table, texts, tmp_path):
     (tmp_path / "odd").write_bytes(texts[0].read_bytes() + b"\n\xff\n")
     builder = make_table("best.tsv", source=tmp_path / "odd", min_score=-100.0)
-    builder.build()
-    assert "dropped: 1 lines blank, 1 lines not UTF-8" in capsys.readouterr().out
+    table = builder.build()
+    assert table == PairTable(builder.output, LINES, LINES + 2, {"lines blank": 1, "lines not UTF-8": 1})
+    assert "dropped: 1 lines blank, 1 lines not UTF-8" in table.describe()
     assert len(rows(builder.output)) == LINES
     with pytest.raises(ValueError, match=f"would be empty. Dropped: {LINES} with a score below 0.5"):
         make_table("none.tsv", min_score=0.5).build()
@@ -225,12 +226,12 @@ def test_reports_dropped_lines(make_table, texts, capsys, tmp_path):
     ratios = sorted(max(each) / min(each) for each in lengths)
     limit = max(1.0, (ratios[0] + ratios[-1]) / 2)
     kept = sum(ratio <= limit for ratio in ratios)
-    make_table("ratio.tsv", max_length_ratio=limit).build()
-    assert f"dropped: {LINES - kept} with more than {limit:g} times the tokens on one side" in capsys.readouterr().out
+    table = make_table("ratio.tsv", max_length_ratio=limit).build()
+    assert table.dropped == {f"with more than {limit:g} times the tokens on one side": LINES - kept}
     assert len(rows(builder.output.with_name("ratio.tsv"))) == kept
 
 
-def test_drops_translations_equal_to_source(make_table, monkeypatch, capsys):
+def test_drops_translations_equal_to_source(make_table, monkeypatch):
     monkeypatch.setattr(
         candidate_selection, "translate", lambda section, translator, lines: [[(line, 0.0)] for line in lines]
     )
@@ -240,8 +241,7 @@ def test_drops_translations_equal_to_source(make_table, monkeypatch, capsys):
     monkeypatch.setattr(candidate_selection, "MAX_COPY_OVERLAP", 2.0)
     with pytest.raises(ValueError, match=f"would be empty. Dropped: {LINES} equal to their source"):
         make_table(keep_copies=False, batch_size=16).build()
-    make_table(batch_size=16).build()
-    assert f"{LINES} pairs from {LINES} lines" in capsys.readouterr().out
+    assert f"{LINES} pairs from {LINES} lines" in make_table(batch_size=16).build().describe()
 
 
 def test_rejects_reverse_direction_teacher(sentences):

@@ -68,7 +68,7 @@ def test_commands_return_one_translation_if_the_config_has_several(save, tmp_pat
         assert len(lines) == 3 * (2 if "--nbest" in options else 1)
         assert lines == (expected := expected or lines)
     source.write_text("the dog runs\na cat sleeps\n")
-    arguments = ["--source", str(source), "--reference", str(source), "--num-bootstrap-samples", "2"]
+    arguments = ["--source", str(source), "--reference", str(source), "--num-bootstrap-samples", "2", "--json"]
     monkeypatch.setattr("sys.argv", ["score", folder, *arguments])
     score.main()
     assert "bleu" in json.loads(capsys.readouterr().out)

@@ -10,14 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.average import main, select_run_checkpoints
 from training.recipe.reading import read_recipe
 from training.run.checkpoints import (
     MANIFEST,
+    average,
     checkpoint_error,
     keep_only,
     last_valid_checkpoint,
     select_checkpoints,
+    select_run_checkpoints,
     write_manifest,
 )
 from training.run.trainer import TokenBatchTrainer
@@ -122,12 +123,10 @@ def test_copies_of_the_user_are_not_checkpoints_of_the_run(make_run):
     assert sorted(path for path in run.iterdir() if path.is_dir()) == sorted(copies)
 
 
-@pytest.mark.parametrize("which", ["--last", "--best"])
-def test_rejects_average_of_zero_checkpoints(make_run, tmp_path, monkeypatch, capsys, which):
-    monkeypatch.setattr("sys.argv", ["average", str(tmp_path / "mean"), str(make_run()), which, "0"])
-    with pytest.raises(SystemExit):
-        main()
-    assert "a number of at least 1" in capsys.readouterr().err
+@pytest.mark.parametrize("selection", [{"last": 0}, {"best": 0}, {"last": 1, "best": 1}])
+def test_rejects_wrong_selection(make_run, tmp_path, selection):
+    with pytest.raises(ValueError, match="--last and --best require one run directory and a number of at least 1"):
+        average(make_run(), tmp_path / "mean", **selection)
 
 
 def test_averages_last_checkpoints_if_none_has_the_metric(make_run):

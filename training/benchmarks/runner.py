@@ -1,0 +1,189 @@
+"""Runner of the benchmarks: candidates are timed in alternation, and compared with the native class."""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from tqdm.auto import tqdm
+from transformers import set_seed
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.shared.command_line import logger, shows_progress
+
+from ..inference.translators import select_device
+from ..run.hardware import describe
+from .decoding import DecodingBenchmark
+from .forward_backward import DTYPES, make_batch, peak_flops, run_step, step_models, validate_models
+from .model_sizes import SENTENCE_LENGTH, SIZES, WMT_SIZES
+from .optimizer_step import build_candidates
+from .recipe import BASELINE, compare
+
+UPDATES = 20  # per candidate and round
+NUM_BEAMS = 5
+MIN_EQUAL_FRACTION = 0.995  # minimum fraction of equal translations; the others are ties
+Rates = dict[str, list[float]]
+
+
+def run_benchmarks(arguments: argparse.Namespace, show: Callable[[str], Any]) -> dict[str, Any]:
+    """Run the benchmarks, pass each comparison to `show` when it is complete, and return all.
+
+    The result is also saved as `benchmark.json` in the output directory.
+
+    Args:
+        arguments: Options of the command `benchmark`.
+        show: Function that prints or logs a text.
+
+    Raises:
+        ValueError: If the device cannot be used, or torchao is not installed.
+    """
+    device = torch.device(select_device(arguments.device))
+    if {"greedy", "beam"} & set(arguments.benchmarks) and device.type == "cpu" and find_spec("torchao") is None:
+        raise ValueError(
+            "greedy and beam require torchao for int8: pip install '.[dev]', or choose other --benchmarks."
+        )
+    torch.set_num_threads(arguments.threads)
+    set_seed(0)
+    benchmark = Benchmark(arguments, device, show)
+    for name in arguments.benchmarks:
+        benchmark.measure(name)
+    return benchmark.save(arguments.output_dir)
+
+
+class Benchmark:
+    """Runner of the benchmarks. It shows each comparison when it is complete, and collects all for benchmark.json."""
+
+    def __init__(self, arguments: argparse.Namespace, device: torch.device, show: Callable[[str], Any]):
+        self.arguments, self.device, self.show = arguments, device, show
+        self.rows: list[dict[str, Any]] = []
+        self.speeds = {name: peak_flops(self.device, dtype, self.clock) for name, dtype in DTYPES.items()}
+        self.machine = describe(self.device) | {"threads": arguments.threads, "torch": torch.__version__}
+        self.machine["GFLOP/s"] = {name: round(speed / 1e9) for name, speed in self.speeds.items()}
+        self.machine["malloc"] = "default" if arguments.default_malloc else "keeps freed memory"
+        self.show(json.dumps(self.machine))
+
+    def measure(self, name: str) -> None:
+        arguments = self.arguments
+        if name == "recipe":
+            rates = compare(arguments.recipe, arguments.data_dir, self.show)
+            self.add_comparison("", f"complete recipe compared with {BASELINE}", rates, BASELINE, "target tokens/s")
+        elif name in ("step", "update"):
+            measure = self.step if name == "step" else self.update
+            for size in arguments.sizes:
+                for tokens in arguments.target_tokens:
+                    measure(size, tokens)
+        else:
+            for size in [arguments.model] if arguments.model else arguments.sizes:
+                self.decode(size, name)
+
+    def step(self, size: str, tokens: int) -> None:
+        """Measure forward and backward passes with the unsmoothed cross-entropy."""
+        models = step_models(SIZES[size], self.device)
+        batch = make_batch(tokens // SENTENCE_LENGTH, SIZES[size].vocab_size, self.device)
+        validate_models(models, batch)
+        count = int((batch["labels"] != -100).sum())
+        for precision in self.arguments.precision:
+            steps = {name: partial(run_step, name, model, batch, precision) for name, model in models.items()}
+            limit = self.limit(steps["Vanilla eager"], count, precision)
+            rates, _ = self.time_interleaved(steps, lambda _, seconds: count / seconds)
+            title = f"training step of {tokens} tokens, {precision}"
+            self.add_comparison(size, title, rates, "Marian", "target tokens/s", limit)
+
+    def update(self, size: str, tokens: int) -> None:
+        """Measure complete optimizer steps. The fraction of the limit is the model FLOPs utilization (MFU)."""
+        config = WMT_SIZES[size]
+        batch = make_batch(tokens // SENTENCE_LENGTH, config.vocab_size, self.device)
+        model = VanillaTransformerForConditionalGeneration(config).to(self.device)
+        for precision in self.arguments.precision:
+            step = partial(run_step, "Vanilla", model, batch, precision)
+            limit = self.limit(step, int((batch["labels"] != -100).sum()), precision)
+            candidates = build_candidates(config, batch, tokens, precision, UPDATES)
+            rates, results = self.time_interleaved(candidates, lambda result, _: result[0])
+            peaks = {name: peak for name, (_, peak) in results.items() if peak}
+            title = f"update of {tokens} tokens, vocabulary of {config.vocab_size}, {precision}"
+            self.add_comparison(size, title, rates, "Marian", "target tokens/s", limit, peaks)
+
+    def decode(self, size: str, name: str) -> None:
+        """Measure greedy decoding or beam search. Raises AssertionError if exact decoders differ from the peer."""
+        task = DecodingBenchmark(self.arguments, size, self.device)
+        decoders = task.decoders({"num_beams": NUM_BEAMS if name == "beam" else 1, "do_sample": False})
+        rates, outputs = self.time_interleaved(decoders, lambda ids, seconds: sum(map(len, ids)) / seconds)
+        expected = outputs[f"{task.peer} sdpa"]
+        equal = {name: sum(map(list.__eq__, ids, expected)) / len(ids) for name, ids in outputs.items()}
+        exact = {key: rate for key, rate in equal.items() if key.endswith(("eager", "sdpa", "static", "beam_search"))}
+        if min(exact.values()) < MIN_EQUAL_FRACTION:
+            raise AssertionError(f"fractions of translations that equal those of {task.peer}: {equal}")
+        notes = {key: f"{100 * rate:.1f} % equal" for key, rate in equal.items()}
+        if self.arguments.reference:
+            notes = {key: f"{note}, BLEU {task.bleu(outputs[key]):.1f}" for key, note in notes.items()}
+        # the counter does not see replayed CUDA graphs
+        counted = decoders["Vanilla beam_search" if self.device.type == "cpu" else f"{task.peer} sdpa"]
+        limit = self.limit(counted, sum(map(len, expected)))
+        title = f"{f'{NUM_BEAMS} beams' if name == 'beam' else 'greedy'}, {len(expected)} sentences"
+        self.add_comparison(size, title, rates, task.peer, "tokens/s", limit, notes)
+
+    def limit(self, run: Callable[[], Any], count: int, precision: str = "fp32") -> float:
+        """Return the tokens per second if a run for `count` tokens consisted only of matrix products."""
+        with FlopCounterMode(display=False) as counter:
+            run()
+        return count * self.speeds[precision] / counter.get_total_flops()
+
+    def time_interleaved(
+        self, candidates: Mapping[str, Callable[[], Any]], rate: Callable[[Any, float], float]
+    ) -> tuple[Rates, dict[str, Any]]:
+        """Return `rate(output, seconds)` of each candidate and round after a warm-up round, and the last outputs."""
+        rates: Rates = {name: [] for name in candidates}
+        outputs = {name: run() for name, run in candidates.items()}
+        for _ in tqdm(range(self.arguments.rounds), leave=False, desc="rounds", disable=not shows_progress()):
+            for name, run in candidates.items():
+                start = self.clock()
+                outputs[name] = run()
+                rates[name].append(rate(outputs[name], self.clock() - start))
+        return rates, outputs
+
+    def clock(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        is_single_thread = self.device.type == "cpu" and self.arguments.threads == 1
+        return time.process_time() if is_single_thread else time.perf_counter()
+
+    def add_comparison(
+        self,
+        size: str,
+        title: str,
+        rates: Rates,
+        baseline: str,
+        unit: str,
+        limit: float | None = None,
+        notes: Any = None,
+    ) -> None:
+        """Store and show a comparison. `limit` is the maximum rate in `unit` if only matrix products took time."""
+        medians = {name: statistics.median(values) for name, values in rates.items()}
+        best = max(value for name, value in medians.items() if name.startswith(baseline))
+        row: dict[str, Any] = {"size": size, "line": title, "unit": unit, "limit": limit, "rates": {}}
+        self.show(f"\n{size}  {title}  ({unit})")
+        for name, value in medians.items():
+            low, high = min(rates[name]), max(rates[name])
+            row["rates"][name] = {"median": value, "low": low, "high": high, "ratio": value / best}
+            text = f"  {name:26}{value:11,.1f}   {value / best:5.2f}   ({low:,.1f} to {high:,.1f})"
+            text += f"   {100 * value / limit:5.1f} % of limit" if limit else ""
+            if notes:
+                row["rates"][name]["note"] = notes[name]
+                text += f"   {notes[name]}"
+            self.show(text)
+        self.rows.append(row)
+
+    def save(self, directory: Path) -> dict[str, Any]:
+        """Write `benchmark.json`, and return its contents."""
+        result = {"machine": self.machine, "rows": self.rows}
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "benchmark.json").write_text(json.dumps(result, indent=2), encoding="utf-8")
+        logger.info(f"Results saved to {directory}/benchmark.json")
+        return result

@@ -1,0 +1,178 @@
+"""Scores of a checkpoint on a test set: metrics with confidence intervals, or the likelihood of the references."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.significance import PairedTest
+
+from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
+from vanilla_transformer.shared.atomic_io import atomic_write
+from vanilla_transformer.shared.command_line import logger, shows_progress
+
+from ..data.files import iter_stripped_lines, read_table, validate_line_counts
+from ..data.parallel_text import ParallelText, collect_valid_pairs
+from .metrics import SequenceMetric, TranslationMetric, compute_pair_nll, transpose_references
+from .translation import TranslationSettings, translate_lines
+from .translators import as_names, load_translator, read_run_recipe
+
+NUM_BOOTSTRAP_SAMPLES = 1000
+
+
+def score(
+    checkpoints: str | Path | Sequence[str | Path],
+    source: str | Path,
+    references: Sequence[str | Path] = (),
+    *,
+    compare: str | Path | Sequence[str | Path] | None = None,
+    metric: str | None = None,
+    target_lang: str | None = None,
+    num_bootstrap_samples: int = NUM_BOOTSTRAP_SAMPLES,
+    num_beams: int | None = None,
+    length_penalty: float | None = None,
+    max_new_tokens: int | None = None,
+    batch_size: int | None = None,
+    engine: str = "auto",
+    quantization: str | None = None,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Translate a test set and score the translations.
+
+    Example: `score("runs/demo", "test.en", ["test.de"])["bleu"]` returns `{"score": 38.7, "interval_95": 1.2}`.
+
+    Args:
+        checkpoints: Directory, or repository on the Hub. Several form an ensemble.
+        source: Text file with one sentence per line, or .tsv file with references in the further columns.
+        references: Text files with references, if `source` has none.
+        compare: Checkpoint or ensemble to compare with, by paired bootstrap resampling (Koehn 2004).
+        metric: "translation" or "sequence". Defaults to that of the recipe.
+        target_lang: Language of the Moses tokenizer. Defaults to that of the recipe, or "de".
+        num_bootstrap_samples: Number of bootstrap resamples.
+        num_beams: As in `translate`.
+        length_penalty: As in `translate`.
+        max_new_tokens: As in `translate`.
+        batch_size: As in `translate`.
+        engine: As in `translate`.
+        quantization: As in `translate`.
+        device: As in `translate`.
+
+    Returns:
+        By metric: the score in percent, half of its 95 % interval, and for `compare` one such entry per system and the
+        p-value of the difference. In addition, signatures. With `metric="sequence"`: scores without intervals.
+
+    Raises:
+        ValueError: If a checkpoint cannot be loaded, or the files are no test set.
+    """
+    systems = [as_names(each) for each in (checkpoints, compare) if each]
+    if systems[1:] == systems[:1]:
+        raise ValueError("--compare must be another checkpoint.")
+    if num_bootstrap_samples < 2:
+        raise ValueError(f"num_bootstrap_samples={num_bootstrap_samples} must be at least 2.")
+    settings = TranslationSettings(
+        num_beams=num_beams, length_penalty=length_penalty, max_new_tokens=max_new_tokens, batch_size=batch_size,
+        engine=engine, quantization=quantization, device=device,
+    )  # fmt: skip
+    text, recipe = read_test_set(source, references), read_run_recipe(Path(systems[0][0]))
+    outputs = {" + ".join(names): translate_sources(names, text.sources, settings) for names in systems}
+    metric = metric or recipe.get("metric", "translation")
+    language = target_lang or recipe.get("target_lang", "de")
+    return score_translations(outputs, text.references or text.targets, metric, language, num_bootstrap_samples)
+
+
+def read_test_set(source: str | Path, references: Sequence[str | Path]) -> ParallelText:
+    """Read sources and references.
+
+    Raises:
+        ValueError: If the files have different numbers of lines or no sentences.
+    """
+    source, paths = Path(source), [Path(each) for each in references]
+    if (source.suffix == ".tsv") == bool(paths):
+        raise ValueError("Set --reference and a text file as --source, or use a .tsv file with references as --source.")
+    for path in paths:
+        validate_line_counts(source, path)
+    columns = map(iter_stripped_lines, (source, *paths))
+    rows = zip(*columns, strict=True) if paths else read_table(source, ("", ""))
+    text = collect_valid_pairs(rows, ", ".join(map(str, (source, *paths))), None)
+    if not len(text):
+        raise ValueError(f"{source} contains no sentences.")
+    logger.info(f"{len(text)} sentences")
+    return text
+
+
+def translate_sources(names: tuple[str, ...], sources: list[str], settings: TranslationSettings) -> list[str]:
+    """Return the translations by a checkpoint or an ensemble."""
+    results = translate_lines(load_translator(names, settings.device), sources, settings)
+    return [candidates[0]["translation_text"] for candidates in results]
+
+
+def score_translations(
+    outputs: dict[str, list[str]], references: list[Any], metric: str, target_lang: str, num_samples: int
+) -> dict[str, Any]:
+    """Compute metrics of the translations of one system, or of two with the p-value of their difference."""
+    if metric == "sequence":
+        scores = {
+            name: SequenceMetric().compute(predictions=texts, references=references) for name, texts in outputs.items()
+        }
+        return scores if len(outputs) > 1 else next(iter(scores.values()))
+    tokenize = TranslationMetric(target_lang).tokenize_with_moses
+    columns, systems = transpose_references(references), list(outputs.items())
+    results = bootstrap_scores(systems, {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}, columns, num_samples)
+    tokenized = [(name, tokenize(texts)) for name, texts in systems]
+    tokenized_bleu = {"bleu_tokenized_lc": BLEU(tokenize="none", force=True)}
+    return results | bootstrap_scores(tokenized, tokenized_bleu, [tokenize(each) for each in columns], num_samples)
+
+
+def bootstrap_scores(systems: list, metrics: dict[str, Any], columns: list, samples: int) -> dict[str, Any]:
+    """Compute score, half-width of the 95 % interval and signature per metric, and the p-value of a difference."""
+    signatures, table = PairedTest(systems, metrics, columns, test_type="bs", n_samples=samples)()
+    results: dict[str, Any] = {}
+    for name, (key, signature) in zip(metrics, signatures.items(), strict=True):
+        rows = [{"score": float(row.score), "interval_95": float(row.ci)} for row in table[key]]
+        if len(rows) == 2:
+            is_equal = rows[0]["score"] == rows[1]["score"]  # sacreBLEU counts no resample as more different
+            rows[1]["p_value"] = 1.0 if is_equal else float(table[key][1].p_value)
+            results[name] = {systems[i][0]: row for i, row in enumerate(rows)}
+        else:
+            results[name] = rows[0]
+        results[f"{name}_signature"] = str(signature)
+    return results
+
+
+def compute_likelihood(
+    checkpoints: str | Path | Sequence[str | Path],
+    source: str | Path,
+    references: Sequence[str | Path] = (),
+    *,
+    per_pair_output: str | Path | None = None,
+    batch_size: int | None = None,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Compute the negative log-likelihood of the first reference of each pair in nats, including EOS.
+
+    Args:
+        checkpoints: As in `score`.
+        source: As in `score`.
+        references: As in `score`.
+        per_pair_output: Table to write: nats, tokens, and nats per token of each pair.
+        batch_size: As in `translate`.
+        device: As in `translate`.
+
+    Returns:
+        `nll_per_token`, `perplexity`, `target_tokens` and `pairs`.
+
+    Raises:
+        ValueError: As in `score`.
+    """
+    text = read_test_set(source, references)
+    translator = load_translator(checkpoints, device)
+    models = translator.model, translator.tokenizer, text, batch_size or DEFAULT_BATCH_SIZE, translator.ensemble
+    scored = compute_pair_nll(*models, show=shows_progress())
+    if per_pair_output:
+        rows = (f"{nats:.4f}\t{tokens}\t{nats / tokens:.4f}\n" for nats, tokens in scored)
+        with atomic_write(Path(per_pair_output)) as path:
+            path.write_text("nats\ttokens\tnats_per_token\n" + "".join(rows), encoding="utf-8")
+    total, tokens = (sum(column) for column in zip(*scored, strict=True))
+    mean = total / tokens
+    return {"nll_per_token": mean, "perplexity": math.exp(mean), "target_tokens": tokens, "pairs": len(scored)}
