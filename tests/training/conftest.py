@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture(scope="session")
 def programs(start_programs):
     names = ("train", "average", "score", "translate", "diversify", "distill")
-    with start_programs(*(f"training.{name}" for name in names)) as programs:
+    with start_programs(*(f"training.{name}" for name in (*names, "run.training"))) as programs:
         yield programs
 
 

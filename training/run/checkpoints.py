@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.trainer_utils import sort_checkpoints
 
+from vanilla_transformer.shared.command_line import logger
 from vanilla_transformer.shared.loading import load_model
 
 from ..inference.translators import RUN_CHECKPOINT
@@ -73,7 +74,7 @@ def last_valid_checkpoint(run: Path) -> Path | None:
         reason = checkpoint_error(folder)
         if reason is None:
             return folder
-        print(f"skipping {folder}: {reason}")
+        logger.warning(f"skipping {folder}: {reason}")
     return None
 
 
