@@ -1,6 +1,7 @@
 """Shared fixtures: small models, batches and tokenizers, and commands in separate processes."""
 
 import json
+import logging
 import os
 import random
 import signal
@@ -44,6 +45,19 @@ SENTENCES = {
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def read_messages(caplog):
+    """Function that returns the messages of the logger `vanilla_transformer` since its last call."""
+    caplog.set_level(logging.INFO, "vanilla_transformer")
+
+    def read() -> str:
+        text = "".join(f"{message}\n" for message in caplog.messages)
+        caplog.clear()
+        return text
+
+    return read
 
 
 @pytest.fixture

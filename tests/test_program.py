@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from training.recipe.reading import find_recipe, read_recipe
+from training.recipe.packaged import find_recipe
+from training.recipe.reading import read_recipe
 from vanilla_transformer import __version__, program
 
 # The console script, with a check that libraries with slow imports were not imported
@@ -74,7 +75,10 @@ def test_train_finds_packaged_recipes(tmp_path, monkeypatch):
     assert read_recipe(["demo"]).name == "demo"
     Path("demo").write_text("output_dir: own\n")
     assert find_recipe("demo") == "demo"  # a file of the user
-    assert find_recipe("missing.yaml") == "missing.yaml"
+    Path("notebook").mkdir()
+    assert find_recipe("notebook") != "notebook"
+    with pytest.raises(ValueError, match="cannot read the recipe missing.yaml: no such file. Packaged recipes: .*demo"):
+        find_recipe("missing.yaml")
 
 
 def test_all_subcommands_exist():

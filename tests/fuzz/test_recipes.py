@@ -2,12 +2,14 @@
 
 import os
 import random
+import sys
 
 import pytest
 import yaml
 
 from tests.fuzz.contract import call, fingerprint, fuzz
 from training.recipe.reading import make_parser, read_recipe
+from vanilla_transformer.shared.command_line import exit_on_user_error
 
 pytestmark = pytest.mark.slow
 
@@ -97,6 +99,12 @@ def _environment():
     os.environ.update(before)
 
 
+def read_into(recipes: list) -> None:
+    """Append the recipe of the command line to a list."""
+    with exit_on_user_error("training.train"):
+        recipes.append(read_recipe(sys.argv[1:]))
+
+
 @pytest.mark.usefixtures("_environment")
 def test_recipes(tmp_path):
     names = sorted({action.dest for action in make_parser()._actions} - EXCLUDED - {"help", "recipe"})
@@ -127,14 +135,14 @@ def test_recipes(tmp_path):
             options += rng.choice(([f"--{name}={value}"], [f"--{name}", value], [f"--{name}"], [f"-{name[0]}", value]))
         before = fingerprint(folder)
         recipes = []
-        status, stderr = call(lambda: recipes.append(read_recipe()), "training.train", [str(path), *options])
+        status, stderr = call(lambda: read_into(recipes), "training.train", [str(path), *options])
         assert fingerprint(folder) == before, text
         assert not (folder / "out").exists(), text
         if status == 0 and recipes:
             path.write_text(recipes[0].to_yaml(), encoding="utf-8")
             if not options:  # a saved recipe can be read reread
                 reread = []
-                status, stderr = call(lambda: reread.append(read_recipe()), "training.train", [str(path)])
+                status, stderr = call(lambda reread=reread: read_into(reread), "training.train", [str(path)])
                 assert status == 0, f"{text} is saved in a form that cannot be read: {stderr}"
                 assert yaml.safe_load(reread[0].to_yaml()) == yaml.safe_load(recipes[0].to_yaml()), text
 

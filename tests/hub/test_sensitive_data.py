@@ -134,7 +134,7 @@ def test_removes_png_metadata(tmp_path, how, text):
 
 
 def test_training_plots_have_no_metadata(tmp_path):
-    from training.run.plots import plot_training_curve
+    from training.run.results.plots import plot_training_curve
 
     history = [{"loss": 2.0, "step": 1}, {"loss": 1.0, "step": 2}, {"eval_loss": 1.0, "step": 2}]
     plot_training_curve(history, tmp_path / "training_curve.png")

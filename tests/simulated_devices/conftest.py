@@ -39,7 +39,6 @@ def run_train(monkeypatch, tmp_path):
         settings = SMALL | {"output_dir": str(folder)} | keys
         arguments = [f"--{name}={value}" for name, value in settings.items()]
         monkeypatch.setattr(sys, "argv", ["training.train", str(DEMO), *arguments])
-        monkeypatch.setattr(sys.stdout, "reconfigure", lambda **kwargs: None, raising=False)
         with monkeypatch.context() as patch:
             patch.setattr(TokenBatchTrainer, "__init__", make)
             train.main()

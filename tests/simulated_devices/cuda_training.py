@@ -122,7 +122,7 @@ def test_two_devices_share_the_pairs_of_each_update(run_train, monkeypatch, tmp_
             signal.signal(number, handler)
     output = capfd.readouterr()
     assert end.value.code == 0, output.err
-    assert "2 processes x 1 batch of 2,048 tokens = 4,096 tokens per update (CUDA, bf16)" in output.out
+    assert "2 processes x 1 batch of 2,048 tokens = 4,096 tokens per update (CUDA, bf16)" in output.err
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert [(rank["device"], rank["processes"]) for rank in ranks] == [("cuda:0", 2), ("cuda:1", 2)]
     single = list(run_train(**keys)[0].get_train_dataloader())  # two micro-batches per update
@@ -189,7 +189,7 @@ def compile_with_pools(function, mode=None, **options):
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
-def test_cuda_graphs_do_not_overwrite_accumulated_gradients(run_train, monkeypatch, capsys, accumulation_steps):
+def test_cuda_graphs_do_not_overwrite_accumulated_gradients(run_train, monkeypatch, read_messages, accumulation_steps):
     keys = {"max_steps": 3, "tokens_per_update": 128, "dropout": 0, "precision": "fp32", "adam_epsilon": 1e-3}
     keys["gradient_accumulation_steps"] = accumulation_steps
     monkeypatch.setattr(torch, "compile", compile_with_pools)
@@ -199,10 +199,10 @@ def test_cuda_graphs_do_not_overwrite_accumulated_gradients(run_train, monkeypat
     ]
     for expected, found in zip(*weights, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
-    assert ("overwrites accumulated gradients" in capsys.readouterr().out) == (accumulation_steps > 1)
+    assert ("overwrites accumulated gradients" in read_messages()) == (accumulation_steps > 1)
 
 
-def test_micro_batches_are_halved_if_memory_is_too_small(run_train, losses, configure, capsys):
+def test_micro_batches_are_halved_if_memory_is_too_small(run_train, losses, configure, read_messages):
     """The updates remain the same."""
     keys = {"max_steps": 6, "logging_steps": 1, "dropout": 0, "tokens_per_update": 512, "precision": "fp32"}
     expected = run_train(**keys)[0]
@@ -210,7 +210,7 @@ def test_micro_batches_are_halved_if_memory_is_too_small(run_train, losses, conf
     configure(max_tokens=150)
     trainer = run_train(lambda trainer: configure(), **keys)[0]  # the limit ends before the evaluation
     assert trainer.args.gradient_accumulation_steps == 4
-    assert "larger batches do not fit into memory: 4 accumulation steps, not 2" in capsys.readouterr().out
+    assert "larger batches do not fit into memory: 4 accumulation steps, not 2" in read_messages()
     assert losses(trainer) == pytest.approx(losses(expected), rel=1e-3)
 
 

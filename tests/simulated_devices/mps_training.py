@@ -28,13 +28,13 @@ def test_device_rejects_what_mps_lacks(operation, error):
         operation()
 
 
-def test_demo_is_complete_in_one_process(run_train, losses, monkeypatch, capsys):
+def test_demo_is_complete_in_one_process(run_train, losses, monkeypatch, capsys, read_messages):
     """Dropout is off, because a CPU samples it in another way."""
     keys = {"max_steps": 6, "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 3, "num_beams": 4, "dropout": 0}
     trainer, results = run_train(**keys)
     assert trainer.args.device == torch.device("mps")
     assert (trainer.args.precision, trainer.args.attn_implementation) == ("fp32", "sdpa")
-    assert "1 process x 2 batches of 512 tokens = 1,024 tokens per update (MPS, fp32)" in capsys.readouterr().out
+    assert "1 process x 2 batches of 512 tokens = 1,024 tokens per update (MPS, fp32)" in read_messages()
     assert trainer.accelerator.mixed_precision == "no"
     assert trainer.accelerator.scaler is None
     assert not trainer.args.dataloader_pin_memory

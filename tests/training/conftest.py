@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 COMMANDS = ("train", "average", "score", "translate", "diversify", "distill")
-SLOW_IMPORTS = ("inference.file_translation", "inference.scoring", "distillation.distilling")  # by the commands
+SLOW_IMPORTS = (
+    "inference.file_translation",
+    "inference.scoring",
+    "distillation.distilling",
+    "run.training",
+)  # by the commands
 
 
 @pytest.fixture(scope="session")

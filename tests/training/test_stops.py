@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from training.recipe.reading import read_recipe
 from training.run.checkpoints import select_checkpoints
 from training.run.trainer import TokenBatchTrainer
-from training.train import run
+from training.run.training import train as train_recipe
 
 UPDATES = 40
 RECIPE = """
@@ -104,17 +103,14 @@ def train(_fast, data, tmp_path, monkeypatch):
         path = tmp_path / "tiny.yaml"
         path.write_text(RECIPE)
         keys = {"data_dir": data, **settings, "output_dir": tmp_path / name}
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         try:
-            run(read_recipe([str(path), *(f"--{key}={value}" for key, value in keys.items())]))
-            return 0, tmp_path / name
-        except SystemExit as end:
-            return end.code, tmp_path / name
+            result = train_recipe(path, **keys)
+            status = 128 + result.stop_signal if result.stop_signal else 0
         except Kill:
-            return -9, tmp_path / name
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+            status = -9
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+        return status, tmp_path / name
 
     return start
 
@@ -144,21 +140,21 @@ def result(folder: Path) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "action"), CASES)
-def test_run_stopped_in_each_update_equals_uninterrupted_run(train, capsys, strategy, action):
+def test_run_stopped_in_each_update_equals_uninterrupted_run(train, read_messages, strategy, action):
     """A signal or a kill stops the run in each of its updates, and it is resumed each time."""
     settings = STRATEGIES[strategy]
     status, folder = train(settings, "expected")
     assert status == 0
     expected = result(folder)
     for update in range(1, UPDATES + 1):
-        capsys.readouterr()
+        read_messages()
         status, folder = train(settings, "stopped", action, update)
         if status == 0:  # early stopping
             break
         assert status == (-9 if action is kill else 128 + signal.SIGTERM)
         if action is terminate:
             done = f"stopped at update {update} of {UPDATES}. The same command resumes from checkpoint-{update}."
-            assert done in capsys.readouterr().out
+            assert done in read_messages()
     assert update == UPDATES or "early" in strategy
     assert train(settings, "stopped")[0] == 0
     found = result(folder)
@@ -169,7 +165,7 @@ def test_run_stopped_in_each_update_equals_uninterrupted_run(train, capsys, stra
 
 @pytest.mark.parametrize("strategy", ["never saved, evaluated at steps", "never saved, evaluated at epochs"])
 @pytest.mark.slow
-def test_signal_during_last_evaluation_saves(train, capsys, monkeypatch, strategy):
+def test_signal_during_last_evaluation_saves(train, read_messages, monkeypatch, strategy):
     settings = STRATEGIES[strategy]
     expected = result(train(settings, "expected")[1])
     evaluate = TokenBatchTrainer.evaluate
@@ -184,7 +180,7 @@ def test_signal_during_last_evaluation_saves(train, capsys, monkeypatch, strateg
         status, folder = train(settings, "stopped")
     assert status == 128 + signal.SIGTERM
     done = f"stopped at update {UPDATES} of {UPDATES}. The same command resumes from checkpoint-{UPDATES}."
-    assert done in capsys.readouterr().out
+    assert done in read_messages()
     assert select_checkpoints(folder, 9, "last") == []  # the temporary one is not selected
     assert train(settings, "stopped")[0] == 0
     assert result(folder) == expected
@@ -193,7 +189,7 @@ def test_signal_during_last_evaluation_saves(train, capsys, monkeypatch, strateg
 @pytest.mark.parametrize(
     ("strategy", "start"), [("no", "the start: nothing was saved"), ("steps", f"checkpoint-{UPDATES}")]
 )
-def test_signal_after_last_save_reports_correct_checkpoint(train, capsys, monkeypatch, strategy, start):
+def test_signal_after_last_save_reports_correct_checkpoint(train, read_messages, monkeypatch, strategy, start):
     log = TokenBatchTrainer.log
 
     def interrupted(self, logs, *args, **kwargs):
@@ -204,7 +200,7 @@ def test_signal_after_last_save_reports_correct_checkpoint(train, capsys, monkey
     monkeypatch.setattr(TokenBatchTrainer, "log", interrupted)
     status, folder = train({"save_strategy": strategy, "save_steps": 40}, "stopped")
     assert status == 128 + signal.SIGTERM
-    assert f"stopped at update 40 of 40. The same command resumes from {start}." in capsys.readouterr().out
+    assert f"stopped at update 40 of 40. The same command resumes from {start}." in read_messages()
     assert len(list(folder.glob("checkpoint-*"))) == (strategy == "steps")
     assert not (folder / "all_results.json").exists()
 
@@ -273,11 +269,11 @@ def test_run_resumed_after_last_epoch_has_the_same_results(train):
 
 
 @pytest.mark.parametrize("keys", [{"metric_for_best_model": "loss", **BEST}, {"lr_scheduler_type": "greedy"}])
-def test_save_total_limit_keeps_checkpoints_to_average(train, capsys, keys):
+def test_save_total_limit_keeps_checkpoints_to_average(train, read_messages, keys):
     settings = {**STEPS, "save_steps": 5, "max_steps": 20, "average_checkpoints": 2, **keys}
     for limit in (1, 5):
         train({**settings, "save_total_limit": limit}, f"limit_{limit}")
-    means = [line for line in capsys.readouterr().out.splitlines() if line.startswith("the final model is the mean")]
+    means = [line for line in read_messages().splitlines() if line.startswith("the final model is the mean")]
     assert means[0] == means[1]
     assert means[0].count("checkpoint-") == 2
 

@@ -41,7 +41,7 @@ def test_trains_and_scores_a_checkpoint(train, tmp_path, shared):
     assert not list(folder.rglob("training_args.bin"))
     results = json.loads((folder / "all_results.json").read_text())
     assert results["test_bleu_signature"] in process.stdout
-    assert process.stdout.count("the model ignores the source") == 1  # of the evaluations at updates 3 and 6
+    assert process.stderr.count("the model ignores the source") == 1  # of the evaluations at updates 3 and 6
     names = {
         "test_bleu",
         "test_chrf",
@@ -68,7 +68,7 @@ def test_trains_and_scores_a_checkpoint(train, tmp_path, shared):
 
     before = (folder / "model.safetensors").read_bytes()
     again = train("--shared-vocabulary", shared)
-    assert "contains the finished run" in again.stdout
+    assert "contains the finished run" in again.stderr
     assert results["test_bleu_signature"] in again.stdout
     assert (folder / "model.safetensors").read_bytes() == before
 
@@ -120,10 +120,10 @@ def replace(self, target, os=os, original=Path.replace):  # writes the manifest 
 Path.replace = replace
 """
 SIGNAL = """
-def write(text, os=os, original=sys.stdout.write):
+def write(text, os=os, original=sys.stderr.write):
     os.kill(os.getpid(), {:d}) if "'loss'" in text else None
     return original(text)
-sys.stdout.write = write
+sys.stderr.write = write
 """
 KILLS = int(os.environ.get("VT_KILLS", "4"))
 LONG = ("--max-steps", "40", "--save-steps", "4", "--eval-steps", "10", "--ema-decay", "0.9")
@@ -140,13 +140,13 @@ def test_resumes_bit_for_bit_after_kills_at_random_times(programs, recipe, tmp_p
         process = programs.start("training.train", recipe, *LONG, "--output-dir", out)
         checkpoints_before = set(out.glob("checkpoint-*"))
         if rng.random() < 0.3:  # at the start or in the first steps
-            process.wait_for(lambda process=process: process.stdout)
+            process.wait_for(lambda process=process: process.stderr)
         else:  # while a new checkpoint is written, or shortly after
             process.wait_for(lambda out=out, known=checkpoints_before: has_new_checkpoint(out, known))
         time.sleep(rng.random() * 0.3)
         process.kill()
         assert process.status == -signal.SIGKILL or (out / "all_results.json").exists()
-        resumed += "resuming from" in process.stdout
+        resumed += "resuming from" in process.stderr
         if (out / "all_results.json").exists():
             assert same(tmp_path / "uninterrupted", out)
             out = tmp_path / f"killed_{kills}"
@@ -169,11 +169,11 @@ def test_signal_saves_and_stops(programs, recipe, tmp_path, number):
     programs.run("training.train", recipe, *LONG, "--output-dir", tmp_path / "uninterrupted")
     arguments = (recipe, *LONG, "--save-strategy", "no")
     process = programs.run("training.train", *arguments, setup_code=SIGNAL.format(number), status=128 + number)
-    assert "The same command resumes from checkpoint-" in process.stdout
+    assert "The same command resumes from checkpoint-" in process.stderr
     assert "Traceback" not in process.stderr
     (checkpoint,) = (tmp_path / "out").glob("checkpoint-*")
     process = programs.run("training.train", recipe, *LONG, "--save-strategy", "no")
-    assert f"resuming from {checkpoint}" in process.stdout
+    assert f"resuming from {checkpoint}" in process.stderr
     assert same(tmp_path / "uninterrupted", tmp_path / "out")
 
 
@@ -196,8 +196,8 @@ def test_skips_invalid_checkpoints(programs, recipe, tmp_path, damage):
     else:
         (last / "files.json").unlink(missing_ok=True)
     process = programs.run("training.train", recipe, *LONG)
-    assert f"skipping {last}: " in process.stdout
-    assert "resuming from" in process.stdout
+    assert f"skipping {last}: " in process.stderr
+    assert "resuming from" in process.stderr
     assert same(tmp_path / "uninterrupted", out)
 
 
@@ -206,7 +206,7 @@ def test_stream_resumes_bit_for_bit(programs, recipe, tmp_path):
     stream = (*LONG, "--streaming", "true", "--buffer-size", "50")
     programs.run("training.train", recipe, *stream, "--output-dir", tmp_path / "uninterrupted")
     programs.run("training.train", recipe, *stream, setup_code=KILL.format("checkpoint-20"), status=-signal.SIGKILL)
-    assert "resuming from" in programs.run("training.train", recipe, *stream).stdout
+    assert "resuming from" in programs.run("training.train", recipe, *stream).stderr
     assert same(tmp_path / "uninterrupted", tmp_path / "out")
 
 
@@ -224,7 +224,7 @@ def test_full_disk_keeps_the_last_checkpoint(programs, recipe, tmp_path):
     assert "Traceback" not in process.stderr
     assert [path.name for path in sorted(out.glob("checkpoint-*"))][-1:] <= [kept.name]
     process = programs.run("training.train", recipe, *LONG)
-    assert f"resuming from {kept}" in process.stdout
+    assert f"resuming from {kept}" in process.stderr
     assert same(tmp_path / "uninterrupted", out)
 
 
@@ -331,7 +331,7 @@ def test_run_without_validation_data(train, tmp_path, streaming):
     assert "test_bleu" in results
     before = (out / "model.safetensors").read_bytes()
     (out / "all_results.json").unlink()
-    assert "resuming from" in train(*keys).stdout
+    assert "resuming from" in train(*keys).stderr
     assert json.loads((out / "all_results.json").read_text())["test_loss"] == results["test_loss"]
     assert (out / "model.safetensors").read_bytes() == before
 
@@ -474,7 +474,7 @@ def test_run_moves_to_another_machine(programs, recipe, tmp_path, streaming):
     for name in ("all_results.json", "model.safetensors"):
         (tmp_path / "out" / name).unlink()
     machine = ("--num-processes", "1", "--gradient-accumulation-steps", "2")
-    output = programs.run("training.train", recipe, *keys, *machine).stdout
+    output = programs.run("training.train", recipe, *keys, *machine).stderr
     assert "resuming from" in output
     assert "1 process x 2 batches of 128 tokens = 256 tokens per update (CPU, " in output
     losses = losses_of(tmp_path / "out")

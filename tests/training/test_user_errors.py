@@ -127,7 +127,7 @@ def test_separators_within_sentences_are_valid(programs, recipe, tmp_path):
     arguments = ["--test-file", "t.jsonl", "--max-steps", "1"]
     programs.run("training.train", recipe, *arguments)
     process = programs.run("training.train", recipe, *arguments)
-    assert "finished" in process.stdout
+    assert "finished" in process.stderr
     assert len((tmp_path / "out" / "samples.tsv").read_bytes().decode().split("\n")) == 1 + len(rows) + 1
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from vanilla_transformer.shared.command_line import logger
+
 from ..demo import corpus as demo
 from ..recipe.arguments import DataArguments, use_dataset
 from .files import SEVERAL_TARGETS, TABLE_SUFFIXES, add_references, read_file
@@ -32,7 +34,7 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
         corpus = read_dataset(arguments)
     else:
         if arguments.dataset_name is not None:
-            print(f"reading the files in {arguments.data_dir}, not the dataset {arguments.dataset_name}")
+            logger.info(f"reading the files in {arguments.data_dir}, not the dataset {arguments.dataset_name}")
         names = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
         if arguments.streaming:
             del names["train"]
@@ -47,7 +49,9 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
         add_references(corpus["test"], Path(arguments.data_dir) / arguments.test_references)
     if "train" not in corpus:
         if corpus and arguments.on_eval_overlap == "keep":
-            print("streaming: training pairs are not compared with validation and test data. Use on_eval_overlap=drop.")
+            logger.info(
+                "streaming: training pairs are not compared with validation and test data. Use on_eval_overlap=drop."
+            )
         return corpus
     if corpus["train"].references:
         raise ValueError(f"{arguments.train_file} {SEVERAL_TARGETS}")
@@ -90,7 +94,7 @@ def _filter_overlap(corpus: dict[str, ParallelText], overlap: str) -> dict[str, 
             message = f"{len(same)} training pairs have a source of the {split} set, at {lines}"
             if overlap == "error":
                 raise ValueError(f"{message}. Remove them, or set --on-eval-overlap to drop or keep.")
-            print(f"{message}: {'dropped' if overlap == 'drop' else 'kept'}")
+            logger.info(f"{message}: {'dropped' if overlap == 'drop' else 'kept'}")
             leaks.update(same)
     if overlap != "drop" or not leaks:
         return corpus

@@ -6,6 +6,8 @@ from typing import Any
 from datasets import DatasetDict, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
+from vanilla_transformer.shared.command_line import logger
+
 from ..recipe.arguments import DataArguments
 from .parallel_text import ParallelText, collect_valid_pairs, pair_of_row
 
@@ -27,7 +29,7 @@ def load(arguments: DataArguments, streaming: bool = False) -> Any:
 
 def read_dataset(arguments: DataArguments) -> dict[str, ParallelText]:
     """Read the splits of the recipe's dataset. Raises ValueError if it cannot be loaded or has invalid pairs."""
-    print(f"no files in {arguments.data_dir}: loading the dataset {arguments.dataset_name}")
+    logger.info(f"no files in {arguments.data_dir}: loading the dataset {arguments.dataset_name}")
     splits = load(arguments)
     if not isinstance(splits, DatasetDict) or "train" not in splits:
         raise ValueError(f"the dataset {arguments.dataset_name} has no split named 'train'.")

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from vanilla_transformer.shared.command_line import logger
+
 MAX_LISTED_LINES = 3  # line numbers in a message
 MAX_SENTENCE_CHARS = 20_000  # longer sentences take minutes to tokenize and terabytes for attention
 INVALID_CHARACTERS = re.compile("[\0\ud800-\udfff]")  # NUL, as in UTF-16 read as UTF-8; surrogates, as in JSON
@@ -108,7 +110,7 @@ def collect_valid_pairs(rows: Iterable[tuple], name: str, on_bad_lines: str | No
             if on_bad_lines != "drop":
                 alternative = ", or drop such pairs with --on-bad-lines drop" if on_bad_lines else ""
                 raise ValueError(f"{message}. Correct the file{alternative}.")
-            print(f"{message}: dropped")
+            logger.info(f"{message}: dropped")
             text.dropped[reason] += len(line_numbers)
     return text
 

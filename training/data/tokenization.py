@@ -17,6 +17,8 @@ from datasets.utils.logging import disable_progress_bar
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from vanilla_transformer.shared.command_line import logger
+
 from ..recipe.arguments import DataArguments
 from .parallel_text import ParallelText, format_line_numbers
 from .tokenizer import add_bpe_dropout
@@ -152,7 +154,7 @@ def _filter(lengths: np.ndarray, arguments: DataArguments, dropped: Counter) -> 
     for reason, mask in filters.items():
         count = int((mask & ~is_dropped).sum())
         if count:
-            print(f"dropped {count} of {len(lengths)} pairs: {reason}")
+            logger.info(f"dropped {count} of {len(lengths)} pairs: {reason}")
             dropped[reason] += count
         is_dropped |= mask
     if is_dropped.all():

@@ -3,16 +3,24 @@
 import argparse
 import dataclasses
 import json
-import sys
 from argparse import SUPPRESS
+from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, NoReturn, get_args, get_type_hints
 
 import torch
 import yaml
 from transformers import HfArgumentParser
 
-from vanilla_transformer.shared.command_line import RENAMED_OPTIONS, CommandLineParser, closest_match, int_type
+from vanilla_transformer.shared.command_line import (
+    RENAMED_OPTIONS,
+    CommandLineParser,
+    add_options,
+    closest_match,
+    int_type,
+    logger,
+)
 
 from .arguments import (
     RENAMED_VALUES,
@@ -25,10 +33,10 @@ from .arguments import (
     TokenizerArguments,
     TrainingArguments,
 )
+from .packaged import find_recipe
 from .resolution import resolve_minutes, resolve_recipe, validate_overrides
 from .validation import LIBRARY_ERRORS
 
-RECIPES = Path(__file__).parents[1] / "recipes"
 MAX_NESTING_DEPTH = 8  # of YAML collections; only lr_scheduler_kwargs and fsdp_config need nesting
 
 
@@ -39,6 +47,10 @@ class RecipeCommandLine(CommandLineParser, HfArgumentParser):
         if options.get("default") == "auto" and options.get("type") is int:
             options["type"] = int_or_auto
         return super().add_argument(*names, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ValueError, for the Python function as well as for the command."""
+        raise ValueError(self.add_suggestion(message))
 
 
 def int_or_auto(text: str) -> int | str:
@@ -57,16 +69,11 @@ def make_parser() -> RecipeCommandLine:
         dataclass_types=(DataArguments, TokenizerArguments, ModelArguments, TrainingArguments, DecodingArguments),
     )
     parser.add_argument("recipe", help="path to the recipe, or name of a packaged one such as demo")
+    add_options(parser, "json", "quiet")
     for action in parser._actions:
         if action.dest in UNSUPPORTED or action.option_strings[:1] and action.option_strings[0].startswith("--no-"):
             action.help = SUPPRESS
     return parser
-
-
-def find_recipe(name: str) -> str:
-    """Return the path of a recipe. `name` is a path, or the name of a packaged recipe such as `demo`."""
-    packaged = RECIPES / f"{name}.yaml"
-    return str(packaged) if not Path(name).exists() and packaged.exists() else name
 
 
 def validate_supported_keys(parser: RecipeCommandLine, arguments: list[str]) -> None:
@@ -78,50 +85,65 @@ def validate_supported_keys(parser: RecipeCommandLine, arguments: list[str]) -> 
             raise ValueError(f"{name}={value} is not supported: {UNSUPPORTED_ADVICE.get(name, 'remove it')}.")
 
 
-def read_recipe(arguments: list[str] | None = None) -> Recipe:
-    """Read `RECIPE.yaml [--key value ...]` from `sys.argv[1:]` by default. Exit with status 2 if it is invalid."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    parser = make_parser()
-    null_keys: list[str] = []
+def read_recipe(arguments: list[str], settings: Mapping[str, Any] | None = None) -> Recipe:
+    """Read a recipe.
+
+    Args:
+        arguments: `RECIPE [--key value ...]`, as on the command line.
+        settings: Keys and Python values, which have precedence over the recipe.
+
+    Raises:
+        ValueError: if the recipe or an option is invalid.
+    """
+    parser, settings = make_parser(), settings or {}
     names = (word.lstrip("-").partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--"))
-    keys = options = {name.removeprefix("no_") for name in names}
-    if arguments and arguments[0].startswith("-") and not {"-h", "--help"} & set(arguments):
-        parser.error(f"the path to a recipe must be the first argument, before {arguments[0].partition('=')[0]}.")
-    if arguments and not arguments[0].startswith("-"):
-        arguments = [find_recipe(arguments[0]), *arguments[1:]]
-        try:
-            values = _read_yaml(arguments[0], parser)
-        except ValueError as error:
-            parser.error(str(error))
-        null_keys = [name for name, value in values.items() if value is None and name not in keys]
-        keys = options | {name for name, value in values.items() if value is not None}
-        # without `use_cpu`, processes on CPUs would not connect
-        device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]
-        arguments = [arguments[0], *device, *_to_arguments(values), *arguments[1:]]  # the last value counts
+    options = {*settings, *(name.removeprefix("no_") for name in names)}
+    if not arguments or arguments[0].startswith("-"):
+        raise ValueError(f"the path to a recipe must be the first argument{', before '.join(['', *arguments[:1]])}.")
+    path = find_recipe(arguments[0])
+    known = known_keys(parser)
+    for name in settings:
+        validate_key(name, known)
+    values = _read_yaml(path, parser) | {name: _to_text(value) for name, value in settings.items()}
+    null_keys = [name for name, value in values.items() if value is None and name not in options - settings.keys()]
+    keys = options | {name for name, value in values.items() if value is not None}
+    # without `use_cpu`, processes on CPUs would not connect
+    device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]
+    arguments = [path, *device, *_to_arguments(values), *arguments[1:]]  # the last value counts
     try:
         validate_supported_keys(parser, arguments)
-        *parts, positional, unknown = parser.parse_args_into_dataclasses(
+        *parts, _, unknown = parser.parse_args_into_dataclasses(
             arguments, return_remaining_strings=True, look_for_args_file=False
         )
     except (OSError, *LIBRARY_ERRORS) as error:  # raised by transformers
-        parser.error(str(error))
+        raise ValueError(str(error)) from error
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     data, tokenizer, model, training, decoding = parts
-    recipe = Recipe(Path(positional.recipe).stem, data, tokenizer, model, training, decoding, frozenset(keys))
+    recipe = Recipe(Path(path).stem, data, tokenizer, model, training, decoding, frozenset(keys))
     for part in parts:
         for f in dataclasses.fields(part):
             if f.name in null_keys and f.default is not None:
                 if type(None) not in get_args(get_type_hints(type(part))[f.name]):
-                    parser.error(f"{positional.recipe}: {f.name} must not be null. Set a value, or remove the key.")
+                    raise ValueError(f"{path}: {f.name} must not be null. Set a value, or remove the key.")
                 setattr(part, f.name, None)
-    try:
-        resolve_minutes(recipe, options)
-        resolve_recipe(recipe)
-        validate_overrides(recipe, options)
-    except ValueError as error:
-        parser.error(str(error))
+    resolve_minutes(recipe, options)
+    resolve_recipe(recipe)
+    validate_overrides(recipe, options)
     return recipe
+
+
+def known_keys(parser: HfArgumentParser) -> list[str]:
+    """Return the keys of recipes, including unsupported ones."""
+    return [f.name for part in parser.dataclass_types for f in dataclasses.fields(part)]
+
+
+def validate_key(name: str, known: list[str], location: str = "") -> None:
+    """Raise ValueError for an unknown key."""
+    if name not in known:
+        close = closest_match(name, known)
+        hint = UNSUPPORTED_ADVICE.get(name) or (f"did you mean {close!r}?" if close else "")
+        raise ValueError(f"{location}unknown key {name[:100]!r}" + (f"; {hint}" if hint else "."))
 
 
 def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:
@@ -149,19 +171,16 @@ def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:
     if not isinstance(root, yaml.MappingNode) or not root.value:
         raise ValueError(f"{path} contains no keys. A recipe has lines such as 'max_steps: 500'.")
     actions = {action.dest: action for action in parser._actions}
-    known = [name for part in parser.dataclass_types for name in (f.name for f in dataclasses.fields(part))]
+    known = known_keys(parser)
     values: dict[str, Any] = {}
     for key, node in root.value:
         name, location = str(key.value), f"{path}, line {key.start_mark.line + 1}"
         if RENAMED_OPTIONS.get(name) in known:
-            print(f"{location}: {name} was renamed to {RENAMED_OPTIONS[name]}", file=sys.stderr)
+            logger.warning(f"{location}: {name} was renamed to {RENAMED_OPTIONS[name]}")
             if isinstance(node, yaml.ScalarNode):
                 node.value = RENAMED_VALUES.get(node.value, node.value)
             name = RENAMED_OPTIONS[name]
-        if name not in known:
-            close = closest_match(name, known)
-            hint = UNSUPPORTED_ADVICE.get(name) or (f"did you mean {close!r}?" if close else "")
-            raise ValueError(f"{location}: unknown key {name[:100]!r}" + (f"; {hint}" if hint else "."))
+        validate_key(name, known, f"{location}: ")
         if name in values:
             raise ValueError(f"{location}: duplicate key {name!r}. Remove one of the two entries.")
         values[name] = _read_value(node, name, location, actions[name].nargs == "+" or name == "report_to")
@@ -180,6 +199,15 @@ def _read_value(node: yaml.Node, name: str, location: str, is_list: bool) -> Any
         except (TypeError, ValueError, yaml.YAMLError) as error:  # such as a date or a set
             raise ValueError(f"{location}: the value of {name} cannot be used ({error}).") from error
     raise ValueError(f"{location}: {name} must be {'a list of values' if is_list else 'a single value'}.")
+
+
+def _to_text(value: Any) -> Any:
+    """Convert a Python value to the form of `_read_yaml`."""
+    if value is None or isinstance(value, list | tuple):
+        return value and [str(each) for each in value]
+    if isinstance(value, Mapping):
+        return json.dumps(value)
+    return str(value.value if isinstance(value, Enum) else value)
 
 
 def _to_arguments(values: dict[str, Any]) -> list[str]:

@@ -1,16 +1,25 @@
 """Trainer callbacks: moving average of the weights, stop on a signal, progress bar, warnings."""
 
+import logging
 import math
 import signal
+import sys
 import threading
 from datetime import timedelta
 from types import FrameType
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
+from transformers import (
+    PreTrainedModel,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 
-from vanilla_transformer.shared.command_line import discard_stdout
+from vanilla_transformer.shared.command_line import discard_output, logger
 
 from ..data.batching import TokenBatchSampler
 from .distributed import STOP_SIGNALS, exit_with_signal_status, launcher
@@ -67,8 +76,9 @@ class SkippedUpdates(TrainerCallback):
 class StopOnSignal(TrainerCallback):
     """Saves a checkpoint and ends training on Ctrl-C or SIGTERM, after the current update.
 
-    A second signal ends the process at once. With multiple processes, a signal to one of them stops all: they exchange
-    the signals after every update. This exchange is between their CPUs, so that no process waits for its GPU.
+    A second signal has its effect from before the training. With multiple processes, a signal to one of them stops
+    all: they exchange the signals after every update. This exchange is between their CPUs, so that no process waits for
+    its GPU.
 
     An evaluation or a checkpoint that is due at this update is done first, so that a resumed run continues like an
     uninterrupted one. At the end of an epoch, the evaluation is done before the checkpoint is saved.
@@ -84,19 +94,25 @@ class StopOnSignal(TrainerCallback):
     _is_epoch_end = False  # whether all updates of the epoch are done
     _saved_update = -1  # update of the last checkpoint
 
+    def __init__(self) -> None:
+        self._handlers: dict[int, Any] = {}  # to restore
+
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         timeout = timedelta(seconds=args.ddp_timeout)
         self._group = torch.distributed.new_group(backend="gloo", timeout=timeout) if args.world_size > 1 else None
         launcher.on_signal = self._request_stop
-        self._handlers: dict[int, Any] = {}  # to restore
         if threading.current_thread() is threading.main_thread():
             self._handlers = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal that this process received directly."""
-        for each in STOP_SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
+        self.close()  # a second Ctrl-C raises KeyboardInterrupt
         self._request_stop(number)
+
+    def close(self) -> None:
+        """Restore the signal handlers from before the training."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
     def _request_stop(self, number: int) -> None:
         """Handle a signal. The launcher may forward a signal that this process has also received directly."""
@@ -105,11 +121,12 @@ class StopOnSignal(TrainerCallback):
         self.signal_number = number
         try:
             name = signal.Signals(number).name
-            print(f"\n{name}: saving after this update. Send it again to stop at once.", flush=True)
+            logger.warning(f"\n{name}: saving after this update. Send it again to stop at once.")
+            sys.stderr.flush()  # `logging` raises no OSError
         except RuntimeError:  # the signal interrupted another output
             pass
         except OSError:  # Ctrl-C also ended the program that reads the output
-            discard_stdout()
+            discard_output(sys.stderr)
 
     def _exchange_signals(self) -> int:
         """Return the number of a signal that any process received, or 0. All processes call this at the same points."""
@@ -162,8 +179,7 @@ class StopOnSignal(TrainerCallback):
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self.close()
         launcher.on_signal = exit_with_signal_status
         self._exchange_signals()
 
@@ -172,11 +188,33 @@ class TokenProgress(ProgressCallback):
     """Progress bar of transformers that also shows target tokens per second."""
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
-        super().on_log(args, state, control, logs, **kwargs)
-        if self.training_bar is not None:
-            self.training_bar.total = state.max_steps  # changes with `minutes`
-        if state.is_world_process_zero and self.training_bar is not None and "tokens_per_second" in logs:
+        if self.training_bar is None:
+            return
+        self.training_bar.write(format_logs(logs), file=sys.stderr)
+        self.training_bar.total = state.max_steps  # changes with `minutes`
+        if "tokens_per_second" in logs:
             self.training_bar.set_postfix_str(f"{logs['tokens_per_second']:,.0f} target tokens/s")
+
+
+class LogMessages(TrainerCallback):
+    """Sends the logs to the logger, without a progress bar."""
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            logger.info(format_logs(logs))
+
+
+def format_logs(logs: dict[str, Any]) -> str:
+    """Return the logs of transformers as a text, with four significant digits."""
+    values = {name: value for name, value in logs.items() if name != "total_flos"}
+    return str({name: f"{value:.4g}" if isinstance(value, float) else value for name, value in values.items()})
+
+
+def replace_progress_callback(trainer: Any) -> None:
+    """Replace callbacks that print to stdout, and remove them if messages are disabled. Those of notebooks are kept."""
+    for printing, replacement in ((ProgressCallback, TokenProgress), (PrinterCallback, LogMessages)):
+        if trainer.pop_callback(printing) is not None and logger.isEnabledFor(logging.WARNING):
+            trainer.add_callback(replacement())
 
 
 class IgnoredSourceWarning(TrainerCallback):
@@ -186,7 +224,7 @@ class IgnoredSourceWarning(TrainerCallback):
         late = [entry for entry in state.log_history if 0 < state.max_steps <= 3 * entry["step"]]
         low = [entry for entry in late if entry.get("eval_source_gain", math.inf) < MIN_SHUFFLED_LOSS_INCREASE]
         if len(low) == 1 and low[0] is late[-1]:
-            print(
+            logger.warning(
                 f"warning: after {state.global_step} of {state.max_steps} updates the model ignores the source. "
                 f"Shuffling the sources of the validation data raises the loss by only "
                 f"{low[0]['eval_source_gain']:.3f} nats per token. Set norm_position: pre, a lower learning_rate, "

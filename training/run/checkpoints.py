@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.trainer_utils import sort_checkpoints
 
 from vanilla_transformer.shared.atomic_io import atomic_write
+from vanilla_transformer.shared.command_line import logger
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 
 from ..inference.translators import RUN_CHECKPOINT, as_names, read_run_recipe, validate_same_tokenizer
@@ -77,7 +78,7 @@ def last_valid_checkpoint(run: Path) -> Path | None:
         reason = checkpoint_error(folder)
         if reason is None:
             return folder
-        print(f"skipping {folder}: {reason}")
+        logger.warning(f"skipping {folder}: {reason}")
     return None
 
 

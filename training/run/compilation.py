@@ -23,6 +23,8 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
 
+from vanilla_transformer.shared.command_line import logger
+
 from ..data.tokenization import sequence_lengths
 from ..recipe.arguments import TrainingArguments
 from .losses import cross_entropy, supports_fused_loss, training_loss
@@ -57,7 +59,7 @@ def resolve_step_mode(
         f"a run of less than {MIN_UPDATES:,} updates is too short": step_mode == "auto" and updates < MIN_UPDATES,
     }
     if active := [reason for reason, holds in reasons.items() if holds]:
-        print(f"the training step is not compiled: {active[0]}")
+        logger.info(f"the training step is not compiled: {active[0]}")
         return "eager"
     if step_mode == "auto":
         return "compiled"
@@ -67,7 +69,7 @@ def resolve_step_mode(
         "a replayed CUDA graph overwrites accumulated gradients": args.gradient_accumulation_steps > 1,
     }
     if step_mode == "cuda_graph" and (active := [reason for reason, holds in obstacles.items() if holds]):
-        print(f"the training step is compiled, but not captured: {active[0]}")
+        logger.info(f"the training step is compiled, but not captured: {active[0]}")
         return "compiled"
     return step_mode
 
@@ -194,9 +196,9 @@ def log_progress(task: str) -> Iterator[None]:
 
     def report() -> None:
         while not finished.wait(HEARTBEAT):
-            print(f"{task}: {time.monotonic() - start:.0f} s so far", flush=True)
+            logger.info(f"{task}: {time.monotonic() - start:.0f} s so far")
 
-    print(f"{task}: takes a few minutes the first time", flush=True)
+    logger.info(f"{task}: takes a few minutes the first time")
     reporter = threading.Thread(target=report, daemon=True)
     reporter.start()
     try:
@@ -204,4 +206,4 @@ def log_progress(task: str) -> Iterator[None]:
     finally:
         finished.set()
         reporter.join()
-    print(f"{task}: {time.monotonic() - start:.0f} s")
+    logger.info(f"{task}: {time.monotonic() - start:.0f} s")

@@ -1,5 +1,6 @@
 """Distributed runs on one machine: number, start, output and end of the processes."""
 
+import logging
 import math
 import os
 import signal
@@ -18,6 +19,8 @@ from datasets.utils.logging import disable_progress_bar
 from torch import nn
 from torch.distributed import TCPStore
 from torch.nn.parallel import DistributedDataParallel
+
+from vanilla_transformer.shared.command_line import logger
 
 from .. import STARTED
 from ..recipe.arguments import TrainingArguments
@@ -149,13 +152,13 @@ launcher = Launcher()
 
 
 def mute_other_ranks(args: TrainingArguments) -> None:
-    """Flush stdout of the main process after every line, and silence all other ranks."""
+    """Silence the messages of all ranks except the main process, and progress bars if messages are disabled."""
     rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     if args.world_size != world_size:
         raise RuntimeError(f"this is process {rank} of {world_size}, but it is not connected to the others.")
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if args.process_index > 0:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        logger.setLevel(logging.ERROR)
+    if not logger.isEnabledFor(logging.WARNING):
         disable_progress_bar()
 
 
@@ -194,8 +197,8 @@ def fix_bucket_order(model: nn.Module) -> None:
     model.zero_grad()
 
 
-def exit_after_barrier(trainer: Any, status: int = 0) -> None:
+def exit_after_barrier(args: TrainingArguments, status: int = 0) -> None:
     """End all processes together, without the destructors of gloo, which may wait for a process that has exited."""
     sys.stdout.flush()
-    trainer.accelerator.wait_for_everyone()
+    args.distributed_state.wait_for_everyone()
     os._exit(status)

@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.atomic_io import remove, wrap_write_errors
+from vanilla_transformer.shared.command_line import logger
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 
 from ..data.batching import TokenBatchSampler
@@ -185,7 +186,7 @@ def resolve_precision_and_attention(recipe: Recipe, model: Any, train_set: Any, 
         args.precision, args.attn_implementation, seconds = gather_object([choice])[0]
         if seconds:
             timings = ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in seconds.items())
-            print(f"time per training step: {timings}. Chosen: {args.precision}, {args.attn_implementation}.")
+            logger.info(f"time per training step: {timings}. Chosen: {args.precision}, {args.attn_implementation}.")
     model.set_attn_implementation(args.attn_implementation)
     args.bf16, args.fp16 = args.precision == "bf16", args.precision == "fp16"
     args.mixed_precision = "no" if args.precision == "fp32" else args.precision  # not that of `accelerate launch`

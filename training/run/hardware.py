@@ -16,6 +16,8 @@ from accelerate.utils import gather_object
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from transformers import PreTrainedModel
 
+from vanilla_transformer.shared.command_line import logger
+
 from ..data.batch_shapes import Shape
 from ..data.streaming import TokenBatchStream
 from ..data.tokenization import sequence_lengths
@@ -126,7 +128,7 @@ def fit_micro_batches(args: TrainingArguments, model: Any, train_set: Any) -> No
             f"max_tokens={args.max_tokens} does not fit into the memory of the device, but {tokens} does. Set "
             f"max_tokens to {tokens}, or remove it."
         )
-    print(
+    logger.info(
         f"larger batches do not fit into memory: {args.gradient_accumulation_steps} accumulation steps, not {requested}"
     )
     if isinstance(train_set, TokenBatchStream):

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from vanilla_transformer.shared.atomic_io import atomic_write, lock
+from vanilla_transformer.shared.command_line import logger
 
 from ..data.parallel_text import ParallelText
 from ..inference.translators import read_run_recipe
@@ -74,7 +75,7 @@ def prepare_output_dir(recipe: Recipe, folder: Path) -> Path | None:
             f"resumed. Choose another --output-dir, or finish it with the earlier version."
         )
     if checkpoint:
-        print(f"resuming from {checkpoint}")
+        logger.info(f"resuming from {checkpoint}")
     return checkpoint
 
 

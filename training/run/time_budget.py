@@ -11,7 +11,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..recipe.arguments import UNKNOWN_UPDATES, TrainingArguments
-from .distributed import start_time
 
 NUM_EVALUATIONS = 4  # at equal fractions of the time for training
 EVALUATION_FRACTION = 0.02  # of the budget, for one evaluation or the test before any evaluation was measured
@@ -104,17 +103,17 @@ class TimeBudget(TrainerCallback):
 
 
 def make_time_budget(
-    args: TrainingArguments, test_ratio: float, previous_seconds: Callable[[], float]
+    args: TrainingArguments, test_ratio: float, started: float, previous_seconds: Callable[[], float]
 ) -> TimeBudget | None:
     """Return the callback for `minutes`, or None if the number of updates is given.
 
-    `previous_seconds` returns the training time before the run was resumed.
+    The time counts from `started`. `previous_seconds` returns the training time before the run was resumed.
     """
     if args.minutes is None:
         return None
 
     def elapsed() -> float:
-        return previous_seconds() + time.time() - start_time()
+        return previous_seconds() + time.time() - started
 
     evaluates = args.eval_strategy == "steps" and args.eval_steps == UNKNOWN_UPDATES
     settings = float(args.warmup_steps), test_ratio, evaluates

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.utils.data import DataLoader
-from transformers import EarlyStoppingCallback, PreTrainedModel, ProgressCallback, Seq2SeqTrainer, TrainerControl
+from transformers import EarlyStoppingCallback, PreTrainedModel, Seq2SeqTrainer, TrainerControl
 from transformers.trainer import FSDP_MODEL_NAME
 from transformers.trainer_utils import speed_metrics
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from vanilla_transformer.shared.atomic_io import FREE_SPACE_HINT, make_write_error
+from vanilla_transformer.shared.command_line import logger
 from vanilla_transformer.shared.loading import EMA_SUBFOLDER
 
 from ..data.batch_shapes import ShapedPairs, choose_shapes
@@ -43,7 +44,7 @@ from .callbacks import (
     SamplerEpochCallback,
     SkippedUpdates,
     StopOnSignal,
-    TokenProgress,
+    replace_progress_callback,
 )
 from .checkpoints import TEMPORARY, average_checkpoints, keep_only, select_checkpoints, write_manifest
 from .compilation import average_gradients, log_progress, make_compiled_loss
@@ -64,7 +65,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     not depend on the number of processes or accumulation steps. The evaluation loss is unsmoothed.
     `train_dataset` has the columns `input_ids` and `labels`, with BPE-dropout also `lengths`, or is a
     `TokenBatchStream`. `eval_dataset` is a `ParallelText`. `compute_metrics` is the method `compute` of a metric.
-    `test_ratio` is the time to translate the test set, compared with an evaluation; see `TimeBudget`.
+    `minutes` counts from `started`; `test_ratio` is the time to translate the test set, relative to an evaluation.
 
     Raises:
         FloatingPointError: if the loss is not finite.
@@ -74,7 +75,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     control: TrainerControl
     lr_scheduler: Any
 
-    def __init__(self, *, args: TrainingArguments, test_ratio: float = 0.0, **kwargs: Any):
+    def __init__(self, *, args: TrainingArguments, test_ratio: float = 0.0, started: float = 0.0, **kwargs: Any):
         if args.device.type == "cuda":  # otherwise each copy of a tensor to the GPU would block
             args.dataloader_pin_memory = args.accelerator_config.non_blocking = True
         # Other classes may have unused parameters: LED's global attention, and the layers that layerdrop skips.
@@ -83,11 +84,10 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if isinstance(self.train_dataset, TokenBatchStream):
             self.args.ignore_data_skip = True  # the stream resumes from its own state
         self.stop = StopOnSignal()
-        self.budget = make_time_budget(self.args, test_ratio, lambda: self.previous_seconds)
+        self.budget = make_time_budget(self.args, test_ratio, started, lambda: self.previous_seconds)
         for callback in filter(None, (self.budget, self.stop, IgnoredSourceWarning)):
             self.add_callback(callback)
-        if self.pop_callback(ProgressCallback) is not None:
-            self.add_callback(TokenProgress())
+        replace_progress_callback(self)
         if self.args.fsdp and not self.is_fsdp_enabled:
             raise ValueError("fsdp requires multiple GPUs and one process per GPU. Use torchrun, or remove fsdp.")
         self._model_class = type(self.unwrapped_model)
@@ -115,7 +115,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._start = self._last_log = time.perf_counter()
-        return super().train(*args, **kwargs)
+        with closing(self.stop):
+            return super().train(*args, **kwargs)
 
     @property
     def unwrapped_model(self) -> PreTrainedModel:
@@ -218,7 +219,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             # The workers are kept between epochs, because without fork, they take seconds to start.
             loading |= {"num_workers": NUM_DATALOADER_WORKERS, "persistent_workers": True}
         if shapes:
-            print(f"batches of {len(shapes)} shapes, with {100 * sampler.padding:.1f} % padding")
+            logger.info(f"batches of {len(shapes)} shapes, with {100 * sampler.padding:.1f} % padding")
             dataset = ShapedPairs(dataset)
         self.pop_callback(SamplerEpochCallback)  # of an earlier call
         self.add_callback(SamplerEpochCallback(sampler))
@@ -242,7 +243,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             with log_progress("compiling the training step") if is_first else nullcontext():
                 error = self.compiled_loss.find_error(self.model, self._prepare_inputs(inputs), *settings)
             if reason := next(filter(None, gather_object([error])), None):  # in any process
-                print(f"the compiled training step failed, training continues with eager steps: {reason}")
+                logger.warning(f"the compiled training step failed, training continues with eager steps: {reason}")
                 self.compiled_loss = None
                 torch.compiler.reset()  # frees the memory of CUDA graphs
         loss = super().training_step(model, inputs, *args, **kwargs)
@@ -404,7 +405,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if not chosen:  # also if early stopping ends the run before its first checkpoint
             model = self.full_model()  # in all processes: FSDP gathers the weights
         elif args.should_save:
-            print(f"the final model is the mean of {', '.join(folder.name for folder in chosen)}")
+            logger.info(f"the final model is the mean of {', '.join(folder.name for folder in chosen)}")
             model = average_checkpoints(chosen)
         if args.should_save:
             if isinstance(self.model, PeftModel):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 MAX_EXPONENT = 100  # for `length_penalty`; with a greater exponent, length**exponent overflows
 RENAMED_OPTIONS = {  # old name of an option or recipe key -> new name
@@ -69,16 +69,18 @@ class CommandLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2 and one line that suggests a valid option name."""
+        self.exit(2, f"{self.prog}: {one_line(self.add_suggestion(message))}\n")
+
+    def add_suggestion(self, message: str) -> str:
+        """Return an error message with the valid option name that is closest to an unknown one in it."""
         known = [option.lstrip("-") for action in self._actions for option in action.option_strings]
         for word in re.findall(r"(?<!\S)--([\w-]+)", message):
             renamed = option_name(RENAMED_OPTIONS.get(word.replace("-", "_"), ""))
             if word not in known and renamed[2:] in known:
-                message += f"; it was renamed to {renamed}"
-                break
+                return f"{message}; it was renamed to {renamed}"
             if word not in known and (name := closest_match(word, known)):
-                message += f"; did you mean --{name}?"
-                break
-        self.exit(2, f"{self.prog}: {one_line(message)}\n")
+                return f"{message}; did you mean --{name}?"
+        return message
 
 
 def float_type(text: str) -> float:
@@ -247,7 +249,7 @@ def exit_on_user_error(
         yield
         sys.stdout.flush()  # raise write errors here, not at interpreter shutdown
     except BrokenPipeError:
-        discard_stdout()
+        discard_output(sys.stdout)
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -256,15 +258,15 @@ def exit_on_user_error(
         try:
             sys.stdout.flush()
         except OSError:
-            discard_stdout()
+            discard_output(sys.stdout)
         sys.exit(2)
     finally:
         logger.removeHandler(handler)
 
 
-def discard_stdout() -> None:
-    """Discard buffered output, which Python would try to write again at shutdown."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def discard_output(stream: TextIO) -> None:
+    """Discard buffered output of stdout or stderr, which Python would try to write again at shutdown."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def one_line(text: str) -> str:

@@ -10,7 +10,7 @@ from training.recipe.arguments import DataArguments
 from training.run.factories import make_train_set
 
 
-def test_reports_overlap_with_line_numbers(write, arguments, capsys):
+def test_reports_overlap_with_line_numbers(write, arguments, read_messages):
     for name, lines in {
         "train.en": "a\nb\nc\nd\n",
         "train.de": "1\n2\n3\n4\n",
@@ -19,7 +19,7 @@ def test_reports_overlap_with_line_numbers(write, arguments, capsys):
     }.items():
         write(name, lines)
     assert len(read_corpus(arguments())["train"]) == 4
-    assert "1 training pairs have a source of the validation set, at line 3: kept" in capsys.readouterr().out
+    assert "1 training pairs have a source of the validation set, at line 3: kept" in read_messages()
     corpus = read_corpus(arguments(on_eval_overlap="drop"))
     assert corpus["train"].targets == ["1", "2", "4"]
     assert corpus["train"].dropped["source held out"] == 1
@@ -44,16 +44,16 @@ def test_missing_dataset_error_contains_remedies(tmp_path, monkeypatch):
         read_corpus(DataArguments(dataset_name="no-such/dataset"))
 
 
-def test_files_have_priority_over_the_dataset(write, tmp_path, monkeypatch, capsys):
+def test_files_have_priority_over_the_dataset(write, tmp_path, monkeypatch, read_messages):
     """The output states which data are used, because a directory `data` may exist by chance."""
     (tmp_path / "data").mkdir()
     for name in ("train.en", "train.de", "val.en", "val.de"):
         write(f"data/{name}", f"{name}\n")
     monkeypatch.chdir(tmp_path)
     assert read_corpus(DataArguments())["train"].sources == ["train.en"]
-    assert capsys.readouterr().out == ""
+    assert read_messages() == ""
     assert read_corpus(DataArguments(dataset_name="user/name"))["train"].sources == ["train.en"]
-    assert capsys.readouterr().out == "reading the files in data, not the dataset user/name\n"
+    assert read_messages() == "reading the files in data, not the dataset user/name\n"
 
 
 def test_explicit_data_dir_is_never_replaced_by_the_dataset(tmp_path):

@@ -21,7 +21,7 @@ def test_rejects_different_line_counts_even_if_invalid_pairs_are_dropped(write, 
         read_pair(write("a.en", source), write("a.de", target), "drop")
 
 
-def test_rejects_or_drops_invalid_pairs_with_line_numbers(write, capsys):
+def test_rejects_or_drops_invalid_pairs_with_line_numbers(write, read_messages):
     paths = write("a.en", b"one\ntw\xffo\nthree\nfour\n"), write("a.de", "eins\nzwei\n  \nvier\n")
     with pytest.raises(ValueError, match="1 lines not UTF-8, at line 2"):
         read_pair(*paths)
@@ -29,7 +29,7 @@ def test_rejects_or_drops_invalid_pairs_with_line_numbers(write, capsys):
     assert (text.sources, text.targets) == (["one", "four"], ["eins", "vier"])
     assert list(text.line_numbers) == [1, 4]
     assert text.dropped == {"not UTF-8": 1, "blank": 1}
-    assert "1 lines blank, at line 3" in capsys.readouterr().out
+    assert "1 lines blank, at line 3" in read_messages()
 
 
 def test_shortens_lists_of_line_numbers(write):

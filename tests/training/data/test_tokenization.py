@@ -13,14 +13,14 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "vanilla_transformer"
 
 
-def test_drops_pairs_and_reports_them(tokenizer, capsys):
+def test_drops_pairs_and_reports_them(tokenizer, read_messages):
     text = ParallelText(["w1 w2 w3", "w1", "w1 w2"], ["w1", "w2 w2 w2 w2 w2 w2", "w3 w3"])
     data = tokenize_corpus(text, tokenizer, DataArguments(max_length=5))
     assert len(data) == 2
-    assert "dropped 1 of 3 pairs: a side has more than max_length=5 tokens" in capsys.readouterr().out
+    assert "dropped 1 of 3 pairs: a side has more than max_length=5 tokens" in read_messages()
     data = tokenize_corpus(text, tokenizer, DataArguments(max_length=5, max_length_ratio=1.5))
     assert [len(row["labels"]) for row in data] == [3]
-    assert "1 of 3 pairs: one side has more than max_length_ratio=1.5" in capsys.readouterr().out
+    assert "1 of 3 pairs: one side has more than max_length_ratio=1.5" in read_messages()
     assert sum(text.dropped.values()) == 3  # of both calls
     assert len(tokenize_corpus(text, tokenizer)) == 3
     with pytest.raises(ValueError, match=r"no training pairs are left: a side has more .*\. Increase max_length=1\."):

@@ -90,44 +90,37 @@ def test_windows_path(path):
         ("norm_position: middle", "invalid choice"),
     ],
 )
-def test_invalid_recipe_ends_with_status_2(path, capsys, change, message):
+def test_invalid_recipe_ends_with_status_2(path, change, message):
     path.write_text(path.read_text() + change)
-    with pytest.raises(SystemExit) as exit_:
+    with pytest.raises(ValueError, match=re.escape(message)):
         read_recipe([str(path)])
-    assert exit_.value.code == 2
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["no/such.yaml"], "cannot read the recipe no/such.yaml"),
-        ([], "the following arguments are required: recipe"),
+        ([], "the path to a recipe must be the first argument."),
     ],
 )
-def test_rejects_missing_recipe(capsys, arguments, message):
-    with pytest.raises(SystemExit) as exit_:
+def test_rejects_missing_recipe(arguments, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         read_recipe(arguments)
-    assert exit_.value.code == 2
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("suffix", "is_valid"), [("", False), (".jsonl", False), (".tsv", True)])
-def test_source_and_target_need_two_files_or_columns(tmp_path, capsys, suffix, is_valid):
+def test_source_and_target_need_two_files_or_columns(tmp_path, suffix, is_valid):
     """Columns of a .tsv file have no names."""
     (tmp_path / "mine.yaml").write_text(
         f"output_dir: out\nsource_lang: en\ntarget_lang: en\ntrain_file: train{suffix}\nvalidation_file: null\n"
     )
-    with nullcontext() if is_valid else pytest.raises(SystemExit):
+    with nullcontext() if is_valid else pytest.raises(ValueError, match="source_lang=en is also target_lang"):
         read_recipe([str(tmp_path / "mine.yaml")])
-    assert ("source_lang=en is also target_lang" in capsys.readouterr().err) is not is_valid
 
 
-def test_rejects_unknown_options(path, capsys):
-    with pytest.raises(SystemExit) as exit_:
+def test_rejects_unknown_options(path):
+    with pytest.raises(ValueError, match="max-stepz 4; did you mean --max-steps"):
         read_recipe([str(path), "--max-stepz", "4"])
-    assert exit_.value.code == 2
-    assert "max_stepz" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -175,14 +168,10 @@ def test_rejects_unknown_options(path, capsys):
         ("streaming: true\nboth_directions: true\nbpe_dropout: 0.1", "both_directions=True, bpe_dropout=0.1"),
     ],
 )
-def test_invalid_values_are_reported_in_one_line(path, capsys, change, message):
+def test_invalid_values_are_reported_in_one_line(path, change, message):
     path.write_text(path.read_text() + change)
-    with pytest.raises(SystemExit) as exit_:
+    with pytest.raises(ValueError, match=re.escape(message)):
         read_recipe([str(path)])
-    assert exit_.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -195,20 +184,20 @@ def test_invalid_values_are_reported_in_one_line(path, capsys, change, message):
         (["--eval-steps", "9"], "eval_steps has no effect with eval_strategy=no. Add --eval-strategy steps"),
     ],
 )
-def test_rejects_options_without_effect(path, capsys, monkeypatch, arguments, message):
+def test_rejects_options_without_effect(path, monkeypatch, arguments, message):
     monkeypatch.chdir(path.parent)  # without a directory `data`
     path.write_text(path.read_text() + "save_strategy: no\n")
-    with pytest.raises(SystemExit):
+    with pytest.raises(ValueError, match=re.escape(message)):
         read_recipe([str(path), *arguments])
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", ["0", "-2"])
-def test_rejects_invalid_number_of_updates(path, capsys, value):
+def test_rejects_invalid_number_of_updates(path, value):
     """The Trainer would train for `num_train_epochs`."""
-    with pytest.raises(SystemExit):
+    with pytest.raises(
+        ValueError, match=re.escape(f"max_steps={value} is invalid: it must be at least 1, or -1 for epochs")
+    ):
         read_recipe([str(path), "--max-steps", value])
-    assert f"max_steps={value} is invalid: it must be at least 1, or -1 for epochs" in capsys.readouterr().err
 
 
 def test_options_of_a_dataset_in_files_have_an_effect(path):
@@ -217,11 +206,10 @@ def test_options_of_a_dataset_in_files_have_an_effect(path):
     assert (recipe.data.test_file, recipe.training.num_train_epochs) == ("mine", 2)
 
 
-def test_random_pairs_have_no_validation_data(path, capsys):
+def test_random_pairs_have_no_validation_data(path):
     path.write_text(path.read_text().replace("corpus: demo", "corpus: random") + "eval_strategy: steps\n")
-    with pytest.raises(SystemExit):
+    with pytest.raises(ValueError, match=re.escape("eval_strategy requires validation data")):
         read_recipe([str(path)])
-    assert "eval_strategy requires validation data" in capsys.readouterr().err
 
 
 def test_scalars_stay_text(path):
@@ -240,11 +228,9 @@ def test_scalars_stay_text(path):
     assert (again.data, again.tokenizer, again.to_dict()) == (recipe.data, recipe.tokenizer, recipe.to_dict())
 
 
-def test_rejects_recipe_after_options(path, capsys):
-    with pytest.raises(SystemExit) as exit_:
+def test_rejects_recipe_after_options(path):
+    with pytest.raises(ValueError, match="the path to a recipe must be the first argument, before --max-steps"):
         read_recipe(["--max-steps", "3", str(path)])
-    assert exit_.value.code == 2
-    assert "the path to a recipe must be the first argument, before --max-steps" in capsys.readouterr().err
 
 
 def test_every_key_has_a_help_text():
@@ -286,7 +272,7 @@ def with_keys(path, values: dict[str, str]):
     return path
 
 
-def test_reads_renamed_keys(path, tmp_path, capsys):
+def test_reads_renamed_keys(path, tmp_path, caplog):
     recipe_keys = {action.dest for action in make_parser()._actions}
     assert set(OLD_KEYS) == {old for old, new in RENAMED_OPTIONS.items() if new in recipe_keys}
     current = tmp_path / "current.yaml"
@@ -301,11 +287,11 @@ def test_reads_renamed_keys(path, tmp_path, capsys):
             )
         ]
     )
-    assert capsys.readouterr().err == ""
+    assert not caplog.messages
     recipe = read_recipe([str(with_keys(path, OLD_KEYS))])
     assert recipe.to_dict() == expected.to_dict()
     assert recipe.explicit_keys == expected.explicit_keys
-    messages = capsys.readouterr().err.splitlines()
+    messages = caplog.messages
     assert len(messages) == len(OLD_KEYS)
     for key, message in zip(OLD_KEYS, messages, strict=True):
         assert message.endswith(f"{key} was renamed to {RENAMED_OPTIONS[key]}")
@@ -342,10 +328,9 @@ def test_run_with_renamed_keys_can_be_resumed(path, tmp_path):
         ({"num_processes": "4"}, "set tokens_per_update: 8192."),
     ],
 )
-def test_recipe_of_an_earlier_version_needs_tokens_per_update(path, capsys, keys, message):
-    with pytest.raises(SystemExit):
+def test_recipe_of_an_earlier_version_needs_tokens_per_update(path, keys, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         read_recipe([str(with_keys(path, keys))])
-    assert message in capsys.readouterr().err
 
 
 def test_one_process_needs_no_other_key(path):
@@ -361,8 +346,8 @@ def test_keys_of_the_machine_are_no_part_of_the_run(path):
 
 
 @pytest.mark.parametrize("option", ["step", "processes"])
-def test_error_shows_new_name_of_renamed_option(path, capsys, option):
-    with pytest.raises(SystemExit) as exit_:
+def test_error_shows_new_name_of_renamed_option(path, option):
+    with pytest.raises(
+        ValueError, match=re.escape(f"--{option} 2; it was renamed to {option_name(RENAMED_OPTIONS[option])}")
+    ):
         read_recipe([str(path), f"--{option}", "2"])
-    assert exit_.value.code == 2
-    assert f"--{option} 2; it was renamed to {option_name(RENAMED_OPTIONS[option])}" in capsys.readouterr().err

@@ -133,14 +133,14 @@ def test_resumes_bit_for_bit_within_an_epoch(make_trainer, tmp_path):
 
 
 @pytest.mark.slow
-def test_falls_back_to_eager_if_compilation_fails(make_trainer, monkeypatch, capsys):
+def test_falls_back_to_eager_if_compilation_fails(make_trainer, monkeypatch, read_messages):
     def broken(graph, inputs):
         raise NotImplementedError("no such machine")
 
     monkeypatch.setattr(compilation, "BACKEND", broken)
     trainer = make_trainer(layers=1, step_mode="compiled", max_steps=2)
     trainer.train()
-    output = capsys.readouterr().out
+    output = read_messages()
     assert "the compiled training step failed, training continues with eager steps" in output
     assert "no such machine" in output
     assert trainer.compiled_loss is None
@@ -201,10 +201,10 @@ def train_with_loss(make_trainer, loss):
         (FailingLoss(), "OutOfMemoryError: CUDA out of memory"),
     ],
 )
-def test_falls_back_to_eager_if_compiled_loss_is_wrong(make_trainer, monkeypatch, capsys, loss, reason):
+def test_falls_back_to_eager_if_compiled_loss_is_wrong(make_trainer, monkeypatch, read_messages, loss, reason):
     """The weights become those of a run that is eager from the start."""
     trainer = train_with_loss(make_trainer, loss)
-    output = capsys.readouterr().out
+    output = read_messages()
     assert output.count("training continues with eager steps") == 1
     assert reason in output
     assert trainer.compiled_loss is None
@@ -256,14 +256,14 @@ def make_args(device="cuda", **keys):
         ({"simcut_alpha": 3.0}, "SimCut"),
     ],
 )
-def test_unsupported_settings_are_not_compiled(make_model, capsys, keys, reason):
+def test_unsupported_settings_are_not_compiled(make_model, read_messages, keys, reason):
     assert resolve_step_mode("compiled", make_model(), make_args(**keys)) == "eager"
-    assert reason in capsys.readouterr().out
+    assert reason in read_messages()
 
 
-def test_bpe_dropout_is_not_compiled(make_model, capsys):
+def test_bpe_dropout_is_not_compiled(make_model, read_messages):
     assert resolve_step_mode("cuda_graph", make_model(), make_args(), lengths_vary=True) == "eager"
-    assert "BPE-dropout" in capsys.readouterr().out
+    assert "BPE-dropout" in read_messages()
 
 
 def test_bpe_dropout_trains_with_step_mode_compiled(make_trainer, tokenizer, sentences):
@@ -291,16 +291,16 @@ def test_bpe_dropout_trains_with_step_mode_compiled(make_trainer, tokenizer, sen
         ("eager", {}, "eager", ""),
     ],
 )
-def test_resolve_step_mode(make_model, capsys, requested, keys, expected, reason):
+def test_resolve_step_mode(make_model, read_messages, requested, keys, expected, reason):
     assert resolve_step_mode(requested, make_model(), make_args(**keys)) == expected
-    assert reason in (output := capsys.readouterr().out)
+    assert reason in (output := read_messages())
     assert bool(output) == bool(reason)
 
 
 @pytest.mark.parametrize(("requested", "expected"), [("auto", "eager"), ("compiled", "compiled")])
-def test_short_run_is_only_compiled_on_request(make_model, capsys, requested, expected):
+def test_short_run_is_only_compiled_on_request(make_model, read_messages, requested, expected):
     assert resolve_step_mode(requested, make_model(), make_args(), updates=1600) == expected
-    assert ("too short" in capsys.readouterr().out) == (requested == "auto")
+    assert ("too short" in read_messages()) == (requested == "auto")
 
 
 def test_many_cuda_graphs_are_intended(monkeypatch):

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from training import train
 from training.data.collators import defer_stop_signals
 from training.recipe.arguments import TrainingArguments
-from training.run import distributed
+from training.run import distributed, hardware, training
 from training.run.callbacks import StopOnSignal
 from training.run.distributed import (
     STOP_SIGNALS,
@@ -196,10 +196,10 @@ def test_accelerate_launch_decides_the_number_of_processes(recipe, accelerate_en
     for name, value in (accelerate_environment() if is_launched else {}).items():
         monkeypatch.setenv(name, value)
     calls = []
-    monkeypatch.setattr(train, "launch", lambda processes, arguments: calls.append(processes))
-    monkeypatch.setattr(train, "run", lambda recipe: calls.append(recipe.training.world_size))
-    monkeypatch.setattr(train, "configure_malloc", lambda: None)
-    monkeypatch.setattr(sys.stdout, "reconfigure", lambda **kwargs: None, raising=False)
+    monkeypatch.setattr(distributed, "launch", lambda processes, arguments: calls.append(processes))
+    result = training.TrainingResult(recipe.parent, {}, signal.SIGTERM)
+    monkeypatch.setattr(training, "run", lambda recipe, _: calls.append(recipe.training.world_size) or result)
+    monkeypatch.setattr(hardware, "configure_malloc", lambda: None)
     monkeypatch.setattr(sys, "argv", ["training.train", str(recipe), "--num-processes", "2"])
     with suppress(SystemExit):
         train.main()

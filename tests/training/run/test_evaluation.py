@@ -110,7 +110,7 @@ def test_source_gain_shuffles_distinct_sources(make_trainer):
 @pytest.mark.parametrize(
     ("gains", "warnings"), [([0.0, 0.0, 0.01, 0.02], [2]), ([0.0, 0.5, 0.6, 0.7], []), ([0.0, 0.5, 0.6, 0.01], [3])]
 )
-def test_source_gain_warning(capsys, gains, warnings):
+def test_source_gain_warning(read_messages, gains, warnings):
     """Evaluations after 10, 20, ... of 90 updates: the third is the first that counts."""
     state, warned = TrainerState(max_steps=90), []
     for i, gain in enumerate(gains):
@@ -118,7 +118,7 @@ def test_source_gain_warning(capsys, gains, warnings):
         state.log_history += [{"step": state.global_step, "loss": 1.0}]
         state.log_history += [{"step": state.global_step, "eval_loss": 1.0, "eval_source_gain": gain}]
         IgnoredSourceWarning().on_evaluate(None, state, TrainerControl())
-        if text := capsys.readouterr().out:
+        if text := read_messages():
             warned.append(i)
             assert "norm_position: pre" in text
             assert "learning_rate" in text

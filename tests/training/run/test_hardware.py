@@ -173,7 +173,7 @@ def test_requested_precision_replaces_that_of_the_launcher(
 
 @pytest.mark.parametrize(("recomputes", "steps"), [(False, 4), (True, 1)])
 def test_activation_checkpointing_saves_memory_for_larger_micro_batches(
-    make_trainer, monkeypatch, capsys, recomputes, steps
+    make_trainer, monkeypatch, read_messages, recomputes, steps
 ):
     trainer = make_trainer()
     args = SimpleNamespace(
@@ -188,4 +188,4 @@ def test_activation_checkpointing_saves_memory_for_larger_micro_batches(
     monkeypatch.setattr(hardware, "fits_memory", fits_memory)
     fit_micro_batches(args, trainer.model, trainer.train_dataset)
     assert args.gradient_accumulation_steps == steps
-    assert ("do not fit into memory" in capsys.readouterr().out) == (steps > 1)
+    assert ("do not fit into memory" in read_messages()) == (steps > 1)

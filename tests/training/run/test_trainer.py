@@ -1,5 +1,6 @@
 """Losses, moving average, evaluation and resuming of the trainer."""
 
+import logging
 import math
 import os
 import signal
@@ -20,6 +21,7 @@ from training.run.compilation import masked_training_loss
 from training.run.factories import resolve_precision_and_attention
 from training.run.losses import TOKEN_CUTOFF_RATE, cross_entropy, symmetric_kl_divergence, token_cutoff, training_loss
 from training.run.trainer import TokenBatchTrainer
+from vanilla_transformer.shared.command_line import logger
 
 
 def batch_of(trainer) -> dict:
@@ -305,13 +307,16 @@ def test_saves_last_weights_if_early_stopping_precedes_checkpoints(make_trainer,
         torch.testing.assert_close(saved[name], parameter.detach(), rtol=0, atol=0)
 
 
-def test_signal_does_not_fail_if_stdout_is_closed(monkeypatch):
-    """In a pipe, Ctrl-C also ends the program that reads stdout."""
+def test_signal_does_not_fail_if_stderr_is_closed(monkeypatch):
+    """In a pipe, Ctrl-C also ends the program that reads stderr."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     stop = StopOnSignal()
     with os.fdopen(write_end, "w") as output:
-        monkeypatch.setattr("sys.stdout", output)
+        monkeypatch.setattr("sys.stderr", output)
+        handler = logging.StreamHandler()
+        logger.addHandler(handler)
         stop._request_stop(signal.SIGINT)
-        print("the output of this line is discarded", flush=True)
+        logger.removeHandler(handler)
+        print("the output of this line is discarded", file=output, flush=True)
     assert stop.signal_number == signal.SIGINT

@@ -13,17 +13,19 @@ from typing import Any
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.alignment_vanilla_transformer import choose_alignment_heads
+from vanilla_transformer.shared.command_line import logger
 from vanilla_transformer.shared.text_lines import read_lines, sanitize_tsv_cell
 
-from ..data.corpora import describe_corpus
-from ..data.parallel_text import ParallelText
-from ..inference.metrics import make_metric, translate_and_score
-from ..recipe.arguments import Recipe
-from .factories import count_positions
-from .hardware import describe
+from ...data.corpora import describe_corpus
+from ...data.parallel_text import ParallelText
+from ...inference.metrics import make_metric, translate_and_score
+from ...recipe.arguments import Recipe
+from ..factories import count_positions
+from ..hardware import describe
+from ..trainer import TokenBatchTrainer
 from .plots import plot_cross_attention
-from .trainer import TokenBatchTrainer
 
+RESULTS = "all_results.json"  # the last file of a run
 NUM_SAMPLES = 100  # test sentences in samples.tsv
 NUM_SAMPLES_SHOWN = 10  # test sentences on the console
 NUM_ALIGNMENT_PAIRS = 20  # validation pairs that select the alignment heads
@@ -106,42 +108,46 @@ def last_metrics(trainer: TokenBatchTrainer) -> dict[str, float]:
     return {name: value for name, value in (evaluations or [{}])[-1].items() if name.startswith("eval_")}
 
 
-def show_results(folder: Path) -> None:
-    """Print the results of a run."""
-    path = folder / "all_results.json"
+def read_results(folder: Path) -> dict[str, Any]:
+    """Return the contents of `all_results.json` of a finished run."""
+    path = folder / RESULTS
     try:
-        results: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}). Remove it and run the same command again.") from error
+
+
+def describe_results(folder: Path, results: dict[str, Any]) -> str:
+    """Return samples, scores, cost and files of a finished run as a text."""
+    lines = []
     if (folder / "samples.tsv").exists():
         for line in read_lines(folder / "samples.tsv")[1 : NUM_SAMPLES_SHOWN + 1]:
-            for name, text in zip(("source", "reference", "translation"), line.split("\t"), strict=True):
-                print(f"{name:>12}: {text}")
-            print()
+            names = "source", "reference", "translation"
+            lines += [f"{name:>12}: {text}" for name, text in zip(names, line.split("\t"), strict=True)] + [""]
     if "test_bleu" in results:
-        for name in ("bleu", "chrf", "ter"):
-            label = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}[name]
-            print(f"{label:>12} {results[f'test_{name}']:.1f}   {results[f'test_{name}_signature']}")
-        print(f"{'BLEU':>12} {results['test_bleu_tokenized_lc']:.1f}   normalized, lower-cased, Moses tokens")
+        for name, label in (("bleu", "BLEU"), ("chrf", "chrF"), ("ter", "TER")):
+            lines.append(f"{label:>12} {results[f'test_{name}']:.1f}   {results[f'test_{name}_signature']}")
+        lines.append(f"{'BLEU':>12} {results['test_bleu_tokenized_lc']:.1f}   normalized, lower-cased, Moses tokens")
     elif "test_exact_match" in results:
         for name, label in (("exact_match", "exact match"), ("wer", "WER"), ("per", "PER")):
-            print(f"{label:>12} {results[f'test_{name}']:.2f} %")
-    print(
+            lines.append(f"{label:>12} {results[f'test_{name}']:.2f} %")
+    lines.append(
         f"trained {results['train_runtime'] / 60:.1f} minutes, {results['train_target_tokens']:,} target tokens; "
         f"output directory: {folder}"
     )
-    print("\n".join(f"  {path.name}" for path in sorted(folder.glob("*.png"))))
+    return "\n".join(lines + [f"  {path.name}" for path in sorted(folder.glob("*.png"))])
 
 
 def push(recipe: Recipe, folder: Path) -> None:
     """Upload a finished run with `hub.push`, which validates the files and skips pickles."""
     args = recipe.training
-    module = __package__.removesuffix("training.run") + "hub.push"
+    module = __package__.removesuffix("training.run.results") + "hub.push"
     command = [sys.executable, "-m", module, str(folder.resolve()), args.hub_model_id or folder.resolve().name]
     command += ["--private"] if args.hub_private_repo else []
     command += ["--revision", args.hub_revision] if args.hub_revision else []
     environment = os.environ | ({"HF_TOKEN": args.hub_token} if args.hub_token else {})
-    if subprocess.run(
-        command, env=environment, check=False, cwd=Path(__file__).parents[__name__.count(".")]
-    ).returncode:
+    root = Path(__file__).parents[__name__.count(".")]
+    process = subprocess.run(command, env=environment, check=False, cwd=root, stdout=subprocess.PIPE, text=True)
+    logger.info(process.stdout)
+    if process.returncode:
         raise ValueError(f"the model was not uploaded. To upload it, run: python -m hub.push {folder} USER/NAME")

@@ -6,17 +6,16 @@ import pytest
 from training.data.parallel_text import ParallelText
 from training.inference.translators import read_run_recipe
 from training.recipe.arguments import DataArguments, DecodingArguments
-from training.run.evaluation import save_alignment_heads, score_test_set, show_results
+from training.run.results.evaluation import describe_results, save_alignment_heads, score_test_set
 from vanilla_transformer.shared.text_lines import sanitize_tsv_cell
 
 
 @pytest.mark.parametrize("mark", ["\n", "\r", "\x0b", "\x0c", "\x85", "\u2028", "\u2029", "\t"])
-def test_shows_samples_with_separators(tmp_path, capsys, mark):
+def test_describes_samples_with_separators(tmp_path, mark):
     row = "\t".join(map(sanitize_tsv_cell, [f"one{mark}two", "eins", f"zwei{mark}"]))
     (tmp_path / "samples.tsv").write_bytes(f"source\treference\ttranslation\n{row}\n".encode())
-    (tmp_path / "all_results.json").write_text(json.dumps({"train_runtime": 60, "train_target_tokens": 7}))
-    show_results(tmp_path)
-    assert f"source: {sanitize_tsv_cell(f'one{mark}two')}\n" in capsys.readouterr().out
+    text = describe_results(tmp_path, {"train_runtime": 60, "train_target_tokens": 7})
+    assert f"source: {sanitize_tsv_cell(f'one{mark}two')}\n" in text
 
 
 @pytest.mark.parametrize("content", [b"[", b"5", b"\xff", b"a: b: c", b"[" * 5000])
@@ -47,7 +46,7 @@ def test_no_attention_plot_beyond_the_positions(short_run, monkeypatch):
     """A translation may have more tokens when it is tokenized again."""
     text = ParallelText(["the dog", "the dog"], ["der Hund", "der Hund"])
     outputs = {"exact_match": 0.0}, ["der Hund " * 5, "der Hund"]
-    monkeypatch.setattr("training.run.evaluation.translate_and_score", lambda *args: outputs)
+    monkeypatch.setattr("training.run.results.evaluation.translate_and_score", lambda *args: outputs)
     decoding = DecodingArguments(metric="sequence", attention_plot_lines=[1, 2])
     recipe = SimpleNamespace(decoding=decoding, data=DataArguments())
     trainer = SimpleNamespace(args=SimpleNamespace(device="cpu", process_index=0))

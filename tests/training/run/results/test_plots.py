@@ -6,7 +6,7 @@ import pytest
 
 from training.data.tokenizer import train_tokenizer
 from training.recipe.arguments import TokenizerArguments
-from training.run.plots import plot_cross_attention, plot_training_curve
+from training.run.results.plots import plot_cross_attention, plot_training_curve
 
 HISTORY = [{"step": step, "loss": 3.0 / step, "eval_loss": 2.0 / step} for step in (1, 2)]
 

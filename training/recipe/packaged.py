@@ -1,0 +1,20 @@
+"""The packaged recipes. This module imports neither torch nor transformers, so that a mistyped name fails at once."""
+
+import os
+from pathlib import Path
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+def find_recipe(name: str) -> str:
+    """Return the path of a recipe. `name` is a path, or the name of a packaged recipe such as `demo`.
+
+    Raises:
+        ValueError: if there is neither such a file nor such a packaged recipe.
+    """
+    packaged = {path.stem: str(path) for path in sorted(RECIPES.glob("*.yaml"))}
+    if name in packaged and not os.path.isfile(name):
+        return packaged[name]
+    if not os.path.exists(name):
+        raise ValueError(f"cannot read the recipe {name}: no such file. Packaged recipes: {', '.join(packaged)}.")
+    return name

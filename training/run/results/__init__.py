@@ -1,0 +1,1 @@
+"""Results of a run: scores, samples, plots, upload."""
