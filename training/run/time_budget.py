@@ -48,7 +48,7 @@ class TimeBudget(TrainerCallback):
     ):
         self.seconds, self.elapsed, self.broadcast = seconds, elapsed, broadcast
         self.warmup_ratio, self.test_ratio, self.evaluates = warmup_ratio, test_ratio, evaluates
-        self.max_updates = 0  # estimate; 0 until the first one
+        self.max_updates = UNKNOWN_UPDATES  # until the first estimate
         self._evaluation_seconds = EVALUATION_FRACTION * seconds
         self._num_evaluated = 0
         self._update_seconds: deque[float] = deque(maxlen=NUM_TIMED_UPDATES)
@@ -56,10 +56,10 @@ class TimeBudget(TrainerCallback):
         self._last = 0.0
 
     def make_scheduler(self, optimizer: torch.optim.Optimizer) -> LambdaLR:
-        """Return the schedule of the learning rate. Before the first estimate, an update is a small part of the run."""
+        """Return the schedule of the learning rate. Before the first estimate, warm-up makes hardly any progress."""
 
         def factor(update: int) -> float:
-            done = min(1.0, (update + 1) / self.max_updates) if self.max_updates else 1e-3
+            done = min(1.0, (update + 1) / self.max_updates)
             rising = done / self.warmup_ratio if self.warmup_ratio else 1.0
             return min(rising, (1 - done) / (1 - self.warmup_ratio), 1.0)
 
@@ -72,6 +72,7 @@ class TimeBudget(TrainerCallback):
         return self.seconds - self.elapsed() - reserved
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        state.max_steps = self.max_updates  # in a resumed run, those of the checkpoint
         self._first_update = state.global_step + 1
         self._next_plan = state.global_step + FIRST_PLAN
         self._num_evaluated = len([entry for entry in state.log_history if "eval_loss" in entry])
@@ -90,7 +91,7 @@ class TimeBudget(TrainerCallback):
             plan = update + remaining, update + max(1, min(int(PLAN_SECONDS / mean), remaining // 20))
             self.max_updates, self._next_plan = self.broadcast(plan)
             state.max_steps = self.max_updates
-        is_due = self.max_updates and update >= (self._num_evaluated + 1) / NUM_EVALUATIONS * self.max_updates
+        is_due = update >= (self._num_evaluated + 1) / NUM_EVALUATIONS * self.max_updates
         if self.evaluates and is_due and self._num_evaluated < NUM_EVALUATIONS - 1:
             control.should_evaluate = control.should_save = True
 

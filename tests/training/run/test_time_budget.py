@@ -77,6 +77,22 @@ def test_resumed_run_takes_the_rest_of_the_time(monkeypatch):
     assert len(run.evaluations) + len(resumed.evaluations) == 4
 
 
+def test_resumed_run_follows_the_plan_of_its_checkpoint(make_trainer, monkeypatch, tmp_path):
+    """From update 4, the learning rates are those of the uninterrupted run. A finished run is not trained again."""
+    keys = {"minutes": 9, "max_steps": UNKNOWN_UPDATES, "warmup_steps": 0.5, "logging_steps": 1}
+    keys |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 99}
+    monkeypatch.setattr("training.run.time_budget.FIRST_PLAN", 3)
+    histories = []
+    for checkpoint in (None, 4, 6):
+        trainer = make_trainer(layers=1, **keys)
+        trainer.budget.broadcast = lambda plan: (6, 99)
+        trainer.train(resume_from_checkpoint=checkpoint and f"{tmp_path}/out/checkpoint-{checkpoint}")
+        history = trainer.state.log_history
+        histories.append({each["step"]: each["learning_rate"] for each in history if "learning_rate" in each})
+    assert len(histories[0]) == 6
+    assert histories == [histories[0]] * 3
+
+
 def test_ratio_of_test_and_evaluation():
     corpus = {"validation": range(200), "test": range(500)}
     assert estimate_test_ratio(corpus, num_beams=1) == 2.5
