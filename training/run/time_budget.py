@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..recipe.arguments import UNKNOWN_UPDATES, TrainingArguments
 
-NUM_EVALUATIONS = 4  # at equal fractions of the time for training
+NUM_EVALUATIONS = 4  # and checkpoints, at equal fractions of the updates
 EVALUATION_FRACTION = 0.02  # of the budget, for one evaluation or the test before any evaluation was measured
 BEAM_SEARCH_RATIO = 2.5  # time of beam search, compared with greedy decoding
 SAVING_SECONDS = 3.0  # for the final checkpoint, plots and reports
@@ -32,7 +32,6 @@ class TimeBudget(TrainerCallback):
         elapsed: Function that returns the seconds since the start of the run, including those of resumed runs.
         warmup_ratio: Fraction of the updates for warm-up.
         test_ratio: Time to translate the test set, compared with that of an evaluation. 0 without test set.
-        evaluates: Whether to evaluate, and save a checkpoint, `NUM_EVALUATIONS` times.
         broadcast: Function that returns the main process's value of its argument.
     """
 
@@ -42,23 +41,21 @@ class TimeBudget(TrainerCallback):
         elapsed: Callable[[], float],
         warmup_ratio: float,
         test_ratio: float,
-        evaluates: bool,
         broadcast: Callable[[Any], Any],
     ):
         self.seconds, self.elapsed, self.broadcast = seconds, elapsed, broadcast
-        self.warmup_ratio, self.test_ratio, self.evaluates = warmup_ratio, test_ratio, evaluates
-        self.max_updates = 0  # estimate; 0 until the first one
+        self.warmup_ratio, self.test_ratio = warmup_ratio, test_ratio
+        self.max_updates = UNKNOWN_UPDATES  # until the first estimate
         self._evaluation_seconds = EVALUATION_FRACTION * seconds
-        self._num_evaluated = 0
         self._update_seconds: deque[float] = deque(maxlen=NUM_TIMED_UPDATES)
         self._next_plan = FIRST_PLAN
         self._last = 0.0
 
     def make_scheduler(self, optimizer: torch.optim.Optimizer) -> LambdaLR:
-        """Return the schedule of the learning rate. Before the first estimate, an update is a small part of the run."""
+        """Return the schedule of the learning rate. Before the first estimate, warm-up makes hardly any progress."""
 
         def factor(update: int) -> float:
-            done = min(1.0, (update + 1) / self.max_updates) if self.max_updates else 1e-3
+            done = min(1.0, (update + 1) / self.max_updates)
             rising = done / self.warmup_ratio if self.warmup_ratio else 1.0
             return min(rising, (1 - done) / (1 - self.warmup_ratio), 1.0)
 
@@ -66,14 +63,17 @@ class TimeBudget(TrainerCallback):
 
     def remaining_seconds(self) -> float:
         """Return the time for further updates: without the remaining evaluations, the test, and saving."""
-        evaluations = max(1, NUM_EVALUATIONS - self._num_evaluated) if self.evaluates else 0
+        evaluations = NUM_EVALUATIONS - self._num_due if self._evaluates else 0
         reserved = (evaluations + self.test_ratio) * self._evaluation_seconds + SAVING_SECONDS
         return self.seconds - self.elapsed() - reserved
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        state.max_steps = self.max_updates  # in a resumed run, those of the checkpoint
         self._first_update = state.global_step + 1
         self._next_plan = state.global_step + FIRST_PLAN
-        self._num_evaluated = len([entry for entry in state.log_history if "eval_loss" in entry])
+        self._num_due = NUM_EVALUATIONS * state.global_step // state.max_steps
+        self._evaluates = args.eval_strategy == "steps" and args.eval_steps == UNKNOWN_UPDATES
+        self._saves = args.save_strategy == "steps" and args.save_steps == UNKNOWN_UPDATES
         self._last = time.perf_counter()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -89,12 +89,12 @@ class TimeBudget(TrainerCallback):
             plan = update + remaining, update + max(1, min(int(PLAN_SECONDS / mean), remaining // 20))
             self.max_updates, self._next_plan = self.broadcast(plan)
             state.max_steps = self.max_updates
-        is_due = self.max_updates and update >= (self._num_evaluated + 1) / NUM_EVALUATIONS * self.max_updates
-        if self.evaluates and is_due and self._num_evaluated < NUM_EVALUATIONS - 1:
-            control.should_evaluate = control.should_save = True
+        if self._num_due < (num_due := NUM_EVALUATIONS * update // self.max_updates) < NUM_EVALUATIONS:
+            self._num_due = num_due
+            control.should_evaluate |= self._evaluates
+            control.should_save |= self._saves
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._num_evaluated += 1
         self._evaluation_seconds = time.perf_counter() - self._last
         self._last = time.perf_counter()
 
@@ -115,9 +115,8 @@ def make_time_budget(
     def elapsed() -> float:
         return previous_seconds() + time.time() - started
 
-    evaluates = args.eval_strategy == "steps" and args.eval_steps == UNKNOWN_UPDATES
-    settings = float(args.warmup_steps), test_ratio, evaluates
-    return TimeBudget(60 * args.minutes, elapsed, *settings, broadcast=lambda value: gather_object([value])[0])
+    settings = 60 * args.minutes, elapsed, float(args.warmup_steps), test_ratio
+    return TimeBudget(*settings, broadcast=lambda value: gather_object([value])[0])
 
 
 def estimate_test_ratio(corpus: Mapping[str, Sized], num_beams: int) -> float:

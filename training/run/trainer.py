@@ -141,7 +141,10 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return super().create_scheduler(num_training_steps, optimizer)
 
     def _load_callback_state(self) -> None:
+        """Override that also restores whether early stopping ended the run, and the estimate of `minutes`."""
         super()._load_callback_state()
+        if self.budget is not None:
+            self.budget.max_updates = self.state.max_steps  # which transformers then overwrites
         callbacks = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
         self._had_stopped_early = any(
             each.early_stopping_patience_counter >= each.early_stopping_patience for each in callbacks

@@ -18,14 +18,16 @@ class SimulatedRun:
     def __init__(self, monkeypatch, seconds, update_seconds, eval_seconds=0.0, test_ratio=0.0, setup_seconds=0.0):
         self.now, self.update_seconds, self.eval_seconds = setup_seconds, update_seconds, eval_seconds
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-        self.budget = TimeBudget(seconds, lambda: self.now, 0.1, test_ratio, eval_seconds > 0, lambda value: value)
+        self.budget = TimeBudget(seconds, lambda: self.now, 0.1, test_ratio, lambda value: value)
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
         self.scheduler = self.budget.make_scheduler(optimizer)
-        self.rates, self.evaluations = [], []
+        self.rates, self.evaluations, self.saves = [], [], []
+        self.args = SimpleNamespace(eval_strategy="steps" if eval_seconds else "no", eval_steps=UNKNOWN_UPDATES)
+        self.args.save_strategy, self.args.save_steps = "steps", UNKNOWN_UPDATES
         self.state = TrainerState(max_steps=UNKNOWN_UPDATES)
 
     def train(self, until: int = UNKNOWN_UPDATES) -> None:
-        args, state = SimpleNamespace(), self.state
+        args, state = self.args, self.state
         self.budget.on_train_begin(args, state, TrainerControl())
         while state.global_step < min(state.max_steps, until):
             self.rates.append(self.scheduler.get_last_lr()[0])
@@ -34,13 +36,15 @@ class SimulatedRun:
             self.scheduler.step()
             state.global_step += 1
             control = TrainerControl(should_training_stop=state.global_step >= state.max_steps)
-            control.should_evaluate = control.should_training_stop and self.eval_seconds > 0
+            control.should_evaluate = control.should_training_stop and args.eval_strategy == "steps"
+            control.should_save = control.should_training_stop and args.save_strategy == "steps"
             self.budget.on_step_end(args, state, control)
             if control.should_evaluate:
                 self.now += self.eval_seconds
                 self.evaluations.append(state.global_step)
-                state.log_history.append({"eval_loss": 1.0, "step": state.global_step})
                 self.budget.on_evaluate(args, state, control)
+            if control.should_save:
+                self.saves.append(state.global_step)
 
 
 SPEEDS = {
@@ -60,7 +64,8 @@ def test_run_takes_the_given_time(monkeypatch, speed, eval_seconds):
     run.train()
     total = run.now + test_ratio * (eval_seconds or 12)
     assert 540 <= total <= 660
-    assert len(run.evaluations) == (4 if eval_seconds else 0)
+    assert len(run.saves) == 4
+    assert run.evaluations == (run.saves if eval_seconds else [])
     assert max(run.rates) == pytest.approx(1, abs=0.25 if speed == "few updates" else 0.05)
     assert run.rates[-1] < (0.1 if speed == "few updates" else 0.02)
     peak = run.rates.index(max(run.rates))
@@ -71,10 +76,33 @@ def test_resumed_run_takes_the_rest_of_the_time(monkeypatch):
     run = SimulatedRun(monkeypatch, 300, SPEEDS["constant"], eval_seconds=5)
     run.train(until=700)
     resumed = SimulatedRun(monkeypatch, 300, SPEEDS["constant"], eval_seconds=5, setup_seconds=run.now)
-    resumed.state = TrainerState(max_steps=UNKNOWN_UPDATES, global_step=700, log_history=run.state.log_history)
+    resumed.state, resumed.budget.max_updates = TrainerState(global_step=700), run.state.max_steps
     resumed.train()
     assert resumed.now == pytest.approx(300, rel=0.05)
     assert len(run.evaluations) + len(resumed.evaluations) == 4
+
+
+def test_no_checkpoint_is_saved_with_save_strategy_no(monkeypatch):
+    run = SimulatedRun(monkeypatch, 300, SPEEDS["constant"], eval_seconds=5)
+    run.args.save_strategy = "no"
+    run.train()
+    assert (len(run.evaluations), run.saves) == (4, [])
+
+
+def test_resumed_run_follows_the_plan_of_its_checkpoint(make_trainer, monkeypatch, tmp_path):
+    """From update 4, the learning rates are those of the uninterrupted run. A finished run is not trained again."""
+    keys = {"minutes": 9, "max_steps": UNKNOWN_UPDATES, "warmup_steps": 0.5, "logging_steps": 1}
+    keys |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 99}
+    monkeypatch.setattr("training.run.time_budget.FIRST_PLAN", 3)
+    histories = []
+    for checkpoint in (None, 4, 6):
+        trainer = make_trainer(layers=1, **keys)
+        trainer.budget.broadcast = lambda plan: (6, 99)
+        trainer.train(resume_from_checkpoint=checkpoint and f"{tmp_path}/out/checkpoint-{checkpoint}")
+        history = trainer.state.log_history
+        histories.append({each["step"]: each["learning_rate"] for each in history if "learning_rate" in each})
+    assert len(histories[0]) == 6
+    assert histories == [histories[0]] * 3
 
 
 def test_ratio_of_test_and_evaluation():
