@@ -155,7 +155,7 @@ def test_files_and_directories_are_small(repository):
     for package in PACKAGES:
         folders = {path.parent for path in modules(repository, package)}
         for folder in folders:
-            names = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+            names = [path.name for path in folder.glob("*.py") if not path.name.startswith("__")]
             assert len(names) <= MAX_MODULES, f"{folder} has {len(names)} modules"
         for path in modules(repository, package):
             text = path.read_text(encoding="utf-8")
