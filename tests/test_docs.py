@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import vanilla_transformer
 from vanilla_transformer import program
 from vanilla_transformer.shared.command_line import checkpoint_name, existing_path, new_path
 
@@ -160,6 +161,11 @@ def load_script(name: str):
 @pytest.mark.parametrize("name", ["recipe_keys", "commands"])
 def test_generated_page_is_current(name):
     assert load_script(name).page() == read(f"docs/{name}.md"), f"run `python docs/{name}.py`"
+
+
+def test_reference_has_all_functions():
+    entries = {f"::: {module}.{name}" for name, module in vanilla_transformer.FUNCTIONS.items()}
+    assert entries <= set(read("docs/reference/functions.md").splitlines())
 
 
 def commands(text: str) -> list[str]:
