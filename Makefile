@@ -45,6 +45,7 @@ bench: $(VENV)/dev.installed  ## speed compared with native Transformers models;
 
 docs: $(VENV)/training.installed $(VENV)/docs.installed  ## build the documentation and the API reference in build/site
 	$(RUN) docs/recipe_keys.py
+	$(RUN) docs/commands.py
 	$(RUN) -m mkdocs build --strict
 
 clean:  ## remove environments and build outputs, but no runs

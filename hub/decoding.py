@@ -1,103 +1,40 @@
 """Publish the paper's beam search as a separate repository on the Hub, for any vanilla_transformer model.
 
-    python -m hub.decoding OUT                          # write the repository
-    python -m hub.decoding OUT --push user/name         # also upload it
+    python -m hub.decoding OUTPUT                          # write the repository
+    python -m hub.decoding OUTPUT --push user/name         # also upload it
 
 Without this package: `model.generate(**batch, custom_generate="user/name", trust_remote_code=True, num_beams=4)`.
 The code is not part of model repositories: transformers would then use it in every call of `generate()`.
 """
 
-import shutil
 from functools import partial
-from pathlib import Path
 
-from httpx2 import TransportError  # raised by huggingface_hub
-from huggingface_hub import ModelCard, ModelCardData
-
-import vanilla_transformer
-from vanilla_transformer.shared.atomic_io import write_dir_atomically
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
-
-from .commits import commit_files, files_in, resolve_repo_id
-from .hub_errors import hub_error_message
-
-PACKAGE = Path(vanilla_transformer.__file__).parent
-NAMES = ("generation", "decoder", "beam_search")
-CODE = [PACKAGE / f"{name}_vanilla_transformer.py" for name in NAMES]
-GENERATE = f'''"""Entry point of `generate(custom_generate=REPOSITORY)`: calls `beam_search`."""
-
-from typing import Any
-
-from transformers import GenerationMixin
-
-from .{CODE[0].stem} import beam_search, prepare_custom_generate_kwargs
-
-# transformers copies only the modules that this file imports
-from .{CODE[1].stem} import IncrementalDecoder  # noqa: F401
-from .{CODE[2].stem} import BeamSearch  # noqa: F401
+from vanilla_transformer.shared.command_line import CommandLineParser, add_options, exit_on_user_error, new_path
 
 
-def generate(model: Any, **kwargs: Any) -> Any:
-    return GenerationMixin.generate(model, **prepare_custom_generate_kwargs(model, beam_search, kwargs))
-'''
-CARD = """
-# Beam search of "Attention Is All You Need"
-
-For checkpoints of the model type `vanilla_transformer`. The keys and values of the source are computed once and shared
-by all beams. A finished sentence leaves the batch. The search ends as soon as no better hypothesis is possible.
-
-```python
-model.generate(**batch, custom_generate="{name}", trust_remote_code=True, num_beams=4)
-model.generate(**batch, custom_generate="{name}", trust_remote_code=True, num_beams=4, alpha=0.6, extra_tokens=50)
-```
-
-The first call returns the same result as `generate()`. The second uses the settings of the paper (section 6.1): length
-penalty ((5 + n) / 6)^alpha, and at most 50 tokens more than the source. `num_beams=1` is greedy decoding. Sampling,
-assisted decoding, streamers, per-step outputs and modified models continue in the loops of transformers.
-"""
+def make_parser() -> CommandLineParser:
+    parser = CommandLineParser("hub.decoding", __doc__)
+    parser.add_argument("output", type=new_path, help="Path of the new directory.")
+    parser.add_argument("--push", metavar="USER/NAME", help="Name of the repository to upload to.")
+    add_options(parser, "private", "replace")
+    return parser
 
 
 def main() -> None:
-    parser = CommandLineParser("hub.decoding", __doc__)
-    parser.add_argument("folder", type=Path, help="Path of the new directory. It must not exist.")
-    parser.add_argument("--push", metavar="USER/NAME", help="Name of the repository to upload to.")
-    parser.add_argument("--private", action="store_true", help="Whether to create a private repository.")
-    parser.add_argument("--replace", action="store_true", help="Whether to overwrite files of other users.")
+    parser = make_parser()
     arguments = parser.parse_args()
-    formatter = partial(hub_error_message, repo_id=arguments.push or str(arguments.folder))
+    from .commits import resolve_repo_id  # slow imports
+    from .hub_errors import TransportError, hub_error_message
+    from .publishing.decoding_code import push, write
+
+    output = arguments.output
+    formatter = partial(hub_error_message, repo_id=arguments.push or str(output))
     with exit_on_user_error(parser.prog, TransportError, formatter=formatter):
-        name = resolve_repo_id(arguments.push) if arguments.push else arguments.folder.name
-        write(arguments.folder, name)
+        name = resolve_repo_id(arguments.push) if arguments.push else output.name
+        write(output, name)
         if arguments.push:
-            print(push(arguments.folder, name, arguments.private, arguments.replace))
-        print(f"{arguments.folder}: model.generate(custom_generate={str(arguments.folder)!r}, trust_remote_code=True)")
-
-
-def push(folder: Path, name: str, private: bool = False, replace: bool = False) -> str:
-    """Upload the directory and return the URL of the commit. Delete the directory if the upload fails."""
-    try:
-        return commit_files(name, files_in(folder), "The paper's decoding", private=private, replace=replace)
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
-
-
-def write(folder: Path, name: str) -> None:
-    """Write the repository `name`: modules, generate.py and card. Raise ValueError if the directory exists."""
-    if folder.exists():
-        raise ValueError(f"{folder} already exists. Remove it or choose another directory.")
-
-    def fill(temporary: Path) -> None:
-        code = temporary / "custom_generate"
-        code.mkdir()
-        for path in CODE:
-            shutil.copy(path, code)
-        (code / "generate.py").write_text(GENERATE, encoding="utf-8")
-        data = ModelCardData(license="apache-2.0", library_name="transformers", tags=["custom_generate"])
-        card = f"---\n{data.to_yaml()}\n---\n{CARD.format(name=name)}"
-        ModelCard(card).save(temporary / "README.md")
-
-    write_dir_atomically(folder, fill)
+            print(push(output, name, arguments.private, arguments.replace))
+        print(f"{output}: model.generate(custom_generate={str(output)!r}, trust_remote_code=True)")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from types import ModuleType
 from httpx2 import TransportError  # raised by huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, RepositoryNotFoundError
 
+INSTALL_HUB = 'pip install "vanilla-transformer[hub]"'
+
 
 def hub_error_message(error: Exception, repo_id: str) -> str:
     """Return a message that suggests a fix, or the text of the error if it has another cause."""
@@ -40,4 +42,4 @@ def import_with_extra(module: str, feature: str) -> ModuleType:
     try:
         return importlib.import_module(module, __package__)
     except ModuleNotFoundError as error:
-        raise ValueError(f"{feature} requires {error.name}. Run pip install '.[hub]'.") from error
+        raise ValueError(f"{feature} requires {error.name}. Run: {INSTALL_HUB}") from error

@@ -1,62 +1,41 @@
 """Generate the model card of a checkpoint: Hub metadata and a description, with figures from its saved results.
 
-    python -m hub.model_card runs/mine user/name --license cc-by-4.0
+    vanilla-transformer card runs/mine user/name --license cc-by-4.0      # in a clone also: python -m hub.model_card
 
 The data sets are those that the run logged when it read the data, not those in its recipe. The card states which values
 are unknown.
 """
 
 import argparse
-import json
 import re
 from argparse import ArgumentTypeError
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
-
-from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
-
-from .hub_errors import hub_error_message
-from .run_files import (
-    CheckedMapping,
-    count_parameters,
-    is_repository,
-    local_paths,
-    read_mapping,
-    read_samples,
-    sanitize_recipe,
+from vanilla_transformer.shared.command_line import (
+    CommandLineParser,
+    add_options,
+    existing_path,
+    exit_on_user_error,
+    print_result,
 )
 
-TEMPLATE = Path(__file__).with_name("model_card.md")
-METRICS = {  # key of all_results.json -> (name on the Hub, label)
-    "test_bleu": ("bleu", "BLEU"),
-    "test_chrf": ("chrf", "chrF"),
-    "test_ter": ("ter", "TER (lower is better)"),
-    "test_exact_match": ("exact_match", "exact match, %"),
-    "test_wer": ("wer", "WER, % (lower is better)"),
-    "test_per": ("per", "PER, % (lower is better)"),
-}
-SYNTHETIC = {"demo": "the built-in English-German corpus", "random": "random pairs of numbers"}
-NON_LANGUAGE_NAMES = ("cmd", "act", "src", "tgt", "trg", "in", "out")  # column names that resemble language codes
-UNKNOWN = "unknown (not stored in the checkpoint)"
 
-
-def main() -> None:
+def make_parser() -> CommandLineParser:
     parser = CommandLineParser("hub.model_card", __doc__)
-    parser.add_argument("checkpoint", type=Path, help="Path to the checkpoint directory.")
+    parser.add_argument("checkpoint", type=existing_path, help="Path to the checkpoint directory.")
     parser.add_argument("repo_id", help="Name of the repository on the Hub, user/name.")
     add_metadata_options(parser)
-    arguments = parser.parse_args()
-    with exit_on_user_error(parser.prog, formatter=partial(hub_error_message, repo_id=arguments.repo_id)):
-        print(make_card(arguments.checkpoint, arguments.repo_id, **card_metadata(arguments)))
+    add_options(parser, "json", "quiet")
+    return parser
 
 
 def add_metadata_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for metadata that only the owner knows."""
     parser.add_argument("--license", type=license_id, help="License identifier of the Hub, such as cc-by-4.0.")
-    parser.add_argument("--dataset", action="append", default=[], type=hub_id, help="Hub id of the training data.")
+    parser.add_argument(
+        "--dataset", action="append", default=[], type=hub_id, dest="datasets", metavar="DATASET",
+        help="Hub id of the training data. The option can be repeated.",
+    )  # fmt: skip
     parser.add_argument("--base-model", type=hub_id, help="Hub id of the model that was fine-tuned.")
 
 
@@ -69,164 +48,24 @@ def license_id(text: str) -> str:
 
 def hub_id(text: str) -> str:
     """Return the value of an option. Raise ArgumentTypeError if it is not a Hub id."""
+    from .run_files import is_repository
+
     if not is_repository(text):
         raise ArgumentTypeError(f"{text!r} is not a Hub id. Use the form user/name.")
     return text
 
 
-def card_metadata(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {"license": arguments.license, "datasets": arguments.dataset, "base_model": arguments.base_model}
+def main() -> None:
+    parser = make_parser()
+    arguments = vars(parser.parse_args())
+    as_json, quiet = arguments.pop("json"), arguments.pop("quiet")
+    from .hub_errors import hub_error_message  # slow imports
+    from .publishing.card import make_card
 
-
-def make_card(
-    checkpoint: Path, repo_id: str, license: str | None = None, datasets: list[str] | None = None,
-    base_model: str | None = None,
-) -> ModelCard:  # fmt: skip
-    """Generate the model card of a checkpoint.
-
-    Args:
-        checkpoint: Checkpoint directory.
-        repo_id: Name of the repository, user/name.
-        license: License identifier of the Hub.
-        datasets: Training data according to the owner, used if the run did not log them.
-        base_model: Fine-tuned model according to the owner.
-
-    Raises:
-        ValueError: The directory is not a checkpoint, one of its files cannot be read, or an argument contradicts the
-            run's files.
-    """
-    if not (checkpoint / "config.json").is_file():
-        raise ValueError(f"{checkpoint} is not a checkpoint: it has no config.json.")
-    names = ("config.json", "all_results.json", "import_report.json", "recipe.yaml")
-    config, results, report, recipe = (read_mapping(checkpoint / name) for name in names)
-    if report:  # other files in the directory belong to a different model
-        results, recipe = CheckedMapping({}, results.name), CheckedMapping({}, recipe.name)
-    data = results.mapping("data")
-    known_datasets = resolve_datasets(data, datasets or [])
-    base = resolve_base_model(recipe, base_model)
-    name = repo_id.rpartition("/")[2]
-    metadata = ModelCardData(
-        language=[each.lower() for each in languages(recipe, data) if is_language(each)] or None,
-        license=license,
-        library_name="transformers",
-        pipeline_tag="translation",
-        tags=["vanilla_transformer", "encoder-decoder", "attention-is-all-you-need"],
-        datasets=known_datasets or None,
-        base_model=base if base and is_repository(base) else None,
-        model_name=name,
-        eval_results=eval_results(results, data) or None,
-    )
-    samples = read_samples(checkpoint / "samples.tsv") if results else []
-    return ModelCard.from_template(
-        metadata,
-        template_path=str(TEMPLATE),
-        title=name,
-        repo_id=repo_id,
-        pair=languages(recipe, data),
-        link=f"[{base}](https://huggingface.co/{base})" if base and is_repository(base) else None,
-        example=json.dumps(samples[0][0] if samples else "A sentence.", ensure_ascii=False),
-        unknown=UNKNOWN,
-        metrics=METRICS,
-        known_sources=("hub", *SYNTHETIC),
-        describe_split=describe_split,
-        escape_markdown=escape_markdown,
-        config=config,
-        results=results,
-        report=report,
-        recipe=recipe,
-        data=data,
-        base=base,
-        parameters=count_parameters(checkpoint),
-        owner_datasets=datasets,
-        samples=samples,
-        recipe_text=sanitize_recipe(recipe, results, local_paths(checkpoint))[0].rstrip(),
-    )
-
-
-def is_language(name: str) -> bool:
-    """Return whether a recipe's language is a language code of 2 or 3 letters: "en", but not "phon" or "cmd.act"."""
-    return name.isascii() and name.isalpha() and len(name) in (2, 3) and name.lower() not in NON_LANGUAGE_NAMES
-
-
-def languages(recipe: CheckedMapping, data: CheckedMapping) -> list[str]:
-    """Return the source and target language, or [] if they are unknown."""
-    source = data.mapping("train").text("source")
-    if source in SYNTHETIC:
-        return ["en", "de"] if source == "demo" else []
-    pair = [recipe.text("source_lang"), recipe.text("target_lang")]
-    return [each for each in pair if each] if all(pair) else []
-
-
-def resolve_datasets(data: CheckedMapping, owner_datasets: list[str]) -> list[str]:
-    """Return the Hub data sets that the run has read. If it did not log them, return those of the owner.
-
-    Raises:
-        ValueError: The owner's data sets contradict the log.
-    """
-    parts = [data.mapping(split) for split in ("train", "validation")]
-    read = list(dict.fromkeys(part.text("dataset") or "unknown" for part in parts if part.text("source") == "hub"))
-    source = parts[0].text("source")
-    wrong = [name for name in owner_datasets if name not in read] if source in ("hub", *SYNTHETIC) else []
-    if wrong:
-        used = ", ".join(read) or SYNTHETIC[str(source)]
-        raise ValueError(f"--dataset {wrong[0]} contradicts all_results.json: the run used {used}. Remove the option.")
-    return read or owner_datasets
-
-
-def resolve_base_model(recipe: CheckedMapping, owner_base: str | None) -> str | None:
-    """Return the Hub id or path of the model that was fine-tuned, or None.
-
-    Raises:
-        ValueError: The owner's model contradicts the recipe.
-    """
-    base = recipe.text("base_model")
-    if owner_base and recipe and owner_base != base and (base is None or is_repository(base)):
-        start = f"fine-tuned {base}" if base else "started from random weights"
-        raise ValueError(f"--base-model {owner_base} contradicts recipe.yaml: the run {start}. Remove the option.")
-    return owner_base or base
-
-
-def describe_split(part: CheckedMapping) -> str:
-    """Return a description of the origin of a split."""
-    source = part.text("source")
-    if source in SYNTHETIC:
-        return SYNTHETIC[source]
-    if source == "hub":
-        config = part.text("config")
-        return f"{part.text('dataset')}{f' ({config})' if config else ''}, {part.text('split')}"
-    if source == "local_dataset":
-        return f"a local data set of the owner, {part.text('split')}"
-    if source == "files":
-        return f"text files of the owner ({', '.join(part.texts('files'))})"
-    return "unknown"
-
-
-def eval_results(results: CheckedMapping, data: CheckedMapping) -> list[EvalResult]:
-    """Return one entry of the Hub's model index per score."""
-    test = data.mapping("test")
-    is_public = test.text("source") == "hub"
-    entries = []
-    for key, (metric, label) in METRICS.items():
-        if key in results:
-            signature = results.text(f"{key}_signature")
-            entries.append(
-                EvalResult(
-                    task_type="translation",
-                    dataset_type=test.text("dataset") or "unknown" if is_public else "unknown",
-                    dataset_name=test.text("dataset") or "unknown" if is_public else describe_split(test),
-                    dataset_config=test.text("config") if is_public else None,
-                    dataset_split=(test.text("split") if is_public else None) or "test",
-                    metric_type=metric,
-                    metric_name=f"{label} ({signature})" if signature else label,
-                    metric_value=round(results.number(key), 2),
-                )
-            )
-    return entries
-
-
-def escape_markdown(text: str) -> str:
-    """Return the text on one line, with escaped Markdown characters."""
-    return re.sub(r"([\\`*_\[\]<>|#~&$])", r"\\\1", " ".join(text.split()))
+    formatter = partial(hub_error_message, repo_id=arguments["repo_id"])
+    with exit_on_user_error(parser.prog, formatter=formatter, quiet=quiet):
+        card = make_card(**arguments)
+        print_result({"metadata": card.data.to_dict(), "text": card.text}, as_json, str(card))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Shared fixtures: small models, batches and tokenizers, and commands in separate processes."""
 
+import importlib.util
 import json
 import logging
 import os
@@ -228,6 +229,28 @@ def recipe(tmp_path, make_recipe) -> Path:
     return make_recipe(tmp_path)
 
 
+@pytest.fixture(scope="session")
+def save_tutorial():
+    """Function that saves the `.pt` file of a tutorial, with 4 heads."""
+    path = Path(__file__).parent / "hub" / "importing" / "references.py"
+    specification = importlib.util.spec_from_file_location("references", path)
+    references = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(references)
+
+    def save(path: Path) -> None:
+        class_name, arguments, _, _ = references.CASES["notebook"]
+        torch.save(getattr(references, class_name)(d=16, **arguments).state_dict(), path)
+
+    return save
+
+
+WORK = {  # command -> module with its work, which the command imports after it has parsed its arguments
+    "hub.decoding": "hub.publishing.decoding_code",
+    "hub.export": "hub.exporting.exporter",
+    "hub.import_checkpoint": "hub.importing.importer",
+    "hub.push": "hub.publishing.upload",
+    "hub.space.__main__": "hub.space.publishing",
+}
 KILLS = int(os.environ.get("VT_KILLS", "4"))  # per command
 
 SERVER = """
@@ -317,8 +340,9 @@ class Server:
         repository = Path(__file__).parents[1]
         defaults = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
         defaults |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(repository)}
+        work = [WORK[each] for each in modules if each in WORK]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, *modules], env=os.environ | defaults | environment, cwd=repository,
+            [sys.executable, "-c", SERVER, *modules, *work], env=os.environ | defaults | environment, cwd=repository,
             text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         while (line := self.process.stdout.readline()) != "ready\n":

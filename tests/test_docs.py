@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import os
 import re
-import runpy
 import shlex
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import vanilla_transformer
+from vanilla_transformer import program
 from vanilla_transformer.shared.command_line import checkpoint_name, existing_path, new_path
 
 PATH_TYPES = (checkpoint_name, existing_path, new_path)
@@ -24,6 +25,7 @@ README_LINES, TABLE_WIDTH = 180, 120
 EXTERNAL_OPTIONS = {  # options of other programs: torchrun, accelerate, http.server, pip, pytest
     *("nproc-per-node", "num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port"),
     *("directory", "constraint", "editable", "ignore"),
+    *("help", "version", "json"),  # without a parser
 }
 
 
@@ -148,11 +150,22 @@ def test_tree_parser():
     assert unlisted == {"a/d/"}
 
 
-def test_recipe_keys_page_is_current():
-    specification = importlib.util.spec_from_file_location("recipe_keys", ROOT / "docs" / "recipe_keys.py")
+def load_script(name: str):
+    specification = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
-    assert module.page() == read("docs/recipe_keys.md"), "run `python docs/recipe_keys.py`"
+    return module
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["recipe_keys", "commands"])
+def test_generated_page_is_current(name):
+    assert load_script(name).page() == read(f"docs/{name}.md"), f"run `python docs/{name}.py`"
+
+
+def test_reference_has_all_functions():
+    entries = {f"::: {module}.{name}" for name, module in vanilla_transformer.FUNCTIONS.items()}
+    assert entries <= set(read("docs/reference/functions.md").splitlines())
 
 
 def commands(text: str) -> list[str]:
@@ -160,34 +173,20 @@ def commands(text: str) -> list[str]:
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     blocks += re.findall(r"(?:^    .*\n)+", prose(text), re.MULTILINE)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    inline = re.findall(r"`(python -m (?:training|hub)\.[^`]* [^`]*)`", prose(text))
+    inline = re.findall(r"`((?:python -m (?:training|hub)\.|vanilla-transformer )[^`]* [^`]*)`", prose(text))
     return [line.strip() for line in lines] + inline
 
 
-class Parsing(BaseException):
-    """Signal that carries the parser out of a command that starts to parse its arguments."""
-
-
-def stop(parser: argparse.ArgumentParser, *arguments, **options):
-    raise Parsing(parser)
-
-
 def find_parser(module: str) -> argparse.ArgumentParser:
-    """Return the argument parser of a command without running the command."""
+    """Return the argument parser of a command. It does not check whether paths exist."""
     if module == "training.train":  # sets up its process before it parses arguments
         from training.recipe.reading import make_parser
 
         return make_parser()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [module])
-        patch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
-        try:
-            runpy.run_module(module, run_name="__main__")
-        except Parsing as signal:
-            for action in signal.args[0]._actions:  # the paths of examples do not exist
-                action.type = str if action.type in PATH_TYPES else action.type
-            return signal.args[0]
-    raise AssertionError(f"{module} does not parse arguments")
+    parser = load_script("commands").find_parser("hub.space.__main__" if module == "hub.space" else module, module)
+    for action in parser._actions:  # the paths of examples do not exist
+        action.type = str if action.type in PATH_TYPES else action.type
+    return parser
 
 
 @pytest.fixture(scope="module")
@@ -195,11 +194,21 @@ def parser_of():
     return functools.cache(find_parser)
 
 
+COMMANDS = {name: command for group in program.SUBCOMMANDS.values() for name, command in group.items()}
+SUBCOMMANDS = {name: module for name, (module, _, _) in COMMANDS.items() if module}
+
+
 def module_and_arguments(command: str) -> tuple[str, list[str]] | None:
+    """Return the module and the arguments of `python -m MODULE` or `vanilla-transformer SUBCOMMAND`."""
     words = shlex.split(command, comments=True)
     for i in range(len(words) - 1):
-        if words[i] == "-m" and re.fullmatch(r"(training|hub)(\.\w+)+", words[i + 1]):
-            return words[i + 1], words[i + 2 :]
+        if words[i] == "-m" and re.fullmatch(r"(vanilla_transformer\.)?(training|hub)(\.\w+)+", words[i + 1]):
+            return words[i + 1].removeprefix("vanilla_transformer."), words[i + 2 :]
+        if words[i].endswith("vanilla-transformer") and not words[i + 1].startswith("-"):
+            name = words[i + 1]
+            assert name in SUBCOMMANDS or name in ("recipes", "SUBCOMMAND"), command
+            if name in SUBCOMMANDS:
+                return SUBCOMMANDS[name], ["demo", *words[i + 2 :]] if name == "demo" else words[i + 2 :]
     return None
 
 
@@ -229,6 +238,8 @@ def test_invalid_commands_are_detected(parser_of):
     for wrong in ("hub.push runs/mine user/name --dry-ran", "training.score runs/mine", "hub.export a b --to nothing"):
         module, *arguments = wrong.split()
         assert not can_parse(parser_of(module), arguments), wrong
+    with pytest.raises(AssertionError):
+        module_and_arguments("vanilla-transformer trian demo")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -236,6 +247,7 @@ def test_invalid_commands_are_detected(parser_of):
 def test_documented_options_exist(page, parser_of):
     text = read(page)
     modules = {module for p in PAGES for module in re.findall(r"-m ((?:training|hub)(?:\.\w+)+)", read(p))}
+    modules |= set(SUBCOMMANDS.values())
     known = {name.lstrip("-") for module in modules for name in parser_of(module)._option_string_actions}
     for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", text):
         assert name in known | EXTERNAL_OPTIONS, f"{page}: --{name}"
@@ -272,13 +284,14 @@ for path in sys.argv[1:]:
 
 
 @pytest.fixture(scope="module")
-def snippet_dir(tmp_path_factory):
+def snippet_dir(tmp_path_factory, save_tutorial):
     """Directory with a small checkpoint in `runs/demo` in which all snippets have run."""
     folder = tmp_path_factory.mktemp("snippets")
     command = [sys.executable, "-m", "training.train", "training/recipes/demo.yaml", "--max-steps", "4"]
     command += ["--d-model", "32", "--encoder-layers", "1", "--decoder-layers", "1", "--eval-strategy", "no"]
     command += ["--num-beams", "2", "--max-new-tokens", "8", "--output-dir", str(folder / "runs" / "demo")]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    save_tutorial(folder / "model.pt")
     names = [f"{i}.py" for i in range(len(snippets()))]
     for name, (_, code) in zip(names, snippets(), strict=True):
         (folder / name).write_text(code, encoding="utf-8")

@@ -22,10 +22,26 @@ __all__ = [
     "beam_search",
 ]
 FUNCTIONS = {  # name: module, which may require an extra of the package
+    "average": "training.run.checkpoints",
+    "distill": "training.distillation.distilling",
+    "diversify": "training.distillation.distilling",
+    "export": "hub.exporting.exporter",
+    "import_checkpoint": "hub.importing.importer",
+    "make_card": "hub.publishing.card",
+    "push": "hub.publishing.upload",
+    "score": "training.inference.scoring",
     "train": "training.run.training",
+    "translate": "training.inference.translation",
 }
-_SCRIPT, _CLONE = Path(*sys.argv[:1]), Path(__file__).parents[1]
-IS_COMMAND = _SCRIPT.stem == "vanilla-transformer" or bool({_CLONE / "training", _CLONE / "hub"} & {*_SCRIPT.parents})
+
+
+def is_command() -> bool:
+    """Return whether this process runs the console program, or a command of a clone."""
+    script, clone = Path(*sys.argv[:1]), Path(__file__).parents[1]
+    if script == Path("-m"):  # python -m vanilla_transformer
+        return __name__ in sys.orig_argv
+    in_clone = (clone / "pyproject.toml").exists() and bool({clone / "training", clone / "hub"} & {*script.parents})
+    return script.stem == "vanilla-transformer" or in_clone
 
 
 def __getattr__(name: str) -> Any:
@@ -34,7 +50,7 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f".{FUNCTIONS.get(name, 'shared.registration')}", __name__), name)
 
 
-if IS_COMMAND and not TYPE_CHECKING:
+if is_command() and not TYPE_CHECKING:
     for _name in ("torchao", "torch.utils._pytree"):  # they warn while transformers imports an installed torchao
         logging.getLogger(_name).setLevel(logging.ERROR)
 else:

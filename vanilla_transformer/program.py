@@ -6,6 +6,7 @@ vanilla-transformer translate runs/demo --input source.en
 """
 
 import importlib.util
+import json
 import signal
 import sys
 from difflib import get_close_matches
@@ -23,7 +24,7 @@ SUBCOMMANDS = {  # group: {name: (module, extra of the package, description)}
         "distill": ("training.distill", "training", "translate training data with teachers, to train a student"),
         "diversify": ("training.diversify", "training", "add translations in both directions to training data"),
         "benchmark": ("training.benchmark", "training", "measure the speed of training and decoding"),
-        "recipes": ("", "training", "list the packaged recipes; `recipes show NAME` prints one"),
+        "recipes": ("", "training", "list the packaged recipes (--json); `recipes show NAME` prints one"),
     },
     "Using a model": {
         "translate": ("training.translate", "training", "translate text with a checkpoint or an ensemble"),
@@ -62,12 +63,11 @@ def run(name: str, module: str, extra: str, arguments: list[str]) -> None:
     sys.argv = [f"{PROGRAM} {name}", *arguments]
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # imports take seconds: meanwhile, Ctrl-C exits without a traceback
     try:
-        command = importlib.import_module(f".{module}", __package__)
+        importlib.import_module(f".{module}", __package__).main()
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("vanilla_transformer"):
             raise
         exit_with_error(f'{name} requires {error.name}. Run: pip install "{PROGRAM}[{extra}]"')
-    command.main()
 
 
 def help_text() -> str:
@@ -87,15 +87,17 @@ def recipes_folder() -> Path:
 
 
 def show_recipes(arguments: list[str]) -> None:
-    """Print the names of all recipes with their descriptions, or the text of one recipe."""
+    """Print the names of all recipes with their descriptions, also as JSON, or the text of one recipe."""
     recipes = {path.stem: path.read_text(encoding="utf-8") for path in sorted(recipes_folder().glob("*.yaml"))}
-    if not arguments:
+    if arguments == ["--json"]:
+        print(json.dumps({name: describe_recipe(text) for name, text in recipes.items()}, indent=2))
+    elif not arguments:
         for name, text in recipes.items():
             print(f"{name:<24} {describe_recipe(text)}")
     elif len(arguments) == 2 and arguments[0] == "show" and arguments[1] in recipes:
         print(recipes[arguments[1]], end="")
     else:
-        exit_with_error(f"{' '.join(arguments)} is not a recipe. Use `recipes`, or `recipes show NAME`.")
+        exit_with_error(f"{' '.join(arguments)} is not a recipe. Use `recipes` or `recipes show NAME`.")
 
 
 def describe_recipe(text: str) -> str:

@@ -19,7 +19,7 @@ from vanilla_transformer.shared.transformers_conversion import (
     native_parameter_name,
 )
 
-from ..hub_errors import hub_error_message
+from ..hub_errors import INSTALL_HUB, hub_error_message
 from .checkpoint_file import unpickle
 from .conversion import ImportResult
 from .parity import BATCHES, TOLERANCE, max_log_prob_difference
@@ -56,7 +56,6 @@ def import_transformers_model(location: Path) -> tuple[ImportResult, PreTrainedT
     """
     loaded = load_transformers_model(location)
     evidence = f"model_type={loaded.model.config.model_type} in config.json"
-    print(f"found a {type(loaded.model).__name__}: {evidence}")
     imported = convert_transformers_model(loaded)
     report = {"file": location.name, "layout": loaded.architecture.model_type, "evidence": evidence, "settings": {}}
     return imported, loaded.tokenizer, report | imported.report() | {"parity": compare_with_original(loaded, imported)}
@@ -116,7 +115,7 @@ def read_tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
     if not any(list(folder.glob(pattern)) for pattern in TOKENIZERS):
         return None
     if not is_sentencepiece_available() and (list(folder.glob("*.spm")) or list(folder.glob("*.model"))):
-        raise ValueError(f"the tokenizer of {name} requires sentencepiece. Run pip install '.[hub]'")
+        raise ValueError(f"the tokenizer of {name} requires sentencepiece. Run: {INSTALL_HUB}")
     return load_tokenizer(folder, name)
 
 

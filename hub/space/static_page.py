@@ -12,7 +12,7 @@ from huggingface_hub import RepoCard
 from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS
 from vanilla_transformer.shared.atomic_io import validate_new_dir, write_dir_atomically
 
-from ..export import load
+from ..exporting.exporter import load
 from ..exporting.to_onnx import convert
 from ..exporting.tokenizer import save_tokenizer, tokenizer_dirs
 

@@ -10,6 +10,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from hub import model_card
+from hub.publishing import card as publishing
 from tests.fuzz.contract import call, fingerprint, fuzz
 
 WORDS = (
@@ -139,8 +140,8 @@ OPTIONS = (
 @pytest.mark.slow
 def test_cards(tmp_path, monkeypatch):
     cards = []
-    make_card = model_card.make_card
-    monkeypatch.setattr(model_card, "make_card", lambda *a, **b: cards.append(make_card(*a, **b)) or cards[-1])
+    make_card = publishing.make_card
+    monkeypatch.setattr(publishing, "make_card", lambda *a, **b: cards.append(make_card(*a, **b)) or cards[-1])
 
     def try_one(rng: random.Random, folder: Path) -> None:
         write_run_files(rng, folder)

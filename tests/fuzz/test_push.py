@@ -13,6 +13,7 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors.torch import save_file
 
 from hub import commits, push
+from hub.publishing import upload
 from tests.fuzz.contract import call, fingerprint, fuzz
 from tests.fuzz.test_cards import OPTIONS, write, write_run_files
 
@@ -87,10 +88,10 @@ def write_checkpoint(rng: random.Random, folder: Path) -> None:
 def test_checkpoints(tmp_path, monkeypatch):
     """No local file changes, and the files to upload contain neither the token nor the private path."""
     uploads = []
-    monkeypatch.setattr(push, "smoke_test_upload", lambda files, source: source)
-    monkeypatch.setattr(push, "commit_files", lambda name, files, *_, **__: uploads.append(files) or "address")
-    monkeypatch.setattr(push.ModelCard, "validate", lambda self: None)
-    monkeypatch.setattr(push, "resolve_repo_id", lambda name: validate_repo_id(name) or name)
+    monkeypatch.setattr(upload, "smoke_test_upload", lambda files, source: source)
+    monkeypatch.setattr(upload, "commit_files", lambda name, files, *_, **__: uploads.append(files) or "address")
+    monkeypatch.setattr(upload.ModelCard, "validate", lambda self: None)
+    monkeypatch.setattr(upload, "resolve_repo_id", lambda name: validate_repo_id(name) or name)
 
     def try_one(rng: random.Random, folder: Path) -> None:
         write_checkpoint(rng, folder)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from hub import decoding
-from hub.decoding import main, write
+from hub.decoding import main
+from hub.publishing.decoding_code import CODE, write
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 
 SCRIPT = """
@@ -55,11 +55,11 @@ def test_writes_card_and_modules(tmp_path, run_main, capsys):
     assert card.data.tags == ["custom_generate"]
     assert 'custom_generate="search"' in card.text
     code = tmp_path / "search" / "custom_generate"
-    code_files = {path.name for path in decoding.CODE}
+    code_files = {path.name for path in CODE}
     names = ("generation", "decoder", "beam_search")
     assert code_files == {f"{name}_vanilla_transformer.py" for name in names}
     assert {path.name for path in code.iterdir()} == {"generate.py"} | code_files
-    for path in decoding.CODE:
+    for path in CODE:
         assert (code / path.name).read_bytes() == Path(path).read_bytes()
     modules = re.findall(r"^from \.(\w+) import", (code / "generate.py").read_text(), re.MULTILINE)
     assert {f"{name}.py" for name in modules} == code_files

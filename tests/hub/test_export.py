@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel
 
-from hub.export import load, main
+from hub.export import main
+from hub.exporting.exporter import load
 from training.data.tokenizer import train_tokenizer
 from training.recipe.arguments import TokenizerArguments
 from vanilla_transformer.shared.transformers_conversion import to_marian

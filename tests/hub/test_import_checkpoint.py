@@ -39,7 +39,7 @@ def test_imports_file_and_translates(make_reference, save_as, command, tmp_path,
         *("--set", "source_begins=true"),
     )
     output = capsys.readouterr().out
-    assert "Detected layout: Umar Jamil" in output
+    assert "Detected layout: hkproj" in output
     assert "folded: alpha / unbiased std" in output
     report = json.loads((tmp_path / "out" / "import_report.json").read_text())
     assert report["layout"] == "hkproj"

@@ -63,7 +63,7 @@ def test_killed_push_commits_all_or_nothing(start_programs, kill_at_random_momen
     state = load_file(first / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in state.items()}, second / "model.safetensors", {"format": "pt"})
     (second / "config.json").write_text((second / "config.json").read_text() + "\n")
-    without_smoke_test = "import hub.push; hub.push.smoke_test_upload = lambda *_: ''"  # other tests run the smoke test
+    without_smoke_test = "from hub.publishing import upload; upload.smoke_test_upload = lambda *_: ''"
     with start_programs("hub.push", **hub.environment) as programs:
         programs.run("hub.push", first, "user/killed", setup_code=without_smoke_test)
         repository = hub.repositories["user/killed"]

@@ -7,7 +7,8 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from hub.model_card import escape_markdown, main, make_card
+from hub.model_card import main
+from hub.publishing.card import escape_markdown, make_card
 from hub.run_files import count_parameters
 
 HASH = "ab" * 32
@@ -452,7 +453,7 @@ def test_command_prints_card(folder, run_main, capsys):
     run_main(main, folder, "user/name", "--license", "mit")
     assert "license: mit" in capsys.readouterr().out
     run_main(main, folder / "nothing", "user/name", status=2)
-    assert "has no config.json" in capsys.readouterr().err
+    assert "nothing does not exist" in capsys.readouterr().err
 
 
 def test_escapes_entities_and_formulas():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hub.push import gather_files, smoke_test_upload
+from hub.publishing.upload import gather_files, smoke_test_upload
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +104,7 @@ def test_pushed_checkpoint_loads_without_package(programs, hub, checkpoint, tmp_
     assert output == {"is_rejected": True, "text": tokenizer.decode(ids[0], skip_special_tokens=True)}
 
 
-WITHOUT_SMOKE_TEST = "import hub.push; hub.push.smoke_test_upload = lambda *_: ''"  # other tests run the smoke test
+WITHOUT_SMOKE_TEST = "from hub.publishing import upload; upload.smoke_test_upload = lambda *_: ''"
 FAULTS = [
     ("create", "500"), ("create", "request_lost"), ("preupload", "403"), ("preupload", "500"), ("batch", "403"),
     ("put", "403"), ("verify", "403"), ("commit", "500"), ("commit", "request_lost"), ("commit", "response_lost"),
@@ -145,9 +145,10 @@ def test_creates_private_repository_and_branch(programs, hub, checkpoint):
 
 
 SLOW_CHECK = """
-import hub.push, tempfile
+import tempfile
+from hub.publishing import upload
 tempfile.tempdir = {!r}
-hub.push.SMOKE_TEST_SCRIPT = "import time; time.sleep(600)"
+upload.SMOKE_TEST_SCRIPT = "import time; time.sleep(600)"
 """
 SLOW_UPLOAD = f"""{WITHOUT_SMOKE_TEST}
 from huggingface_hub import HfApi
@@ -311,7 +312,12 @@ def test_invalid_arguments_do_not_create_repository(programs, hub, checkpoint, a
 
 def test_reports_network_error_in_one_line(start_programs, checkpoint):
     unreachable = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "0"}
-    with start_programs("hub.push", "hub.decoding", "hub.space.__main__", **unreachable) as programs:
+    with start_programs(
+        "hub.push",
+        "hub.decoding",
+        "hub.space.__main__",
+        **unreachable,
+    ) as programs:
         folder = checkpoint()
         for command, *arguments in (
             ("hub.push", folder, "user/name"),
@@ -419,21 +425,21 @@ def test_smoke_test_accepts_few_learned_positions(tmp_path, make_model, make_tok
         model.lm_head.weight[tokenizer.eos_token_id] = -model.lm_head.weight[3]
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "run")
-    assert smoke_test_upload(gather_files(tmp_path / "run"), "the dog") is not None
+    assert smoke_test_upload(gather_files(tmp_path / "run")[0], "the dog") is not None
 
 
 def test_uploads_both_vocabularies_of_marian_tokenizer(checkpoint):
     folder = checkpoint()
     for name in ("vocab.json", "target_vocab.json"):
         (folder / name).write_text("{}")
-    assert {"vocab.json", "target_vocab.json"} <= gather_files(folder).keys()
+    assert {"vocab.json", "target_vocab.json"} <= gather_files(folder)[0].keys()
 
 
 def test_does_not_upload_directories_named_like_files(checkpoint):
     folder = checkpoint()
     for name in ("attention_1.png", "training_curve.png", "import_report.json", "x.safetensors"):
         (folder / name).mkdir()
-    files = gather_files(folder)
+    files, _ = gather_files(folder)
     assert "attention_1.png" not in files
     assert "import_report.json" not in files
     assert files["model.safetensors"] == folder / "model.safetensors"

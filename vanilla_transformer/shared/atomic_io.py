@@ -2,6 +2,7 @@
 
 import errno
 import glob
+import logging
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ except ImportError:  # Windows
 
     fcntl = None  # type: ignore[assignment]
 
+logger = logging.getLogger("vanilla_transformer")
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 CAN_LOCK = fcntl is not None
 LOCK = "unfinished.lock"  # file in a temporary directory, locked as long as the writing process runs
@@ -100,7 +102,7 @@ def validate_new_dir(out: Path) -> None:
         with suppress(BlockingIOError), (leftover / LOCK).open("w") as file:
             lock(file, wait=False)
             remove_temporary(leftover)
-            print(f"Removed {leftover}, which a killed run had left.")
+            logger.info(f"Removed {leftover}, which a killed run had left.")
     if os.path.lexists(out):
         raise ValueError(f"{out} already exists. Choose a directory that does not exist.")
     parent = next(each for each in out.absolute().parents if os.path.lexists(each))

@@ -37,6 +37,7 @@ RENAMED_OPTIONS = {  # old name of an option or recipe key -> new name
     "tokenizer_size": "tokenizer_vocab_size",
     "vocabulary_multiple": "pad_vocab_to_multiple_of",
 }
+SUBCOMMANDS = {"import_checkpoint": "import", "model_card": "card"}  # module -> subcommand, if the names differ
 logger = logging.getLogger("vanilla_transformer")
 INT_LIMIT = 2**31  # integer options must be smaller, because they are stored in 32 bits
 
@@ -44,6 +45,14 @@ INT_LIMIT = 2**31  # integer options must be smaller, because they are stored in
 def command_name(module: str) -> str:
     """Return the name of the running command: `module` in a clone, the subcommand in the console program."""
     return sys.argv[0] if sys.argv[:1] and sys.argv[0].startswith("vanilla-transformer ") else module
+
+
+def start_of_command(module: str) -> str:
+    """Return what users type to run a command: `vanilla-transformer push`, or in a clone `python -m hub.push`."""
+    if Path(*sys.argv[:1]).parent.name in ("training", "hub"):
+        return f"python -m {module}"
+    name = module.rpartition(".")[2]
+    return f"vanilla-transformer {SUBCOMMANDS.get(name, name)}"
 
 
 class CommandLineParser(argparse.ArgumentParser):

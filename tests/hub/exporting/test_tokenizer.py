@@ -1,6 +1,5 @@
 """Tokenizers of exports: every id has an embedding row, for all kinds of imported checkpoints."""
 
-import argparse
 import json
 import random
 import sys
@@ -12,9 +11,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hub import export, import_checkpoint
 from hub.exporting import to_onnx
+from hub.exporting.exporter import export, load
 from hub.importing.checkpoint_file import read_checkpoint
+from hub.importing.importer import import_checkpoint
 from vanilla_transformer import VanillaTransformerTokenizer, beam_search
 
 LETTERS, SPECIAL = "abcde", ["<s>", "<pad>", "</s>", "<unk>"]
@@ -38,17 +38,11 @@ def save_tokenizers(monkeypatch, tmp_path):
 
     def save(checkpoint: Path) -> list[Tokenizer]:
         out = tmp_path / f"exported-{checkpoint.name}"
-        export.run(str(checkpoint), out, "onnx", None)
+        export(checkpoint, out, to="onnx")
         sides = ["source_tokenizer", "target_tokenizer"] if (out / "source_tokenizer").exists() else [".", "."]
         return [Tokenizer.from_file(str(out / side / "tokenizer.json")) for side in sides]
 
     return save
-
-
-def import_to(out: Path, file: Path, **options) -> None:
-    names = ("layout", "num_heads", "source_tokenizer", "target_tokenizer", "fairseq_data", "compare_with")
-    defaults = dict.fromkeys((*names, "pad_token_id", "bos_token_id", "eos_token_id")) | {"bpe_codes": [], "set": []}
-    import_checkpoint.run(argparse.Namespace(file=file, out=out, **(defaults | options)))
 
 
 def random_text(rng: random.Random, letters: str = LETTERS) -> str:
@@ -77,7 +71,7 @@ def test_tokens_outside_dictionary_get_rows(toolkits, save_tokenizers, tmp_path,
         (tmp_path / f"dict.{language}.txt").write_text("".join(f"{token} 1\n" for token in tokens))
     reference = toolkits.make("fairseq base", sizes=tuple(len(tokens) + 4 for tokens in dictionaries))
     reference.decoder.output_projection.weight.data[3] *= 5  # <unk> is likely
-    import_to(tmp_path / "checkpoint", toolkits.save(reference.content(), tmp_path / "model.pt"))
+    import_checkpoint(toolkits.save(reference.content(), tmp_path / "model.pt"), tmp_path / "checkpoint")
     ids = check_ids(tmp_path / "checkpoint", save_tokenizers(tmp_path / "checkpoint"), ["abc", "ab c", "b"])
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "checkpoint")
     assert ids["source"][0][0] > 8
@@ -104,11 +98,11 @@ def test_all_targets_support_tokens_outside_dictionary(toolkits, tmp_path, onnx_
     shape = {"layernorm_embedding": True, "share_all_embeddings": True, "sizes": (9, 9)}
     reference = toolkits.make("fairseq base", **shape)
     reference.decoder.embed_tokens.weight.data[3] *= 2
-    import_to(tmp_path / "checkpoint", toolkits.save(reference.content(), tmp_path / "model.pt"))
+    import_checkpoint(toolkits.save(reference.content(), tmp_path / "model.pt"), tmp_path / "checkpoint")
     model, tokenizer = (
         auto.from_pretrained(tmp_path / "checkpoint") for auto in (AutoModelForSeq2SeqLM, AutoTokenizer)
     )
-    export.run(str(tmp_path / "checkpoint"), tmp_path / "out", to, None)
+    export(tmp_path / "checkpoint", tmp_path / "out", to=to)
     seen = set()
     for text in ("abc", "ab c abc", "b", "abc abc b a"):
         batch = tokenizer(text, return_tensors="pt")
@@ -156,7 +150,7 @@ def test_exports_rows_for_all_ids_of_earlier_versions(earlier_checkpoint, save_t
     folder, raw_tokenizer = earlier_checkpoint()
     model, tokenizer = (auto.from_pretrained(folder) for auto in (AutoModelForSeq2SeqLM, AutoTokenizer))
     exported = save_tokenizers(folder)
-    prepared, _ = export.load(str(folder), "onnx")
+    prepared, _ = load(str(folder), "onnx")
     for side, own, argument, size in zip(
         ("source", "target"), exported, ("text", "text_target"), (40, 30), strict=True
     ):
@@ -251,7 +245,7 @@ def test_random_toolkit_checkpoints(toolkits, save_tokenizers, tmp_path, seed):
         else:
             reference.tokens = lambda tokens=vocabularies: tokens
         file = toolkits.save(reference.content(), folder / "model.pt")
-        import_to(folder / f"checkpoint{number}", file, bpe_codes=codes)
+        import_checkpoint(file, folder / f"checkpoint{number}", bpe_codes=codes)
         texts = [random_text(rng, f"{LETTERS}x") for _ in range(100)]
         ids = check_ids(folder / f"checkpoint{number}", save_tokenizers(folder / f"checkpoint{number}"), texts)
 
@@ -301,9 +295,9 @@ def test_random_tutorial_checkpoints(make_reference, tutorials, save_tokenizers,
         monkeypatch.setitem(sys.modules, "reference_model", module)
         torch.save(state, tmp_path / f"{number}.pt")
         options = {"source_tokenizer": files[0], "target_tokenizer": files[-1] if two else None}
-        options["set"] = [f"{key}={str(value).lower()}" for key, value in metadata.items()]
+        options["settings"] = [f"{key}={str(value).lower()}" for key, value in metadata.items()]
         options |= {"num_heads": heads, "layout": layout.name, "compare_with": "reference_model:build"}
-        import_to(tmp_path / f"checkpoint{number}", tmp_path / f"{number}.pt", **options)
+        import_checkpoint(tmp_path / f"{number}.pt", tmp_path / f"checkpoint{number}", **options)
         texts = [" ".join(f"{rng.choice(LETTERS)}{rng.randrange(12)}" for _ in range(4)) for _ in range(50)]
         check_ids(tmp_path / f"checkpoint{number}", save_tokenizers(tmp_path / f"checkpoint{number}"), texts)
 

@@ -129,7 +129,13 @@ def test_round_trip(toolkits, pairs, run_main, start_programs, hub, tmp_path, mo
     run_main(import_main, toolkits.save(content(), tmp_path / "model.pt"), tmp_path / "base")
     recipe = tmp_path / "tune.yaml"
     recipe.write_text(RECIPE.format(base=tmp_path / "base", out=tmp_path / "tuned"))
-    with start_programs("training.train", "training.score", "hub.export", "hub.push", **hub.environment) as programs:
+    with start_programs(
+        "training.train",
+        "training.score",
+        "hub.export",
+        "hub.push",
+        **hub.environment,
+    ) as programs:
         programs.run("training.train", recipe)
         text = [source for source, _ in pairs["test"][:20]]
         before, after = (bleu(tmp_path / name, pairs["test"][:100]) for name in ("base", "tuned"))

@@ -258,7 +258,7 @@ def test_page_in_browser(browser, address, demo_checkpoint, demo_sentences, tmp_
 def test_publishes_space(programs, hub, demo_checkpoint, repository):
     """Upload the page, requirements and README with the model. A checkpoint that is not on the Hub is rejected."""
     process = programs.run("hub.space.__main__", demo_checkpoint, "--push", "user/page", status=2)
-    assert "Run python -m hub.push first" in process.stderr
+    assert "Run vanilla-transformer push first" in process.stderr
     process = programs.run("hub.space.__main__", "user/nothing", "--push", "user/page", status=2)
     assert "user/nothing does not exist" in process.stderr
     assert "spaces/user/page" not in hub.repositories

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import normalizers
 from transformers import GenerationConfig
 
-from hub.push import gather_files
+from hub.publishing.upload import gather_files
 from training import score, translate
 from training.inference.translators import load_translator
 

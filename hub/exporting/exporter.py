@@ -1,0 +1,85 @@
+"""Export of a checkpoint to a format that runs without this package."""
+
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.shared.atomic_io import validate_new_dir, write_dir_atomically
+from vanilla_transformer.shared.loading import load_model, load_tokenizer
+
+from ..hub_errors import import_with_extra
+from ..run_files import read_mapping
+from . import QUANTIZATIONS, TARGETS
+from .tokenizer import prepare_for_export, save_tokenizer
+
+Codes = tuple[str | None, str | None]  # language codes of source and target
+
+
+def export(
+    checkpoint: str | Path, output: str | Path, *, to: str, quantization: str | None = None,
+    source_lang: str | None = None, target_lang: str | None = None,
+) -> Path:  # fmt: skip
+    """Convert a checkpoint for other libraries. The new directory is written atomically.
+
+    Args:
+        checkpoint: Directory of a checkpoint with its tokenizer, or a repository on the Hub.
+        output: Path of the new directory.
+        to: Format: `"transformers"`, `"ctranslate2"`, `"argos"` or `"onnx"`.
+        quantization: Type of the weights, which depends on the format. Defaults to float32.
+        source_lang: Language code, only for argos. Defaults to the code in the recipe.
+        target_lang: The same for the target.
+
+    Returns:
+        The path of the new directory.
+
+    Raises:
+        ValueError: If the format cannot represent the model, an argument is not supported, or `output` exists.
+    """
+    if to not in TARGETS:
+        raise ValueError(f"to={to} is not supported. Use one of {', '.join(TARGETS)}.")
+    output = Path(output)
+    validate_new_dir(output)
+    types = QUANTIZATIONS.get(to)
+    if quantization and types and quantization not in types:
+        raise ValueError(f"--to {to} does not support --quantization {quantization}. Use one of {', '.join(types)}.")
+    if (source_lang or target_lang) and to != "argos":
+        raise ValueError(f"--source-lang and --target-lang require --to argos, got --to {to}. Remove them.")
+    target = import_with_extra(f".exporting.to_{to}", f"--to {to}")
+    model, tokenizer = load(checkpoint, to)
+    extra = (resolve_languages(checkpoint, (source_lang, target_lang)),) if to == "argos" else ()
+    save_model = target.convert(model, tokenizer, quantization, *extra)
+
+    def write(folder: Path) -> None:
+        save_model(folder)
+        if to != "argos":  # an Argos package contains the tokenizer
+            save_tokenizer(tokenizer, folder)
+
+    write_dir_atomically(output, write)
+    return output
+
+
+def usage(folder: Path, to: str) -> str:
+    """Return a text on how to load an exported model."""
+    sides = [each if (each := folder / f"{side}_tokenizer").exists() else folder for side in ("source", "target")]
+    text: str = import_with_extra(f".exporting.to_{to}", f"--to {to}").USAGE
+    return text.format(out=folder, source=sides[0], target=sides[1])
+
+
+def resolve_languages(checkpoint: str | Path, codes: Codes) -> tuple[str, str]:
+    """Return the source and target language codes. The default is that of the run's recipe, or ""."""
+    recipe = read_mapping(Path(checkpoint) / "recipe.yaml")
+    source, target = codes
+    return source or recipe.text("source_lang") or "", target or recipe.text("target_lang") or ""
+
+
+def load(checkpoint: str | Path, to: str) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
+    """Return a float32 model and its tokenizer, prepared for a target. Raise ValueError for other model types."""
+    model = load_model(str(checkpoint))
+    if (model_type := model.config.model_type) != VanillaTransformerConfig.model_type:
+        raise ValueError(f"{checkpoint} has the model type {model_type}, expected vanilla_transformer.")
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            f"{checkpoint} has a PEFT adapter. Call merge_and_unload() on the PeftModel, and save the result."
+        )
+    return prepare_for_export(model.float(), load_tokenizer(str(checkpoint)), to)

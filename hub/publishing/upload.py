@@ -1,0 +1,178 @@
+"""Upload of a checkpoint to the Hub: weights, tokenizer, model code and model card."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard
+
+from vanilla_transformer.shared.command_line import start_of_command
+from vanilla_transformer.shared.loading import EMA_SUBFOLDER
+
+from ..commits import commit_files, resolve_repo_id
+from ..run_files import local_paths, read_mapping, read_samples, sanitize_recipe
+from ..sensitive_data import strip_metadata, validate_no_sensitive_data
+from .card import make_card
+
+LARGE_FILE_PATTERN = "*.safetensors"  # uploaded without a copy in memory
+SMALL_FILE_PATTERNS = (  # all other files, such as optimizer states, pickles and logs, are not uploaded
+    *("config.json", "generation_config.json", "*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
+    *("vocab.json", "target_vocab.json", "merges.txt", "*.spm", "*.model"),  # tokenizers of imported models
+    *("special_tokens_map.json", "source_tokenizer.json", "target_tokenizer.json", "*_vanilla_transformer.py"),
+    *("all_results.json", "samples.tsv", "import_report.json", "training_curve.png", "attention_*.png"),
+)
+CARD = "README.md"
+SMOKE_TEST_SCRIPT = """
+import sys
+sys.modules["vanilla_transformer"] = None  # the package cannot be imported
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+model, info = AutoModelForSeq2SeqLM.from_pretrained(".", trust_remote_code=True, output_loading_info=True)
+parameters = dict(model.named_parameters())
+missing = [name for name in sorted(info["missing_keys"]) if name in parameters]  # would be initialized at random
+unexpected = sorted(info["unexpected_keys"])
+invalid = [name for name in parameters if not parameters[name].isfinite().all()]
+for names, problem in ((missing, "missing weights"), (unexpected, "unexpected weights"), (invalid, "invalid weights")):
+    if names:
+        sys.exit(f"{problem}: {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1))
+tokenizer = AutoTokenizer.from_pretrained(".", trust_remote_code=True)
+limit = min(64, model.config.max_position_embeddings - 1)
+ids = model.generate(**tokenizer(sys.stdin.buffer.read().decode(), return_tensors="pt"), max_new_tokens=limit)
+sys.stdout.buffer.write(tokenizer.decode(ids[0], skip_special_tokens=True).encode())
+"""
+
+
+@dataclass
+class PushResult:
+    """Result of `push`."""
+
+    repo_id: str
+    url: str | None  # of the commit, None after a dry run
+    files: dict[str, int]  # sizes in bytes
+    removed_keys: list[str]  # keys of recipe.yaml that are not uploaded
+    example: tuple[str, str]  # sentence and its translation by the files
+    card: str
+
+
+def push(
+    checkpoint: str | Path, repo_id: str, *, private: bool = False, revision: str = "main",
+    message: str = "Upload of the checkpoint", dry_run: bool = False, replace: bool = False, card: str | None = None,
+    license: str | None = None, datasets: list[str] | None = None, base_model: str | None = None,
+) -> PushResult:  # fmt: skip
+    """Publish a checkpoint on the Hub in a single commit, after a test that it loads without this package.
+
+    Args:
+        checkpoint: Checkpoint directory.
+        repo_id: Name of the repository, user/name.
+        private: Whether to create a private repository.
+        revision: Branch, created if it is missing.
+        message: Commit message.
+        dry_run: Whether to upload nothing.
+        replace: Whether to overwrite files of other users.
+        card: Model card: `"generated"` from the results, `"local"` for README.md of the directory, or `"keep"` for the
+            card in the repository. Defaults to generated.
+        license: License identifier of the Hub.
+        datasets: Hub ids of the training data, if the run did not log them.
+        base_model: Hub id of the model that was fine-tuned.
+
+    Raises:
+        ValueError: If the directory cannot be published, or files of other users would be overwritten.
+    """
+    checkpoint, repo_id = Path(checkpoint), resolve_repo_id(repo_id)
+    files, removed_keys = gather_files(checkpoint)
+    metadata = {"license": license, "datasets": datasets, "base_model": base_model}
+    model_card = resolve_card(checkpoint, repo_id, card, metadata)
+    files[CARD] = str(model_card).encode()
+    validate_no_sensitive_data(files, local_paths(checkpoint))
+    source = example_source(checkpoint)
+    example = source, smoke_test_upload(files, source)
+    sizes = {name: len(each) if isinstance(each, bytes) else each.stat().st_size for name, each in files.items()}
+    url = None
+    if not dry_run:
+        model_card.validate()  # request to the Hub
+        url = commit_files(
+            repo_id, files, message, private=private, replace=replace, keep=(CARD,) if card == "keep" else (),
+            revision=revision,
+        )  # fmt: skip
+    return PushResult(repo_id, url, dict(sorted(sizes.items())), removed_keys, example, str(model_card))
+
+
+def gather_files(checkpoint: Path) -> tuple[dict[str, Path | bytes], list[str]]:
+    """Return the files to upload by name, and the keys that are removed from recipe.yaml.
+
+    Large files are paths, others their content.
+
+    Raises:
+        ValueError: The directory is not a complete checkpoint, or a file cannot be read.
+    """
+    for name in ("config.json", "tokenizer_config.json", "modeling_vanilla_transformer.py"):
+        if not (checkpoint / name).is_file():
+            raise ValueError(f"{checkpoint} cannot be published: it has no {name}.")
+    if (checkpoint / EMA_SUBFOLDER / "config.json").exists():
+        advice = f"Run {start_of_command('training.average')} OUT {checkpoint}, and publish OUT."
+        raise ValueError(f"{checkpoint} cannot be published: it has a moving average of its weights. {advice}")
+    if (checkpoint / "adapter_config.json").exists():
+        advice = "Call merge_and_unload() on the PeftModel, and publish the saved result."
+        raise ValueError(f"{checkpoint} cannot be published: it has a PEFT adapter. {advice}")
+    files: dict[str, Path | bytes] = {path.name: path for path in checkpoint.glob(LARGE_FILE_PATTERN) if path.is_file()}
+    if not files:
+        raise ValueError(f"{checkpoint} cannot be published: it has no weights (*.safetensors).")
+    for path in (path for pattern in SMALL_FILE_PATTERNS for path in checkpoint.glob(pattern) if path.is_file()):
+        files[path.name] = strip_metadata(path.name, path.read_bytes())
+    recipe, results = read_mapping(checkpoint / "recipe.yaml"), read_mapping(checkpoint / "all_results.json")
+    text, removed_keys = sanitize_recipe(recipe, results, local_paths(checkpoint))
+    if text:
+        files["recipe.yaml"] = text.encode()
+    return files, removed_keys
+
+
+def resolve_card(checkpoint: Path, repo_id: str, card: str | None, metadata: dict[str, Any]) -> ModelCard:
+    """Return the model card. Raise ValueError if a local README.md exists and `card` is None."""
+    readme = checkpoint / CARD
+    if card is None and readme.is_file():
+        raise ValueError(f"{readme} exists. Use --card local to upload it, or --card generated to replace it.")
+    if card in ("local", "keep") and any(metadata.values()):
+        raise ValueError("--license, --dataset and --base-model require --card generated. Edit your README.md instead.")
+    if card != "local":
+        return make_card(checkpoint, repo_id, **metadata)
+    try:
+        return ModelCard(readme.read_text(encoding="utf-8"), ignore_metadata_errors=True)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{readme} is not encoded in UTF-8. Convert the file.") from error
+
+
+def example_source(checkpoint: Path) -> str:
+    samples = read_samples(checkpoint / "samples.tsv")
+    return (samples[0][0].strip() if samples else "") or "A sentence."
+
+
+def smoke_test_upload(files: dict[str, Path | bytes], source: str) -> str:
+    """Translate `source` with the files to upload, in a process that cannot import vanilla_transformer.
+
+    Raises:
+        ValueError: The files cannot be loaded, or the weights do not match the config.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, home = Path(temporary, "checkpoint"), Path(temporary, "home")
+        folder.mkdir()
+        for name, content in files.items():
+            if isinstance(content, bytes):
+                (folder / name).write_bytes(content)
+            else:
+                try:
+                    (folder / name).symlink_to(content.resolve())  # a copy would stay on the disk after a kill
+                except OSError:  # Windows allows links only with a privilege
+                    shutil.copyfile(content, folder / name)
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        env |= {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-c", SMOKE_TEST_SCRIPT]
+        process = subprocess.run(command, cwd=folder, env=env, input=source.encode(), capture_output=True, check=False)
+    if process.returncode:
+        reason = process.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        message = f"The files to upload cannot be loaded without the vanilla_transformer package: {reason[0]}."
+        raise ValueError(f"{message} Nothing was uploaded.")
+    return process.stdout.decode().strip()

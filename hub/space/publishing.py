@@ -1,0 +1,48 @@
+"""Upload of the page as a Space on the Hub."""
+
+from pathlib import Path
+
+from huggingface_hub import HfApi, RepoCard
+
+from vanilla_transformer.shared.command_line import start_of_command
+
+from ..commits import commit_files, files_in
+from ..hub_errors import hub_error_message
+from ..run_files import local_paths
+from ..sensitive_data import validate_no_sensitive_data
+
+FILES = ("app.py", "requirements.txt")
+
+
+def push_static_page(page: Path, repo_id: str, private: bool = False, replace: bool = False) -> str:
+    """Publish the directory of a page as a static Space in one commit, and return the URL of the commit."""
+    files = files_in(page)
+    validate_no_sensitive_data(files, local_paths(page))
+    return commit_files(
+        repo_id, files, "Page that translates in the browser", private=private, replace=replace, repo_type="space",
+        space_sdk="static",
+    )  # fmt: skip
+
+
+def push(checkpoint: str, repo_id: str, private: bool = False, replace: bool = False) -> str:
+    """Publish the page as a Space in one commit, and return the URL of the commit.
+
+    Raises:
+        ValueError: The checkpoint is not on the Hub, from which the Space loads it.
+    """
+    if Path(checkpoint).exists():
+        command = start_of_command("hub.push")
+        raise ValueError(f"{checkpoint} is a local directory. Run {command} first, then use its Hub id.")
+    api = HfApi()
+    try:
+        api.model_info(checkpoint)
+    except (ValueError, OSError) as error:
+        raise ValueError(hub_error_message(error, checkpoint)) from error
+    here = Path(__file__).parent
+    card = RepoCard.load(here / "README.md")
+    card.data.title, card.data.models = checkpoint.rpartition("/")[2], [checkpoint]
+    files: dict[str, Path | bytes] = {name: here / name for name in FILES}
+    files["README.md"] = str(card).encode()
+    return commit_files(
+        repo_id, files, f"Page of {checkpoint}", private=private, replace=replace, repo_type="space", space_sdk="gradio"
+    )
