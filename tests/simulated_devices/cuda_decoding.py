@@ -140,7 +140,7 @@ def test_pipeline_returns_the_translations_of_the_cpu(checkpoint, sentences):
 def test_commands_give_the_results_of_the_cpu(checkpoint, sentences, tmp_path, monkeypatch, capsys, options):
     for language in ("en", "de"):
         (tmp_path / language).write_text("".join(line + "\n" for line in sentences[language]), encoding="utf-8")
-    score_options = ["--source", str(tmp_path / "en"), "--reference", str(tmp_path / "de"), "--likelihood"]
+    score_options = ["--source", str(tmp_path / "en"), "--reference", str(tmp_path / "de"), "--likelihood", "--json"]
     texts = ["--source", str(tmp_path / "en"), "--target", str(tmp_path / "de"), "--keep-copies", *options[:2]]
     outputs = []
     for device in ("cpu", "cuda"):
