@@ -120,8 +120,9 @@ def test_progress_callbacks(make_trainer, monkeypatch):
     assert progress_callbacks(make_trainer(disable_tqdm=False)) == set()
 
 
-def test_missing_recipe_is_reported_before_torch_is_imported(repository):
-    program = [sys.executable, "-X", "importtime", "-m", "training.train", "missing.yaml"]
+@pytest.mark.parametrize("module", ["training.train", "vanilla_transformer.training.train"])
+def test_missing_recipe_is_reported_before_torch_is_imported(repository, module):
+    program = [sys.executable, "-X", "importtime", "-m", module, "missing.yaml"]
     process = subprocess.run(program, cwd=repository, capture_output=True, text=True, check=False)
     assert process.returncode == 2
     lines = [line for line in process.stderr.splitlines() if not line.startswith("import time:")]
