@@ -21,11 +21,14 @@ failed), 2 (a mistake of the user, described in one line), 130 (Ctrl-C) or 143 (
 """
 WITHOUT_PARSER = {
     "demo": "`vanilla-transformer demo` is `vanilla-transformer train demo`, and has the same options.",
-    "train": "The argument is a recipe file, or the name of a packaged recipe. The options are the [keys of a "
-    "recipe](recipe_keys.md), such as `--max-steps 500`.",
     "recipes": "- **`--json`**: Print the names and descriptions as one JSON document.\n"
     "- **`show NAME`**: Print one recipe.",
 }
+
+TRAIN = """The argument is a recipe file, or the name of a packaged recipe. The options are the [keys of a
+recipe](recipe_keys.md), such as `--max-steps 500`, and:
+
+"""
 
 
 class Parsing(BaseException):
@@ -60,6 +63,7 @@ def page() -> str:
             if name in WITHOUT_PARSER:
                 parts += [fill(line, 120) + "\n" for line in WITHOUT_PARSER[name].splitlines()]
                 continue
+            parts += [TRAIN] if name == "train" else []
             parser = find_parser(module, f"{PROGRAM} {name}")
             parts += [entry(action) for action in parser._actions if action.dest != "help"]
     return "".join(parts)

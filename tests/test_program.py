@@ -55,6 +55,7 @@ def test_version(repository):
         (("trian",), "unknown subcommand 'trian'; did you mean train?"),
         (("qqq",), "unknown subcommand 'qqq'. See --help."),
         (("recipes", "show", "missing"), "show missing is not a recipe."),
+        (("train", "missing.yaml"), "train: cannot read the recipe missing.yaml: no such file."),
     ],
 )
 def test_mistakes_exit_with_one_line_without_torch(repository, arguments, message):

@@ -38,8 +38,8 @@ FUNCTIONS = {  # name: module, which may require an extra of the package
 def is_command() -> bool:
     """Return whether this process runs the console program, or a command of a clone."""
     script, clone = Path(*sys.argv[:1]), Path(__file__).parents[1]
-    if script == Path("-m"):  # python -m vanilla_transformer
-        return __name__ in sys.orig_argv
+    if script == Path("-m"):  # python -m vanilla_transformer, or one of its modules, as `launch` does
+        return any(word == __name__ or word.startswith(f"{__name__}.") for word in sys.orig_argv)
     in_clone = (clone / "pyproject.toml").exists() and bool({clone / "training", clone / "hub"} & {*script.parents})
     return script.stem == "vanilla-transformer" or in_clone
 

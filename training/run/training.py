@@ -51,17 +51,11 @@ from .trainer import TokenBatchTrainer
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Result of a training run.
+    """Result of a training run."""
 
-    Args:
-        folder: The output directory.
-        scores: Contents of `all_results.json`: scores, losses, cost and versions. Empty if the run was stopped.
-        stop_signal: Number of the signal that stopped the run, or 0.
-    """
-
-    folder: Path
-    scores: dict[str, Any]
-    stop_signal: int = 0
+    folder: Path  # the output directory
+    scores: dict[str, Any]  # contents of `all_results.json`: scores, losses, cost, versions; empty if it was stopped
+    stop_signal: int = 0  # number of the signal that stopped the run, or 0
 
     @property
     def finished(self) -> bool:
