@@ -158,6 +158,9 @@ def test_corpus_without_validation_data_is_not_evaluated(read):
         ("minutes: 3\nlr_scheduler_type: cosine\nlearning_rate: 0.1\n", "requires lr_scheduler_type=linear"),
         ("minutes: 3\n", "minutes requires learning_rate"),
         ("minutes: 3\nlearning_rate: 0.1\nwarmup_steps: 100\n", "requires a ratio as warmup_steps"),
+        ("minutes: 3\nlearning_rate: 0.1\neval_steps: 0.2\n", "eval_steps=0.2 must be an integer"),
+        ("minutes: 3\nlearning_rate: 0.1\nsave_steps: 0.2\n", "save_steps=0.2 must be an integer"),
+        ("minutes: 3\nlearning_rate: 0.1\nlogging_steps: 0.1\n", "logging_steps=0.1 must be an integer"),
         ("minutes: 0\nlearning_rate: 0.1\n", "minutes=0.0 is invalid"),
     ],
 )
