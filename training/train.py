@@ -126,7 +126,7 @@ def run(recipe: Recipe) -> None:
         processing_class=tokenizer,
         data_collator=collator,
         compute_metrics=metric.compute if args.predict_with_generate else None,
-        test_ratio=estimate_test_ratio(corpus, recipe.decoding.num_beams),
+        test_ratio=estimate_test_ratio(corpus, recipe.decoding.num_beams, args.predict_with_generate),
         callbacks=[EarlyStoppingCallback(args.early_stopping_patience)] if args.early_stopping_patience else None,
     )
     outcome = trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))

@@ -9,7 +9,7 @@ from transformers import TrainerControl, TrainerState
 
 from training.recipe.arguments import UNKNOWN_UPDATES
 from training.recipe.reading import read_recipe
-from training.run.time_budget import BEAM_SEARCH_RATIO, TimeBudget, estimate_test_ratio
+from training.run.time_budget import BEAM_SEARCH_RATIO, GREEDY_SEARCH_RATIO, TimeBudget, estimate_test_ratio
 
 
 class SimulatedRun:
@@ -107,10 +107,11 @@ def test_resumed_run_follows_the_plan_of_its_checkpoint(make_trainer, monkeypatc
 
 def test_ratio_of_test_and_evaluation():
     corpus = {"validation": range(200), "test": range(500)}
-    assert estimate_test_ratio(corpus, num_beams=1) == 2.5
-    assert estimate_test_ratio(corpus, num_beams=4) == 2.5 * BEAM_SEARCH_RATIO
-    assert estimate_test_ratio({"validation": range(200)}, num_beams=4) == 0
-    assert estimate_test_ratio({"test": range(500)}, num_beams=1) == 1
+    assert estimate_test_ratio(corpus, 1, predict_with_generate=True) == 2.5
+    assert estimate_test_ratio(corpus, 4, predict_with_generate=True) == 2.5 * BEAM_SEARCH_RATIO
+    assert estimate_test_ratio(corpus, 1, predict_with_generate=False) == 2.5 * GREEDY_SEARCH_RATIO
+    assert estimate_test_ratio({"validation": range(200)}, 4, predict_with_generate=True) == 0
+    assert estimate_test_ratio({"test": range(500)}, 1, predict_with_generate=True) == 1
 
 
 def test_late_start_ends_after_the_first_plan(monkeypatch):
