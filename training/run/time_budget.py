@@ -14,7 +14,8 @@ from ..recipe.arguments import UNKNOWN_UPDATES, TrainingArguments
 from .distributed import start_time
 
 NUM_EVALUATIONS = 4  # and checkpoints, at equal fractions of the updates
-EVALUATION_FRACTION = 0.02  # of the budget, for one evaluation or the test before any evaluation was measured
+EVALUATION_FRACTION = 0.02  # of the budget, for one evaluation before the first is measured
+TEST_FRACTION = 0.05  # of the budget, at most, for the test before the first evaluation is measured
 BEAM_SEARCH_RATIO = 2.5  # time of beam search, compared with greedy decoding
 GREEDY_SEARCH_RATIO = 2.0  # time of an evaluation with greedy decoding, compared with only the losses; 1.4 on a CPU
 SAVING_SECONDS = 3.0  # for the final checkpoint, plots and reports
@@ -48,7 +49,7 @@ class TimeBudget(TrainerCallback):
         self.seconds, self.elapsed, self.broadcast = seconds, elapsed, broadcast
         self.warmup_ratio, self.test_ratio = warmup_ratio, test_ratio
         self.max_updates = UNKNOWN_UPDATES  # until the first estimate
-        self._evaluation_seconds = EVALUATION_FRACTION * seconds
+        self._evaluation_seconds = min(EVALUATION_FRACTION, TEST_FRACTION / max(1.0, test_ratio)) * seconds
         self._update_seconds: deque[float] = deque(maxlen=NUM_TIMED_UPDATES)
         self._next_plan = FIRST_PLAN
         self._last = 0.0

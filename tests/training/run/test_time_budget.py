@@ -82,6 +82,12 @@ def test_resumed_run_takes_the_rest_of_the_time(monkeypatch):
     assert len(run.evaluations) + len(resumed.evaluations) == 4
 
 
+def test_large_test_set_leaves_time_for_training(monkeypatch):
+    run = SimulatedRun(monkeypatch, 600, SPEEDS["constant"], eval_seconds=1, test_ratio=50)
+    run.train()
+    assert run.now + 50 * 1 == pytest.approx(600, rel=0.05)
+
+
 def test_no_checkpoint_is_saved_with_save_strategy_no(monkeypatch):
     run = SimulatedRun(monkeypatch, 300, SPEEDS["constant"], eval_seconds=5)
     run.args.save_strategy = "no"
