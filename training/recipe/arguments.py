@@ -251,7 +251,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         "How to run a training step. `compiled`: use at most 12 batch shapes and compile the step with "
         "`torch.compile`; compiled code is cached in TORCHINDUCTOR_CACHE_DIR. `cuda_graph`: also capture one CUDA "
         "graph per batch shape, with one GPU, one process and no accumulation; this has not run on a real GPU yet. "
-        "`auto`: `compiled` on a GPU for at least 5,000 updates, else `eager`.",
+        "`auto`: `compiled` on a GPU for at least 5,000 updates or 10 minutes (see `minutes`), else `eager`.",
     )
     torch_compile: bool = option(False, "Whether to use the Trainer's `torch_compile`. See also `step_mode`.")
     num_processes: int | str = option(

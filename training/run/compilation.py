@@ -31,6 +31,7 @@ from .losses import cross_entropy, supports_fused_loss, training_loss
 
 BACKEND = "inductor"
 MIN_UPDATES = 5_000  # for `auto`; on an H100, compilation took 90 s and saved 40 ms per step of the base model
+MIN_MINUTES = 10  # for `auto` with `minutes`: the first compilation takes a few minutes
 HEARTBEAT = 20  # seconds between progress messages during compilation
 CUDA_GRAPH_CALLS = 3  # per shape: the first is a warm-up, the second is captured, the third is replayed
 # Relative difference of loss and gradient norm from those of the eager step, without dropout
@@ -49,6 +50,7 @@ def resolve_step_mode(
     device = args.device.type
     if step_mode == "eager" or (step_mode == "auto" and device != "cuda"):
         return "eager"
+    is_short = step_mode == "auto" and updates < MIN_UPDATES
     reasons = {
         "FSDP shards the weights": bool(args.fsdp),
         "LoRA adds layers": isinstance(model, PeftModel),
@@ -56,7 +58,7 @@ def resolve_step_mode(
         "with BPE-dropout, sentences can become longer than the batch shapes": lengths_vary,
         "SimCut masks embeddings in hooks": bool(args.simcut_alpha),
         f"model type {model.config.model_type} is not supported": not supports_fused_loss(model),
-        f"a run of less than {MIN_UPDATES:,} updates is too short": step_mode == "auto" and updates < MIN_UPDATES,
+        f"a run of less than {MIN_UPDATES:,} updates or {MIN_MINUTES} minutes is too short": is_short,
     }
     if active := [reason for reason, holds in reasons.items() if holds]:
         logger.info(f"the training step is not compiled: {active[0]}")
@@ -77,7 +79,7 @@ def resolve_step_mode(
 def make_compiled_loss(model: Any, args: TrainingArguments, dataset: Any) -> "CompiledLoss | None":
     """Return the compiled loss for `step_mode`, or None for eager steps."""
     lengths_vary = "lengths" in (getattr(dataset, "column_names", None) or ())  # BPE-dropout
-    updates = float(args.max_steps)
+    updates = float(args.max_steps) if args.minutes is None else MIN_UPDATES * args.minutes / MIN_MINUTES
     if args.max_steps <= 0:
         tokens_per_epoch = float(sequence_lengths(dataset).max(1).sum())
         updates = args.num_train_epochs * tokens_per_epoch / args.tokens_per_update

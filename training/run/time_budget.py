@@ -13,8 +13,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from ..recipe.arguments import UNKNOWN_UPDATES, TrainingArguments
 
 NUM_EVALUATIONS = 4  # and checkpoints, at equal fractions of the updates
-EVALUATION_FRACTION = 0.02  # of the budget, for one evaluation or the test before any evaluation was measured
+EVALUATION_FRACTION = 0.02  # of the budget, for one evaluation before the first is measured
+TEST_FRACTION = 0.05  # of the budget, at most, for the test before the first evaluation is measured
 BEAM_SEARCH_RATIO = 2.5  # time of beam search, compared with greedy decoding
+GREEDY_SEARCH_RATIO = 2.0  # time of an evaluation with greedy decoding, compared with only the losses; 1.4 on a CPU
 SAVING_SECONDS = 3.0  # for the final checkpoint, plots and reports
 NUM_TIMED_UPDATES = 300  # the latest ones, because the speed of a shared machine changes
 FIRST_PLAN = 5  # update of the first estimate
@@ -46,7 +48,7 @@ class TimeBudget(TrainerCallback):
         self.seconds, self.elapsed, self.broadcast = seconds, elapsed, broadcast
         self.warmup_ratio, self.test_ratio = warmup_ratio, test_ratio
         self.max_updates = UNKNOWN_UPDATES  # until the first estimate
-        self._evaluation_seconds = EVALUATION_FRACTION * seconds
+        self._evaluation_seconds = min(EVALUATION_FRACTION, TEST_FRACTION / max(1.0, test_ratio)) * seconds
         self._update_seconds: deque[float] = deque(maxlen=NUM_TIMED_UPDATES)
         self._next_plan = FIRST_PLAN
         self._last = 0.0
@@ -119,9 +121,10 @@ def make_time_budget(
     return TimeBudget(*settings, broadcast=lambda value: gather_object([value])[0])
 
 
-def estimate_test_ratio(corpus: Mapping[str, Sized], num_beams: int) -> float:
-    """Return the time to translate the test set, compared with that of an evaluation, which is greedy."""
+def estimate_test_ratio(corpus: Mapping[str, Sized], num_beams: int, predict_with_generate: bool) -> float:
+    """Return the time to translate the test set, compared with that of an evaluation, greedy or without decoding."""
     if "test" not in corpus:
         return 0.0
     sizes = len(corpus["test"]), len(corpus.get("validation", corpus["test"]))
-    return sizes[0] / sizes[1] * (BEAM_SEARCH_RATIO if num_beams > 1 else 1.0)
+    ratio = 1.0 if predict_with_generate else GREEDY_SEARCH_RATIO
+    return sizes[0] / sizes[1] * ratio * (BEAM_SEARCH_RATIO if num_beams > 1 else 1.0)

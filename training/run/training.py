@@ -179,7 +179,7 @@ def make_trainer(
         processing_class=tokenizer,
         data_collator=collator,
         compute_metrics=metric.compute if args.predict_with_generate else None,
-        test_ratio=estimate_test_ratio(corpus, recipe.decoding.num_beams),
+        test_ratio=estimate_test_ratio(corpus, recipe.decoding.num_beams, args.predict_with_generate),
         started=started,
         callbacks=[EarlyStoppingCallback(args.early_stopping_patience)] if args.early_stopping_patience else None,
     )

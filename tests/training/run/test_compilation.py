@@ -16,9 +16,9 @@ from torch._dynamo.utils import counters
 
 from training.data.parallel_text import ParallelText
 from training.data.tokenization import tokenize_corpus
-from training.recipe.arguments import DataArguments
+from training.recipe.arguments import UNKNOWN_UPDATES, DataArguments
 from training.run import compilation
-from training.run.compilation import masked_training_loss, resolve_step_mode
+from training.run.compilation import make_compiled_loss, masked_training_loss, resolve_step_mode
 from training.run.losses import training_loss
 
 
@@ -301,6 +301,12 @@ def test_resolve_step_mode(make_model, read_messages, requested, keys, expected,
 def test_short_run_is_only_compiled_on_request(make_model, read_messages, requested, expected):
     assert resolve_step_mode(requested, make_model(), make_args(), updates=1600) == expected
     assert ("too short" in read_messages()) == (requested == "auto")
+
+
+@pytest.mark.parametrize(("minutes", "is_compiled"), [(9, False), (10, True)])
+def test_minutes_determine_whether_a_run_is_compiled(make_model, minutes, is_compiled):
+    keys = {"step_mode": "auto", "max_steps": UNKNOWN_UPDATES, "minutes": minutes, "bf16": False, "fp16": False}
+    assert (make_compiled_loss(make_model(), make_args(**keys), None) is not None) == is_compiled
 
 
 def test_many_cuda_graphs_are_intended(monkeypatch):

@@ -9,7 +9,7 @@ from transformers import TrainerControl, TrainerState
 
 from training.recipe.arguments import UNKNOWN_UPDATES
 from training.recipe.reading import read_recipe
-from training.run.time_budget import BEAM_SEARCH_RATIO, TimeBudget, estimate_test_ratio
+from training.run.time_budget import BEAM_SEARCH_RATIO, GREEDY_SEARCH_RATIO, TimeBudget, estimate_test_ratio
 
 
 class SimulatedRun:
@@ -82,6 +82,12 @@ def test_resumed_run_takes_the_rest_of_the_time(monkeypatch):
     assert len(run.evaluations) + len(resumed.evaluations) == 4
 
 
+def test_large_test_set_leaves_time_for_training(monkeypatch):
+    run = SimulatedRun(monkeypatch, 600, SPEEDS["constant"], eval_seconds=1, test_ratio=50)
+    run.train()
+    assert run.now + 50 * 1 == pytest.approx(600, rel=0.05)
+
+
 def test_no_checkpoint_is_saved_with_save_strategy_no(monkeypatch):
     run = SimulatedRun(monkeypatch, 300, SPEEDS["constant"], eval_seconds=5)
     run.args.save_strategy = "no"
@@ -107,10 +113,11 @@ def test_resumed_run_follows_the_plan_of_its_checkpoint(make_trainer, monkeypatc
 
 def test_ratio_of_test_and_evaluation():
     corpus = {"validation": range(200), "test": range(500)}
-    assert estimate_test_ratio(corpus, num_beams=1) == 2.5
-    assert estimate_test_ratio(corpus, num_beams=4) == 2.5 * BEAM_SEARCH_RATIO
-    assert estimate_test_ratio({"validation": range(200)}, num_beams=4) == 0
-    assert estimate_test_ratio({"test": range(500)}, num_beams=1) == 1
+    assert estimate_test_ratio(corpus, 1, predict_with_generate=True) == 2.5
+    assert estimate_test_ratio(corpus, 4, predict_with_generate=True) == 2.5 * BEAM_SEARCH_RATIO
+    assert estimate_test_ratio(corpus, 1, predict_with_generate=False) == 2.5 * GREEDY_SEARCH_RATIO
+    assert estimate_test_ratio({"validation": range(200)}, 4, predict_with_generate=True) == 0
+    assert estimate_test_ratio({"test": range(500)}, 1, predict_with_generate=True) == 1
 
 
 def test_late_start_ends_after_the_first_plan(monkeypatch):
@@ -158,6 +165,9 @@ def test_corpus_without_validation_data_is_not_evaluated(read):
         ("minutes: 3\nlr_scheduler_type: cosine\nlearning_rate: 0.1\n", "requires lr_scheduler_type=linear"),
         ("minutes: 3\n", "minutes requires learning_rate"),
         ("minutes: 3\nlearning_rate: 0.1\nwarmup_steps: 100\n", "requires a ratio as warmup_steps"),
+        ("minutes: 3\nlearning_rate: 0.1\neval_steps: 0.2\n", "eval_steps=0.2 must be an integer"),
+        ("minutes: 3\nlearning_rate: 0.1\nsave_steps: 0.2\n", "save_steps=0.2 must be an integer"),
+        ("minutes: 3\nlearning_rate: 0.1\nlogging_steps: 0.1\n", "logging_steps=0.1 must be an integer"),
         ("minutes: 0\nlearning_rate: 0.1\n", "minutes=0.0 is invalid"),
     ],
 )
