@@ -76,7 +76,7 @@ def test_updates_do_not_synchronize(run_train, step_mode):
 
 
 def test_traced_step_equals_the_eager_step(run_train, losses, monkeypatch):
-    """Without machine code, which needs a GPU. The traced step does not synchronize."""
+    """Without machine code. The traced step does not synchronize."""
     monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
     counters = []
 
@@ -106,6 +106,40 @@ def test_traced_step_equals_the_eager_step(run_train, losses, monkeypatch):
     assert expected.compiled_loss is None
     assert losses(trainer) == pytest.approx(losses(expected), rel=1e-4)
     assert shapes
+
+
+def test_compiled_updates_equal_eager_ones_and_do_not_synchronize(run_train, monkeypatch, tmp_path):
+    """With machine code, of the CPU. Only the verification of the first batch of each shape synchronizes."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    simulated_cuda.install_inductor()
+    counter = UpdateCounter()
+    keys = {"max_steps": 8, "logging_steps": 1000, "dropout": 0, "precision": "fp32", "tokens_per_update": 128}
+    keys |= {"gradient_accumulation_steps": 2, "ema_decay": 0.9, "adam_epsilon": 1e-3}
+
+    def setup(trainer):
+        find_error = trainer.compiled_loss.find_error
+
+        def verify(*arguments):
+            before = simulated_cuda.synchronizations.copy()
+            error = find_error(*arguments)
+            simulated_cuda.synchronizations.subtract(simulated_cuda.synchronizations - before)
+            return error
+
+        trainer.compiled_loss.find_error = verify
+        trainer.add_callback(counter)
+
+    trainer, _ = run_train(setup, step_mode="compiled", **keys)
+    assert trainer.compiled_loss is not None
+    assert len(trainer.compiled_loss.shapes) > 1
+    assert counter.synchronizations == {}
+
+    def eager(trainer):
+        trainer.compiled_loss.find_error = lambda *args: "not tried"
+
+    expected, _ = run_train(eager, step_mode="compiled", **keys)  # with the same batches
+    assert expected.compiled_loss is None
+    for one, other in zip(trainer.model.parameters(), expected.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
 def test_two_devices_share_the_pairs_of_each_update(run_train, monkeypatch, tmp_path, capfd):

@@ -11,7 +11,7 @@ Simulated: errors for tensors on different devices, host-device synchronizations
 compute capability, pinned memory, and `torch.OutOfMemoryError` for embedding lookups of more than `max_tokens` tokens.
 
 Not simulated: time and races (all work is done immediately), CUDA graphs (a capture raises RuntimeError), memory sizes,
-compilation, and NCCL. Results and random numbers are those of the CPU.
+Triton (`install_inductor` replaces it by C++), and NCCL. Results and random numbers are those of the CPU.
 """
 
 import argparse
@@ -81,6 +81,34 @@ def install(devices: int = 1, capability: tuple[int, int] = (8, 0), max_tokens: 
     torch.cuda.default_generators = tuple(_Generator(torch, i) for i in range(devices))
 
 
+def install_inductor() -> None:
+    """Let inductor generate C++ code, which computes in the memory of the host. For CUDA, it would require Triton."""
+    import torch
+    from torch._inductor import config, utils
+    from torch._inductor.codegen.common import register_backend_for_device
+    from torch._inductor.codegen.cpp import CppScheduling
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    class WrapperCodegen(PythonWrapperCodegen):
+        """Calls of kernels without streams."""
+
+        @staticmethod
+        def create(is_subgraph: bool, *args: Any) -> Any:
+            return PythonWrapperCodegen.create(is_subgraph, *args) if is_subgraph else WrapperCodegen()
+
+        def _generate_kernel_call_helper(self, kernel_name: str, call_args: Any, **kwargs: Any) -> None:
+            self.writeline(self.wrap_kernel_call(kernel_name, call_args))
+
+    utils.GPU_TYPES.remove("cuda")
+    config.cuda_backend = "cpp"  # type: ignore[assignment]
+    config.loop_reindexing_after_fusion = False  # only for Triton
+    register_backend_for_device("cuda", CppScheduling, WrapperCodegen)
+    binding: Any = torch._C
+    binding._dynamo.guards._empty_strided_cuda = lambda size, stride, dtype: torch.empty_strided(
+        size, stride, dtype=dtype, device="cuda"
+    )
+
+
 def _record(operation: bytes) -> None:
     """Count a synchronization at the innermost line of this repository, or of any library if there is none."""
     frame: Any = sys._getframe()  # without a caller in a thread of autograd
@@ -133,7 +161,9 @@ def _patch(torch: Any, ops: Any) -> None:
 
     def get_properties(device: Any) -> SimpleNamespace:
         major, minor = _installed["capability"]
-        return SimpleNamespace(name="Simulated GPU", major=major, minor=minor, total_memory=MEMORY)
+        return SimpleNamespace(
+            name="Simulated GPU", major=major, minor=minor, total_memory=MEMORY, multi_processor_count=1, warp_size=32
+        )
 
     def synchronize(device: Any = None) -> None:
         binding._accelerator_synchronizeDevice(cuda._utils._get_device_index(device, optional=True))

@@ -224,7 +224,10 @@ def test_verification_changes_neither_gradients_nor_random_numbers(make_trainer,
 
 @pytest.mark.slow
 def test_two_processes_train_the_same_model_as_eager_steps(tmp_path):
-    """A compiled step does not call `DistributedDataParallel`, and averages the gradients of the processes itself."""
+    """A compiled step does not call `DistributedDataParallel`, and averages the gradients of the processes itself.
+
+    The step is a single graph. `DistributedDataParallel` would split it.
+    """
     program = Path(__file__).with_name("train_in_processes.py")
     root = Path(__file__).parents[3]
     subprocess.run([sys.executable, program, tmp_path], check=True, env=os.environ | {"PYTHONPATH": str(root)})
