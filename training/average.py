@@ -19,6 +19,7 @@ from vanilla_transformer.shared.command_line import (
     new_path,
     positive_int,
     print_result,
+    start_of_command,
 )
 
 
@@ -56,8 +57,7 @@ def reject_former_order(parser: CommandLineParser, arguments: list[str]) -> None
     if has_output or out.startswith("-") or is_model(out):
         return
     if any(map(is_model, others)) or (not os.path.exists(out) and any(map(os.path.exists, others))):
-        program = parser.prog if " " in parser.prog else f"python -m {parser.prog}"
-        command = shlex.join([*program.split(), *others, "--output", out])
+        command = f"{start_of_command('training.average')} {shlex.join([*others, '--output', out])}"
         parser.error(f"the output is now an option. Run: {command}")
 
 

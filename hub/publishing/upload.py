@@ -113,7 +113,7 @@ def gather_files(checkpoint: Path) -> tuple[dict[str, Path | bytes], list[str]]:
         if not (checkpoint / name).is_file():
             raise ValueError(f"{checkpoint} cannot be published: it has no {name}.")
     if (checkpoint / EMA_SUBFOLDER / "config.json").exists():
-        advice = f"Run {start_of_command('training.average')} OUT {checkpoint}, and publish OUT."
+        advice = f"Run {start_of_command('training.average')} {checkpoint} --output OUT, and publish OUT."
         raise ValueError(f"{checkpoint} cannot be published: it has a moving average of its weights. {advice}")
     if (checkpoint / "adapter_config.json").exists():
         advice = "Call merge_and_unload() on the PeftModel, and publish the saved result."

@@ -80,7 +80,7 @@ def test_former_order_names_the_new_command(make_checkpoint, tmp_path, monkeypat
     monkeypatch.setattr("sys.argv", ["average", str(tmp_path / "my mean"), str(run), "--last", "2"])
     with pytest.raises(SystemExit, match="2"):
         main()
-    command = f"python -m training.average {run} --last 2 --output '{tmp_path / 'my mean'}'"
+    command = f"vanilla-transformer average {run} --last 2 --output '{tmp_path / 'my mean'}'"
     assert capsys.readouterr().err == f"training.average: the output is now an option. Run: {command}\n"
 
 

@@ -44,13 +44,7 @@ def distill(
         target: Text file with references. Of the n best, the one closest to the reference is used (interpolation).
         with_references: Whether to write the pairs of `source` and `target` first.
         nbest: Translations per line. Defaults to 1; with `target`, to one candidate per beam.
-        num_beams: As in `translate`.
-        length_penalty: As in `translate`.
-        max_new_tokens: As in `translate`.
-        batch_size: As in `translate`.
-        engine: As in `translate`.
-        quantization: As in `translate`.
-        device: As in `translate`.
+        num_beams, length_penalty, max_new_tokens, batch_size, engine, quantization, device: As in `translate`.
         min_score: Drop translations with a lower score: log-probability in nats / length ** length_penalty.
         max_length_ratio: Drop pairs in which one side has more than this many times the tokens of the other.
         keep_copies: Whether to keep translations that equal their source.
@@ -95,10 +89,7 @@ def diversify(
         target: Text file with the translations of these lines.
         output: Table (.tsv) to write. It contains each pair twice, each source with its two best translations, and the
             three best translations of each target with that target.
-        batch_size: As in `translate`.
-        engine: As in `translate`.
-        quantization: As in `translate`.
-        device: As in `translate`.
+        batch_size, engine, quantization, device: As in `translate`.
 
     Returns:
         As `distill`.

@@ -50,13 +50,7 @@ def score(
         metric: "translation" or "sequence". Defaults to that of the recipe.
         target_lang: Language of the Moses tokenizer. Defaults to that of the recipe, or "de".
         num_bootstrap_samples: Number of bootstrap resamples.
-        num_beams: As in `translate`.
-        length_penalty: As in `translate`.
-        max_new_tokens: As in `translate`.
-        batch_size: As in `translate`.
-        engine: As in `translate`.
-        quantization: As in `translate`.
-        device: As in `translate`.
+        num_beams, length_penalty, max_new_tokens, batch_size, engine, quantization, device: As in `translate`.
 
     Returns:
         By metric: the score in percent, half of its 95 % interval, and for `compare` one such entry per system and the
@@ -152,12 +146,8 @@ def compute_likelihood(
     """Compute the negative log-likelihood of the first reference of each pair in nats, including EOS.
 
     Args:
-        checkpoints: As in `score`.
-        source: As in `score`.
-        references: As in `score`.
+        checkpoints, source, references, batch_size, device: As in `score`.
         per_pair_output: Table to write: nats, tokens, and nats per token of each pair.
-        batch_size: As in `translate`.
-        device: As in `translate`.
 
     Returns:
         `nll_per_token`, `perplexity`, `target_tokens` and `pairs`.

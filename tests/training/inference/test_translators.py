@@ -48,7 +48,7 @@ def test_checkpoint_of_a_run_has_the_moving_average_of_its_weights(save, sentenc
     shutil.copytree(average, folder / "ema", ignore=shutil.ignore_patterns("tokenizer*"))
     expected = load_translator(str(average), "cpu")(sentences["en"], return_scores=True)
     assert load_translator(str(folder), "cpu")(sentences["en"], return_scores=True) == expected != last
-    with pytest.raises(ValueError, match="cannot be published: .* python -m training.average OUT"):
+    with pytest.raises(ValueError, match="cannot be published: .* vanilla-transformer average .* --output OUT"):
         gather_files(folder)
 
 
