@@ -1,4 +1,4 @@
-"""What the commands that use a checkpoint have in common: light parsers, their options, and their Python functions."""
+"""Common behavior of the commands that use a checkpoint: light parsers, options, and their Python functions."""
 
 import inspect
 import json
