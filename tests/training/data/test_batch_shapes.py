@@ -6,6 +6,7 @@ import pytest
 from training.data.batch_shapes import (
     MAX_PADDING_FRACTION,
     MAX_SHAPES,
+    Shape,
     assign_shapes,
     choose_shapes,
     count_groups,
@@ -110,3 +111,8 @@ def test_counts_groups():
     assert count_groups(np.array([5]), shapes).tolist() == [3]
     assert shapes[0].split(2).rows == 1
     assert shapes[0].split(3).rows == 1
+
+
+def test_micro_batches_have_no_size_of_one():
+    """`torch.compile` compiles separate code for a size of 1."""
+    assert Shape(3, 1, 5).split(4).without_ones() == Shape(2, 2, 5)

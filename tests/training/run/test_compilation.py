@@ -214,6 +214,24 @@ def test_falls_back_to_eager_if_compiled_loss_is_wrong(make_trainer, monkeypatch
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
+def test_falls_back_to_eager_if_the_replay_of_a_cuda_graph_fails(make_trainer, monkeypatch, capsys):
+    """A graph is captured at its second call and replayed at the third. A call without dropout precedes them."""
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
+    trainer = make_trainer(dropout=0.1, layers=1, step_mode="compiled")
+    trainer.compiled_loss.use_cuda_graphs, calls = True, []
+
+    def fail_at_replay(*args):
+        calls.append(args)
+        if len(calls) == 1 + 3:
+            raise RuntimeError("CUDA error: operation not permitted")
+        return masked_training_loss(*args)
+
+    trainer.compiled_loss.compiled = fail_at_replay
+    trainer.train()
+    assert trainer.compiled_loss is None
+    assert "eager steps: RuntimeError: CUDA error: operation not permitted" in capsys.readouterr().out
+
+
 def test_verification_changes_neither_gradients_nor_random_numbers(make_trainer, monkeypatch):
     trainer = train_with_loss(make_trainer, masked_training_loss)
     assert trainer.compiled_loss is not None
