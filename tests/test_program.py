@@ -132,7 +132,7 @@ def test_subcommands_report_mistakes_without_torch(repository, tmp_path, command
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", program.SUBCOMMANDS["Moving a model"].keys() | {"space"})
+@pytest.mark.parametrize("name", ["space", *program.SUBCOMMANDS["Moving a model"]])
 def test_help_of_subcommands_needs_no_torch(repository, name):
     result = run_script(repository, name, "--help")
     assert result.returncode == 0, result.stderr
