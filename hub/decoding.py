@@ -12,16 +12,11 @@ from functools import partial
 from vanilla_transformer.shared.command_line import CommandLineParser, add_options, exit_on_user_error, new_path
 
 
-def make_parser() -> CommandLineParser:
+def main() -> None:
     parser = CommandLineParser("hub.decoding", __doc__)
     parser.add_argument("output", type=new_path, help="Path of the new directory.")
     parser.add_argument("--push", metavar="USER/NAME", help="Name of the repository to upload to.")
     add_options(parser, "private", "replace")
-    return parser
-
-
-def main() -> None:
-    parser = make_parser()
     arguments = parser.parse_args()
     from .commits import resolve_repo_id  # slow imports
     from .hub_errors import TransportError, hub_error_message

@@ -22,7 +22,14 @@ from vanilla_transformer.shared.command_line import (
 from .exporting import QUANTIZATIONS, TARGETS
 
 
-def make_parser() -> CommandLineParser:
+def target_name(text: str) -> str:
+    """Return the value of `--to`. Raise ArgumentTypeError for `marian`, a target of earlier versions."""
+    if text == "marian":
+        raise ArgumentTypeError("marian was removed. Use --to transformers, which exports to MarianMTModel if it fits")
+    return text
+
+
+def main() -> None:
     parser = CommandLineParser("hub.export", __doc__)
     parser.add_argument(
         "checkpoint", type=checkpoint_name, help="Path to a checkpoint with its tokenizer, or a repository on the Hub."
@@ -35,18 +42,6 @@ def make_parser() -> CommandLineParser:
     for side in ("source", "target"):
         parser.add_argument(f"--{side}-lang", help="With argos: language code such as en. Default: the recipe's.")
     add_options(parser, "json", "quiet")
-    return parser
-
-
-def target_name(text: str) -> str:
-    """Return the value of `--to`. Raise ArgumentTypeError for `marian`, a target of earlier versions."""
-    if text == "marian":
-        raise ArgumentTypeError("marian was removed. Use --to transformers, which exports to MarianMTModel if it fits")
-    return text
-
-
-def main() -> None:
-    parser = make_parser()
     arguments = vars(parser.parse_args())
     as_json, quiet = arguments.pop("json"), arguments.pop("quiet")
     from .exporting.exporter import export, usage  # slow import

@@ -27,7 +27,7 @@ from vanilla_transformer.shared.command_line import (
 )
 
 
-def make_parser() -> CommandLineParser:
+def main() -> None:
     parser = CommandLineParser("hub.import_checkpoint", __doc__)
     parser.add_argument(
         "file", type=checkpoint_name, help="Checkpoint file, or directory or Hub id of a Transformers model."
@@ -55,11 +55,6 @@ def make_parser() -> CommandLineParser:
     )
     parser.add_argument("--compare-with", metavar="MODULE:CALLABLE", help="Builds the original model to compare with.")
     add_options(parser, "json", "quiet")
-    return parser
-
-
-def main() -> None:
-    parser = make_parser()
     arguments = vars(parser.parse_args())
     as_json, quiet = arguments.pop("json"), arguments.pop("quiet")
     from .importing.importer import import_checkpoint  # slow import

@@ -20,15 +20,6 @@ from vanilla_transformer.shared.command_line import (
 )
 
 
-def make_parser() -> CommandLineParser:
-    parser = CommandLineParser("hub.model_card", __doc__)
-    parser.add_argument("checkpoint", type=existing_path, help="Path to the checkpoint directory.")
-    parser.add_argument("repo_id", help="Name of the repository on the Hub, user/name.")
-    add_metadata_options(parser)
-    add_options(parser, "json", "quiet")
-    return parser
-
-
 def add_metadata_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for metadata that only the owner knows."""
     parser.add_argument("--license", type=license_id, help="License identifier of the Hub, such as cc-by-4.0.")
@@ -56,7 +47,11 @@ def hub_id(text: str) -> str:
 
 
 def main() -> None:
-    parser = make_parser()
+    parser = CommandLineParser("hub.model_card", __doc__)
+    parser.add_argument("checkpoint", type=existing_path, help="Path to the checkpoint directory.")
+    parser.add_argument("repo_id", help="Name of the repository on the Hub, user/name.")
+    add_metadata_options(parser)
+    add_options(parser, "json", "quiet")
     arguments = vars(parser.parse_args())
     as_json, quiet = arguments.pop("json"), arguments.pop("quiet")
     from .hub_errors import hub_error_message  # slow imports

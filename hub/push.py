@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .publishing.upload import PushResult
 
 
-def make_parser() -> CommandLineParser:
+def main() -> None:
     parser = CommandLineParser("hub.push", __doc__)
     parser.add_argument("checkpoint", type=existing_path, help="Path to the checkpoint directory.")
     parser.add_argument("repo_id", help="Name of the repository, user/name.")
@@ -38,11 +38,6 @@ def make_parser() -> CommandLineParser:
     )  # fmt: skip
     add_metadata_options(parser)
     add_options(parser, "private", "replace", "json", "quiet")
-    return parser
-
-
-def main() -> None:
-    parser = make_parser()
     arguments = vars(parser.parse_args())
     as_json, quiet = arguments.pop("json"), arguments.pop("quiet")
     from .hub_errors import TransportError, hub_error_message  # slow imports

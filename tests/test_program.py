@@ -170,8 +170,8 @@ def wheel(repository, tmp_path_factory) -> Path:
 def installed(wheel, tmp_path_factory) -> Path:
     """The console script of the wheel, in a new environment that shares the libraries of this one."""
     venv = tmp_path_factory.mktemp("installed") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-    pip = [str(venv / "bin" / "python"), "-m", "pip"]
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python")]
     subprocess.run([*pip, "install", "--quiet", "--no-deps", str(wheel)], check=True)
     (site,) = (venv / "lib").glob("*/site-packages")
     (site / "libraries.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")  # its own .pth files are not read
@@ -192,7 +192,10 @@ assert len(package.translate("python", ["A dog sleeps."])) == 1
 assert package.score("python", "test.en", ["test.de"])["bleu"]["score"] >= 0
 assert package.average(["python", "runs/demo"], "python_mean").name == "python_mean"
 package.distill("python", "test.en", "distilled.tsv")
-package.diversify("python", "python", "test.en", "test.de", "diverse.tsv")
+files = {"data_dir": ".", "train_file": "train.tsv", "validation_file": "val.tsv"}
+back = {"corpus": "files", "source_lang": "de", "target_lang": "en", "output_dir": "backward"}
+package.train("demo", **files, **back, **settings)
+package.diversify("python", "backward", "test.en", "test.de", "diverse.tsv")
 assert package.import_checkpoint("model.pt", "python_imported", num_heads=4).report["layout"] == "notebook"
 assert package.export("python", "python_exported", to="transformers").name == "python_exported"
 assert "license: mit" in str(package.make_card("python", "user/name", license="mit"))
@@ -259,18 +262,10 @@ UVX = shutil.which("uvx") or next((str(path) for path in Path(__file__).parents[
 def test_uvx_runs_the_demo_from_the_wheel(wheel, tmp_path):
     """The libraries are those of this environment: without a network, uv cannot install them."""
     requirements = importlib.metadata.requires("vanilla-transformer")
-    names = {re.match(r"[\w.-]+", each)[0] for each in requirements}
+    names = {re.match(r"[\w.-]+", each)[0] for each in requirements} - {"vanilla-transformer"}
     (tmp_path / "overrides.txt").write_text("".join(f"{name}; sys_platform == 'none'\n" for name in sorted(names)))
-    command = [
-        UVX,
-        "--offline",
-        "--python",
-        sys.executable,
-        "--overrides",
-        "overrides.txt",
-        "--from",
-        f"{wheel}[training]",
-    ]
+    command = [UVX, "--offline", "--python", sys.executable, "--overrides", "overrides.txt"]
+    command += ["--from", f"{wheel}[training]"]
     environment = os.environ | {"PYTHONPATH": sysconfig.get_paths()["purelib"], "UV_CACHE_DIR": str(tmp_path / "cache")}
     process = subprocess.run(
         [*command, "vanilla-transformer", "demo", *SMALL, "--num-processes", "1"],

@@ -19,7 +19,7 @@ from vanilla_transformer.shared.command_line import (
 )
 
 
-def make_parser() -> CommandLineParser:
+def main() -> None:
     parser = CommandLineParser("hub.space", __doc__)
     parser.add_argument(
         "checkpoint", type=checkpoint_name, help="Path to a checkpoint directory, or a repository on the Hub."
@@ -30,11 +30,6 @@ def make_parser() -> CommandLineParser:
         "--static", metavar="OUTPUT", type=new_path, help="New directory for a page that runs in the browser."
     )
     add_options(parser, "private", "replace")
-    return parser
-
-
-def main() -> None:
-    parser = make_parser()
     arguments = parser.parse_args()
     from ..commits import resolve_repo_id  # slow imports
     from ..hub_errors import TransportError, hub_error_message, import_with_extra

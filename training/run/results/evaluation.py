@@ -13,7 +13,7 @@ from typing import Any
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.alignment_vanilla_transformer import choose_alignment_heads
-from vanilla_transformer.shared.command_line import logger
+from vanilla_transformer.shared.command_line import logger, start_of_command
 from vanilla_transformer.shared.text_lines import read_lines, sanitize_tsv_cell
 
 from ...data.corpora import describe_corpus
@@ -150,4 +150,5 @@ def push(recipe: Recipe, folder: Path) -> None:
     process = subprocess.run(command, env=environment, check=False, cwd=root, stdout=subprocess.PIPE, text=True)
     logger.info(process.stdout)
     if process.returncode:
-        raise ValueError(f"the model was not uploaded. To upload it, run: python -m hub.push {folder} USER/NAME")
+        command = start_of_command("hub.push")
+        raise ValueError(f"the model was not uploaded. To upload it, run: {command} {folder} USER/NAME")
