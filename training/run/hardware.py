@@ -110,7 +110,7 @@ def fit_micro_batches(args: TrainingArguments, model: Any, train_set: Any) -> No
         return
     model.to(args.device)
     if args.activation_checkpointing:  # the Trainer enables it only when training starts
-        model.gradient_checkpointing_enable(args.activation_checkpointing_kwargs)
+        model.activation_checkpointing_enable(args.activation_checkpointing_kwargs)
     update = largest_update(args, train_set)
     requested = args.gradient_accumulation_steps
     while not all(gather_object([fits_memory(args, model, update.split(args.gradient_accumulation_steps))])):

@@ -214,7 +214,7 @@ def test_falls_back_to_eager_if_compiled_loss_is_wrong(make_trainer, monkeypatch
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_falls_back_to_eager_if_the_replay_of_a_cuda_graph_fails(make_trainer, monkeypatch, capsys):
+def test_falls_back_to_eager_if_the_replay_of_a_cuda_graph_fails(make_trainer, monkeypatch, caplog):
     """A graph is captured at its second call and replayed at the third. A call without dropout precedes them."""
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
     trainer = make_trainer(dropout=0.1, layers=1, step_mode="compiled")
@@ -229,7 +229,7 @@ def test_falls_back_to_eager_if_the_replay_of_a_cuda_graph_fails(make_trainer, m
     trainer.compiled_loss.compiled = fail_at_replay
     trainer.train()
     assert trainer.compiled_loss is None
-    assert "eager steps: RuntimeError: CUDA error: operation not permitted" in capsys.readouterr().out
+    assert "eager steps: RuntimeError: CUDA error: operation not permitted" in caplog.text
 
 
 def test_verification_changes_neither_gradients_nor_random_numbers(make_trainer, monkeypatch):

@@ -169,7 +169,7 @@ def test_keys_of_the_hub(read, monkeypatch):
 def test_reports_a_hub_that_cannot_be_reached(monkeypatch, capsys):
     """With `push_to_hub`, transformers creates the repository before training."""
 
-    def fail():
+    def fail(arguments):
         raise ConnectError("no route to host")
 
     monkeypatch.setattr(reading, "read_recipe", fail)

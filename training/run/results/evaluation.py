@@ -150,5 +150,5 @@ def push(recipe: Recipe, folder: Path) -> None:
     process = subprocess.run(command, env=environment, check=False, cwd=root, stdout=subprocess.PIPE, text=True)
     logger.info(process.stdout)
     if process.returncode:
-        command = start_of_command("hub.push")
-        raise ValueError(f"the model was not uploaded. To upload it, run: {command} {folder} USER/NAME")
+        advice = f"To upload it, run: {start_of_command('hub.push')} {folder} USER/NAME"
+        raise ValueError(f"the model was not uploaded. {advice}")
