@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from hub.export import main
 from hub.exporting import to_onnx
 from hub.exporting.exporter import export, load
 from hub.importing.checkpoint_file import read_checkpoint
@@ -184,7 +185,7 @@ def test_all_targets_reject_ids_without_embedding(save_checkpoint, run_main, tmp
     content["model"]["vocab"] = kept | {last: 64}
     (folder / "tokenizer.json").write_text(json.dumps(content))
     options = ("--source-lang", "en", "--target-lang", "de") if to == "argos" else ()
-    run_main(export.main, folder, tmp_path / "out", "--to", to, *options, status=2)
+    run_main(main, folder, tmp_path / "out", "--to", to, *options, status=2)
     (line,) = capsys.readouterr().err.splitlines()
     assert "The source tokenizer has the id 64, but the model has only 60 embedding rows" in line
     assert not (tmp_path / "out").exists()
@@ -192,7 +193,7 @@ def test_all_targets_reject_ids_without_embedding(save_checkpoint, run_main, tmp
 
 def test_accepts_gaps_in_ids(save_checkpoint, run_main, tmp_path):
     _, _, folder = save_checkpoint(vocab_size=70)
-    run_main(export.main, folder, tmp_path / "out", "--to", "ctranslate2")
+    run_main(main, folder, tmp_path / "out", "--to", "ctranslate2")
     names = json.loads((tmp_path / "out" / "shared_vocabulary.json").read_text())
     assert names[-1] == "<unused_69>"
 
