@@ -59,12 +59,12 @@ def test_called_make_targets_exist(repository, makefile):
     assert called <= targets(makefile), called - targets(makefile)
 
 
-def test_windows_workflow_runs_the_commands_of_the_readme(repository, makefile):
+def test_windows_workflow_runs_the_documented_commands(repository, makefile):
     """The last one has the options of `make test`."""
     workflow = yaml.safe_load((repository / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
     commands = [step["run"] for step in workflow["jobs"]["windows"]["steps"] if "run" in step]
-    readme = (repository / "README.md").read_text(encoding="utf-8")
-    assert all(f"    {command}\n" in readme for command in commands)
+    page = (repository / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert all(f"    {command}\n" in page for command in commands)
     assert len(commands) == 3
     assert commands[-1].partition("python ")[2] in makefile
 
