@@ -9,10 +9,10 @@ from vanilla_transformer.shared.command_line import exit_on_user_error
 
 COMMANDS = ("training.translate .", "hub.push . user/name")
 SLOW_COMMANDS = (
-    *("training.train demo", "training.score . --source README.md", "training.average . --output new"),
-    *("training.diversify . . --source README.md --target README.md --output new", "training.benchmark"),
-    *("training.distill . --source README.md --output new", "hub.import_checkpoint README.md new"),
-    *("hub.export . new --to onnx", "hub.model_card . user/name", "hub.decoding new", "hub.space ."),
+    *("training.train demo", "training.score . --source README.md", "training.average . --output NEW"),
+    *("training.diversify . . --source README.md --target README.md --output NEW", "training.benchmark"),
+    *("training.distill . --source README.md --output NEW", "hub.import_checkpoint README.md NEW"),
+    *("hub.export . NEW --to onnx", "hub.model_card . user/name", "hub.decoding NEW", "hub.space ."),
 )
 SLOW_TORCH = "import time; print('importing', flush=True); time.sleep(600)"
 
@@ -24,8 +24,9 @@ SLOW_TORCH = "import time; print('importing', flush=True); time.sleep(600)"
 def test_ctrl_c_during_imports_prints_nothing(repository, tmp_path, command):
     """A module `torch` whose import never ends is first on the path."""
     (tmp_path / "torch.py").write_text(SLOW_TORCH)
+    words = command.replace("NEW", str(tmp_path / "new")).split()
     with subprocess.Popen(
-        [sys.executable, "-m", *command.split()], cwd=repository, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        [sys.executable, "-m", *words], cwd=repository, env=os.environ | {"PYTHONPATH": str(tmp_path)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout.readline() == "importing\n"

@@ -1,6 +1,6 @@
 """A synthetic English-German parallel corpus, generated from a small grammar: the data of `make demo`.
 
-    python -m training.demo.corpus DIRECTORY        # writes train.en, train.de, validation.en, ...
+    python -m training.demo.corpus DIRECTORY        # writes train.en, train.de, val.en, ...
 
 Every English sentence has exactly one German translation. A model needs grammar to find it: gender, number and case,
 with three genders that English does not mark. There are adjective endings in three declensions, and separable verbs.
@@ -249,7 +249,7 @@ def main() -> None:
 
 def write(directory: Path, seed: int) -> None:
     """Write the corpus to text files, one sentence per line. Raises ValueError if a file already exists."""
-    corpus = generate(seed=seed)
+    corpus = {split.replace("validation", "val"): pairs for split, pairs in generate(seed=seed).items()}  # as recipes
     for path in (directory / f"{split}.{language}" for split in corpus for language in ("en", "de")):
         if path.exists():
             raise ValueError(f"{path} already exists. Choose another directory.")

@@ -95,7 +95,8 @@ def read_recipe(arguments: list[str], settings: Mapping[str, Any] | None = None)
     Raises:
         ValueError: if the recipe or an option is invalid.
     """
-    parser, settings = make_parser(), settings or {}
+    arguments, null_options = split_null_options(arguments)
+    parser, settings = make_parser(), dict.fromkeys(null_options) | dict(settings or {})
     names = (word.lstrip("-").partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--"))
     options = {*settings, *(name.removeprefix("no_") for name in names)}
     if not arguments or arguments[0].startswith("-"):
@@ -131,6 +132,24 @@ def read_recipe(arguments: list[str], settings: Mapping[str, Any] | None = None)
     resolve_recipe(recipe)
     validate_overrides(recipe, options)
     return recipe
+
+
+def split_null_options(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments without options such as `--test-file null`, which means None as in YAML, and their keys."""
+    kept: list[str] = []
+    keys: list[str] = []
+    for word in arguments:
+        name, _, value = (f"{kept.pop()}=null" if word == "null" and is_option(kept[-1:]) else word).partition("=")
+        if value == "null" and name.startswith("--"):
+            keys.append(name.removeprefix("--").replace("-", "_"))
+        else:
+            kept.append(word)
+    return kept, keys
+
+
+def is_option(words: list[str]) -> bool:
+    """Return whether the last word is an option without a value."""
+    return bool(words) and words[-1].startswith("--") and "=" not in words[-1]
 
 
 def known_keys(parser: HfArgumentParser) -> list[str]:

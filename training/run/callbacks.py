@@ -205,9 +205,11 @@ class LogMessages(TrainerCallback):
 
 
 def format_logs(logs: dict[str, Any]) -> str:
-    """Return the logs of transformers as a text, with four significant digits."""
+    """Return the logs of transformers as a text, with at least four significant digits."""
     values = {name: value for name, value in logs.items() if name != "total_flos"}
-    return str({name: f"{value:.4g}" if isinstance(value, float) else value for name, value in values.items()})
+    numbers = {name: value for name, value in values.items() if isinstance(value, float)}
+    texts = {name: f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}" for name, value in numbers.items()}
+    return str(values | texts)
 
 
 def replace_progress_callback(trainer: Any) -> None:

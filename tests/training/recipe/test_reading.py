@@ -206,6 +206,14 @@ def test_options_of_a_dataset_in_files_have_an_effect(path):
     assert (recipe.data.test_file, recipe.training.num_train_epochs) == ("mine", 2)
 
 
+@pytest.mark.parametrize("words", [["--test-file", "null"], ["--test_file=null"]])
+def test_null_on_the_command_line_is_none(path, words):
+    path.write_text(path.read_text().replace("corpus: demo", "corpus: files") + "test_file: mine\n")
+    assert read_recipe([str(path), *words]).data.test_file is None
+    with pytest.raises(ValueError, match="seed must not be null"):
+        read_recipe([str(path), "--seed", "null"])
+
+
 def test_random_pairs_have_no_validation_data(path):
     path.write_text(path.read_text().replace("corpus: demo", "corpus: random") + "eval_strategy: steps\n")
     with pytest.raises(ValueError, match=re.escape("eval_strategy requires validation data")):

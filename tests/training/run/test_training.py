@@ -12,7 +12,7 @@ from transformers.utils.notebook import NotebookProgressCallback
 from training import train as command
 from training.recipe.reading import read_recipe
 from training.run import hardware
-from training.run.callbacks import LogMessages, StopOnSignal, TokenProgress
+from training.run.callbacks import LogMessages, StopOnSignal, TokenProgress, format_logs
 from training.run.training import train
 from vanilla_transformer.shared.command_line import logger
 
@@ -97,6 +97,12 @@ def test_handlers_are_restored_after_an_error(make_trainer, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_logs_have_four_digits_without_exponents():
+    logs = {"loss": 1.23456, "tokens_per_second": 12494.6, "learning_rate": 1.5e-05, "epoch": 2, "total_flos": 9.0}
+    expected = {"loss": "1.235", "tokens_per_second": "12495", "learning_rate": "1.5e-05", "epoch": 2}
+    assert format_logs(logs) == str(expected)
 
 
 def progress_callbacks(trainer) -> set[type]:
