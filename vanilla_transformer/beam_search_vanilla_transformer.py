@@ -87,7 +87,7 @@ def make_length_penalty(
     The score of a hypothesis of n tokens is its log-probability / penalty(n).
     """
     name, exponent = ("length_penalty", length_penalty) if alpha is None else ("alpha", alpha)
-    exponent = 1.0 if exponent is None else exponent
+    exponent = 1.0 if exponent is None else float(exponent)
 
     def penalty(length: torch.Tensor | int) -> Any:
         return length**exponent if alpha is None else ((5 + length) / 6) ** exponent

@@ -18,6 +18,7 @@ import copy
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -358,6 +359,12 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         """Override of `GenerationMixin.generate` that decides for each call which loops decode."""
         if hasattr(kwargs.get("tokenizer"), "stock"):  # stop strings use the target vocabulary
             kwargs["tokenizer"] = kwargs["tokenizer"].stock("target")
+        prefix, cache = kwargs.get("decoder_input_ids"), kwargs.get("past_key_values")
+        if prefix is not None and cache is not None and cache.get_seq_length():  # else cached tokens are decoded again
+            kwargs.setdefault("decoder_attention_mask", torch.ones_like(prefix))
+        assistant, size = kwargs.get("assistant_model"), self.config.decoder_vocab_size
+        if assistant is not None and getattr(assistant.config, "decoder_vocab_size", size) != size:
+            raise ValueError("assistant_model has another target vocabulary. Use a model with the same vocabularies.")
         if kwargs.get("custom_generate") is beam_search:
             bound = GENERATE_SIGNATURE.bind_partial(self, *args).arguments  # positional arguments, by name
             args, kwargs = (), {name: value for name, value in bound.items() if name != "self"} | kwargs
@@ -365,15 +372,25 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         return super().generate(*args, **kwargs)
 
     def _get_logits_processor(self, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
-        """Override that rejects logits processors which compare ids of two different vocabularies."""
-        for name, neutral in {"encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1}.items():
+        """Override that rejects options for which transformers assumes one vocabulary for source and target."""
+        for name, neutral in SHARED_VOCABULARY_OPTIONS.items():
             value = getattr(generation_config, name)
             if value not in (None, neutral) and self.config.vocab_size != self.config.decoder_vocab_size:
                 raise ValueError(f"{name}={value} requires one vocabulary for source and target. Omit it.")
         return super()._get_logits_processor(generation_config, *args, **kwargs)
 
+    def compute_transition_scores(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Override for target vocabularies of another size than the source vocabulary."""
+        config = copy.copy(self.config)
+        config.vocab_size = self.config.decoder_vocab_size
+        return GenerationMixin.compute_transition_scores(SimpleNamespace(config=config), *args, **kwargs)
+
 
 GENERATE_SIGNATURE = inspect.signature(GenerationMixin.generate)
+SHARED_VOCABULARY_OPTIONS = {  # value without effect
+    **{"encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1},
+    **{"prompt_lookup_num_tokens": None, "watermarking_config": None},
+}
 
 __all__ = [
     "VanillaTransformerGenerationMixin",

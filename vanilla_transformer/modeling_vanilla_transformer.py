@@ -72,7 +72,7 @@ def scaled_dot_product_attention(
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
-        scores = scores + attention_mask
+        scores = (scores + attention_mask).clamp(min=torch.finfo(scores.dtype).min)  # -inf would give NaN in padding
     weights = nn.functional.softmax(scores, dim=-1)
     weights = apply_dropout(weights, dropout, module.training)
     return torch.matmul(weights, value).transpose(1, 2), weights
@@ -721,11 +721,16 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return past_key_values
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Shift labels (B, T) right (section 3.1: "the output embeddings are offset by one position")."""
+        """Shift labels (B, T) right (section 3.1: "the output embeddings are offset by one position").
+
+        On a CPU, labels that are padded on the left raise ValueError.
+        """
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or pad is None:
             name = "decoder_start_token_id" if start is None else "pad_token_id"
             raise ValueError(f"config.{name} is None, but labels require it: set it in the config.")
+        if is_eager_on_cpu(labels) and bool(((labels[:, 0] == -100) & (labels != -100).any(1)).any()):
+            raise ValueError("labels begin with -100. Pad them on the right, or pass decoder_input_ids and their mask.")
         shifted = labels.roll(1, dims=-1)
         shifted[:, 0] = start
         return shifted.masked_fill(shifted == -100, pad)

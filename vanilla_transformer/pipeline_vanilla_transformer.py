@@ -240,7 +240,7 @@ class TranslationPipeline(Pipeline):
         if getattr(outputs, "sequences_scores", None) is not None:
             penalty = make_length_penalty(config.length_penalty, generate_kwargs.get("alpha"), sequences.shape[-1])
             log_probabilities = outputs.sequences_scores.view(shape) * penalty(is_token.sum(-1).clamp(min=1))
-            result["is_found"] = (log_probabilities > MIN_LOG_PROBABILITY).tolist()
+            result["is_found"] = (~(log_probabilities <= MIN_LOG_PROBABILITY)).tolist()  # NaN with a huge penalty
         if return_token_scores:
             inputs, models = (model_inputs, result["sequences"], is_token), (self.model, *ensemble)
             function = import_module("alignment").compute_token_log_probs
@@ -283,11 +283,10 @@ class TranslationPipeline(Pipeline):
         criteria = [*(generate_kwargs.get("stopping_criteria") or ())]
         if config.stop_strings is not None:
             criteria.append(StopStringCriteria(self._target_tokenizer(), config.stop_strings))
-        if config.pad_token_id in eos_ids:  # padding after a stopping criterion has the id of EOS
-            for length in range(1, ids.shape[-1] if criteria else 0):
-                for criterion in criteria:
-                    is_stopped = criterion(sequences[..., : length + 1].flatten(0, 1), None).view(ids.shape[:2])
-                    is_token[..., length:] &= ~is_stopped[..., None]
+        for length in range(1, ids.shape[-1] if criteria else 0):  # padding after a stop may have the id of EOS
+            for criterion in criteria:
+                is_stopped = criterion(sequences[..., : length + 1].flatten(0, 1), None).view(ids.shape[:2])
+                is_token[..., length:] &= ~is_stopped[..., None]
         return is_token
 
     def _target_tokenizer(self) -> Any:
@@ -300,7 +299,7 @@ class TranslationPipeline(Pipeline):
         log_probabilities = torch.stack(outputs.scores, dim=1).log_softmax(-1)  # (B, T, V)
         log_probabilities = log_probabilities.gather(-1, outputs.sequences[:, -steps:, None]).squeeze(-1)
         is_token = is_token.flatten(0, 1)[:, -steps:]
-        penalty = 1.0 if config.length_penalty is None else config.length_penalty
+        penalty = 1.0 if config.length_penalty is None else float(config.length_penalty)
         return log_probabilities.masked_fill(~is_token, 0.0).sum(-1) / is_token.sum(-1).clamp(min=1) ** penalty
 
     def postprocess(self, model_outputs: dict[str, torch.Tensor]) -> list[list[dict[str, Any]]]:

@@ -103,6 +103,21 @@ def test_attention_mask_is_applied(make_model, batch):
     assert (unmasked - expected)[1:].abs().max() > 1e-2
 
 
+def test_left_padded_labels_are_rejected(make_model, batch):
+    labels = batch["decoder_input_ids"].clone()
+    labels[0, :2] = -100
+    with pytest.raises(ValueError, match="Pad them on the right"):
+        make_model()(input_ids=batch["input_ids"], labels=labels)
+
+
+def test_left_padded_prompts_are_finite_in_half_precision(make_model, batch):
+    model = make_model().to(torch.float16)
+    model.set_attn_implementation("eager")
+    prompt = torch.cat([torch.zeros(3, 2, dtype=torch.long), batch["decoder_input_ids"]], dim=1)
+    logits = logits_of(model, **batch | {"decoder_input_ids": prompt, "decoder_attention_mask": (prompt != 0).long()})
+    assert logits.isfinite().all()
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_boolean_masks_equal_additive_ones(make_model, batch, attention):
     model = make_model()

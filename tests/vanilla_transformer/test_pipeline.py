@@ -144,6 +144,28 @@ def test_scores_of_calls_that_continue_in_the_loops_of_transformers(make_transla
     assert all("score" in result for result in results[0])
 
 
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_integer_length_penalty(make_translator, num_beams):
+    translator = make_translator()
+    options = {"return_scores": True, "num_beams": num_beams, "num_return_sequences": num_beams}
+    assert translator(TEXTS, **options, length_penalty=-1) == translator(TEXTS, **options, length_penalty=-1.0)
+    assert len(translator(TEXTS[0], **options, length_penalty=30.0)) == num_beams
+
+
+def test_token_scores_of_stopped_translations(make_translator):
+    """Beam search of transformers pads with EOS if the id of the pad token is 0."""
+    translator = make_translator()
+    options = {
+        "num_beams": 3,
+        "num_return_sequences": 3,
+        "stop_strings": ["e", "n", "s"],
+        "tokenizer": translator.tokenizer,
+    }
+    for candidates in translator(TEXTS, return_scores=True, return_token_scores=True, **options):
+        for each in candidates:
+            assert each["score"] * len(each["tokens"]) == pytest.approx(each["log_probability"], abs=1e-4)
+
+
 def test_call_overrides_constructor(make_model, tokenizer):
     model = make_model(vocab_size=len(tokenizer))
     translator = TranslationPipeline(model=model, tokenizer=tokenizer, num_beams=3, return_scores=True, batch_size=2)

@@ -244,6 +244,41 @@ def test_filled_cache(model, source, loops):
     assert lengths[0] == lengths[1] > 2
 
 
+def test_filled_cache_continues_the_generation(model, source):
+    """Without a mask, transformers would decode the cached tokens again."""
+    complete = model.generate(**source, max_new_tokens=9, min_new_tokens=9)
+    prefix = complete[:, :4]
+    for options in ({}, {"custom_generate": beam_search}):
+        with torch.no_grad():
+            cache = model(**source, decoder_input_ids=prefix[:, :3], use_cache=True).past_key_values
+        inputs = source | {"decoder_input_ids": prefix, "past_key_values": cache}
+        assert torch.equal(model.generate(**inputs, max_new_tokens=6, min_new_tokens=6, **options), complete)
+
+
+@pytest.mark.parametrize("sizes", [(30, 40), (40, 30)])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_transition_scores_with_two_vocabularies(make_model, source, sizes, num_beams):
+    size, target_size = sizes
+    fields = {"share_encoder_decoder_embeddings": False, "vocab_size": size, "decoder_vocab_size": target_size}
+    model = make_model(**fields)
+    options = {"num_beams": num_beams, "max_new_tokens": 6, "return_dict_in_generate": True, "output_scores": True}
+    outputs = model.generate(**source, **options, length_penalty=0.0 if num_beams > 1 else None)
+    indices = outputs.get("beam_indices")
+    scores = model.compute_transition_scores(
+        outputs.sequences, outputs.scores, indices, normalize_logits=num_beams == 1
+    )
+    if num_beams > 1:
+        torch.testing.assert_close(scores.sum(1), outputs.sequences_scores)
+    else:
+        log_probs = torch.stack(outputs.scores, 1).log_softmax(-1)
+        torch.testing.assert_close(scores, log_probs.gather(-1, outputs.sequences[:, 1:, None])[..., 0])
+    with pytest.raises(ValueError, match="prompt_lookup_num_tokens=2 requires one vocabulary"):
+        model.generate(**{name: each[:1] for name, each in source.items()}, prompt_lookup_num_tokens=2)
+    assistant = make_model(**fields | {"decoder_vocab_size": target_size + 1})
+    with pytest.raises(ValueError, match="another target vocabulary"):
+        model.generate(**{name: each[:1] for name, each in source.items()}, assistant_model=assistant)
+
+
 def test_assisted_decoding(model, make_model, source, assert_equal_ids, loops):
     first = {name: tensor[:1] for name, tensor in source.items()}
     assistant = make_model(vocab_size=30, encoder_layers=1, decoder_layers=1)
