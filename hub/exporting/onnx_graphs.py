@@ -31,10 +31,12 @@ from torch.export import Dim
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.modeling_vanilla_transformer import create_position_ids
+from vanilla_transformer.shared.generation_settings import masked_bias
 
 OPSET = 18  # written by torch without a version conversion; supported since onnxruntime 1.14
 B, S, P, T = map(Dim, ("batch_size", "encoder_sequence_length", "past_sequence_length", "decoder_sequence_length"))
 PAST, PRESENT, SIDES, PARTS = "past_key_values", "present", ("decoder", "encoder"), ("key", "value")
+MASKED_SCORE = -1e4  # logit bias that sets the probability of a token to 0; float16 can represent it
 CROSS_CACHE = "cross_cache"  # name of the CrossAttentionCacheGraph, which becomes a part of the merged graph
 by_name = attrgetter("name")  # sort key of graph outputs
 Layers = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values per layer
@@ -148,8 +150,13 @@ def to_pairs(tensors) -> Layers:
 
 
 def export_graphs(model: VanillaTransformerForConditionalGeneration, half: bool = False) -> dict[str, onnx.ModelProto]:
-    """Trace all graphs except the merged one, and the `CROSS_CACHE` graph. `half` computes in float16 internally."""
+    """Trace all graphs except the merged one, and the `CROSS_CACHE` graph. `half` computes in float16 internally.
+
+    Tokens that the generation config bans have probability zero.
+    """
     model = copy.deepcopy(model).eval()
+    if (bias := masked_bias(model, MASKED_SCORE)) is not None:
+        model.lm_head.bias = nn.Parameter(bias)
     model = model.half() if half else model.float()
     model.set_attn_implementation("eager")  # returns attention weights
     config: Any = model.config

@@ -28,6 +28,7 @@ USAGE = """{out} contains a package for Argos Translate. To translate with argos
 For LibreTranslate, copy the file to its package directory, or install it in the same way."""
 NAMES = {"cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian"}
 NAMES |= {"nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ru": "Russian", "tr": "Turkish", "uk": "Ukrainian"}
+BPE_OPTIONS = ("byte_fallback", "end_of_word_suffix", "continuing_subword_prefix", "ignore_merges")
 MASKED_SCORE = -1.0e9  # score of tokens that no merge forms: single characters
 
 
@@ -70,8 +71,9 @@ def convert(
 def to_sentencepiece(tokenizer: PreTrainedTokenizerBase) -> Any:
     """Return a SentencePiece `ModelProto` with the same ids as the tokenizer, except for `</s>`.
 
-    There are three differences. SentencePiece maps a run of unknown characters to one `<unk>`, our tokenizer maps each
-    character to one. SentencePiece adds one more token for a leading space. It does not apply NFC normalization.
+    There are four differences. SentencePiece maps a run of unknown characters to one `<unk>`, our tokenizer maps each
+    character to one. SentencePiece adds one more token for a leading space. It does not apply NFC normalization. It
+    encodes the name of a special token in a text as characters.
 
     Raises:
         ValueError: The tokenizer is not a BPE tokenizer with one vocabulary, as `training.train` creates it.
@@ -79,7 +81,7 @@ def to_sentencepiece(tokenizer: PreTrainedTokenizerBase) -> Any:
     if has_separate_vocabularies(tokenizer):
         raise ValueError("Argos Translate requires one vocabulary for both languages, but this model has two.")
     parts = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {"model": {"type": "none"}}
-    validate_sentencepiece_support(parts)
+    validate_sentencepiece_support(tokenizer, parts)
     proto = ModelProto()
     proto.trainer_spec.model_type = proto.trainer_spec.BPE
     proto.trainer_spec.unk_surface = ""
@@ -99,19 +101,28 @@ def to_sentencepiece(tokenizer: PreTrainedTokenizerBase) -> Any:
     return proto
 
 
-def validate_sentencepiece_support(parts: dict[str, Any]) -> None:
-    """Raise ValueError if SentencePiece does not support a tokenizer, given as the content of tokenizer.json."""
+def validate_sentencepiece_support(tokenizer: PreTrainedTokenizerBase, parts: dict[str, Any]) -> None:
+    """Raise ValueError if SentencePiece does not support a tokenizer; `parts` is the content of tokenizer.json."""
     pre_tokenizer = parts.get("pre_tokenizer") or {}
     first, *others = pre_tokenizer.get("pretokenizers") or [pre_tokenizer]
     steps = [each["type"] for each in (first, *others) if each]
     is_supported = steps[:1] == ["Metaspace"] and set(steps) <= {"Metaspace", "Punctuation", "Digits"}
+    behaviors = {each["behavior"] for each in others if each["type"] == "Punctuation"}
     normalizer = (parts.get("normalizer") or {"type": "NFC"})["type"]
+    options = [name for name in BPE_OPTIONS if parts["model"].get(name)]
+    special = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
+    added = sorted({each["content"] for each in parts.get("added_tokens", [])} - special)
     reasons = {
         f"the tokenizer type is {parts['model']['type']}, expected BPE": parts["model"]["type"] != "BPE",
         f"the tokenizer normalizes text with {normalizer} (lowercase or moses)": normalizer != "NFC",
         f"the tokenizer splits words with {', '.join(steps) or 'nothing'}": not is_supported,
         "the tokenizer does not write ▁ before each word": (first.get("replacement"), first.get("prepend_scheme"))
         not in (("▁", "always"), ("▁", "first")),
+        f"the behavior of Punctuation is {', '.join(behaviors)}, expected Isolated": not behaviors <= {"Isolated"},
+        f"the tokenizer uses {', '.join(options)}": bool(options),
+        f"the tokenizer has {len(added)} added tokens, such as {', '.join(added[:3])}": bool(added),
+        "the tokenizer does not add exactly one token, EOS, to a sentence": tokenizer("")["input_ids"]
+        != [tokenizer.eos_token_id],
     }
     if problems := [reason for reason, holds in reasons.items() if holds]:
         raise ValueError(f"SentencePiece, which Argos Translate uses, does not support this tokenizer: {problems[0]}.")

@@ -17,6 +17,8 @@ from torch import nn
 from transformers import MarianConfig, PreTrainedTokenizerBase
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.shared.command_line import logger
+from vanilla_transformer.shared.generation_settings import special_token_ids, unsupported_settings
 from vanilla_transformer.shared.transformers_conversion import SAME_FIELDS, TWO_VOCABULARY_FIELDS
 
 from .onnx_graphs import CROSS_CACHE, export_graphs, merge_decoder_graphs, suppress_logging
@@ -27,6 +29,8 @@ USAGE = """{out} contains ONNX graphs. To translate with @huggingface/transforme
     const ids = await model.generate({{ ...source("a sentence"), num_beams: 1 }});
     console.log(target.batch_decode(ids, {{ skip_special_tokens: true }}));
 With onnxruntime only, in Python: see docs/exporting.md."""  # noqa: E501
+UNSUPPORTED_SETTINGS = """The ONNX graphs do not contain these settings of the generation config: {}. optimum and \
+transformers.js apply those that they support. The loop in docs/exporting.md ignores them."""
 MAX_BYTES = 2_000_000_000  # float32 weights per graph; protobuf limits the complete graph to 2 GiB
 FORMATS = {None: ("", "fp32"), "int8": ("_quantized", "q8"), "fp16": ("_fp16", "fp16")}  # names in transformers.js
 
@@ -48,6 +52,10 @@ def convert(
     size = 4 * max(sum(each.numel() for each in nn.ModuleList(parts).parameters()) for parts in stacks)
     if size > MAX_BYTES:
         raise ValueError(f"A graph has {size:,} bytes of weights, the maximum is {MAX_BYTES:,}. Use --to ctranslate2.")
+    # EOS is forced only at the length limit, which each client library sets
+    implied = {"renormalize_logits": True, "forced_eos_token_id": special_token_ids(model)["eos_token_id"]}
+    if settings := unsupported_settings(model.generation_config, **implied):
+        logger.warning(UNSUPPORTED_SETTINGS.format(", ".join(settings)))
 
     def write(folder: Path) -> None:
         graphs = export_graphs(model, half=quantization == "fp16")
@@ -66,12 +74,13 @@ def convert(
 
 
 def native_config(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
-    """Return a `MarianConfig` with the sizes and special ids.
+    """Return a `MarianConfig` with the sizes, and the special ids that `generate()` uses.
 
     `vocab_size` is the target vocabulary size, because client libraries use it as the number of logits in beam search.
     """
     fields = {name: getattr(model.config, name) for name in (*SAME_FIELDS, *TWO_VOCABULARY_FIELDS)}
     fields["vocab_size"] = model.config.decoder_vocab_size
+    fields |= special_token_ids(model)
     return MarianConfig(architectures=["MarianMTModel"], forced_eos_token_id=None, **fields).to_dict()
 
 

@@ -130,7 +130,7 @@ class Translator:
     @torch.no_grad()
     def attention(self, batch: dict[str, torch.Tensor], ids: torch.Tensor) -> dict[str, Any]:
         """Return (weights (layers, heads, T, S), row tokens, column tokens) of a translation for each `ATTENTIONS`."""
-        eos = self.model.config.eos_token_id
+        eos = self.model.generation_config.eos_token_id
         eos_ids = eos if isinstance(eos, list) else [eos]
         eos_positions = [i for i, token in enumerate(ids.tolist()) if i and token in eos_ids]
         ids = ids[: eos_positions[0] + 1] if eos_positions else ids

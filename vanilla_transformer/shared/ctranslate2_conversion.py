@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.modeling_vanilla_transformer import MultiHeadAttention, TransformerStack, sinusoidal_encoding
-from vanilla_transformer.shared.ctranslate2_settings import unsupported_fields
+from vanilla_transformer.shared.generation_settings import masked_bias, special_token_ids, unsupported_settings
 
 MASKED_SCORE = -1e9  # logit bias that sets the probability of a token to 0
 ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "silu": Activation.SWISH, "swish": Activation.SWISH}
@@ -48,10 +48,9 @@ def to_spec(
     Raises:
         ValueError: CTranslate2 does not support the architecture or the generation config.
     """
-    generation, names = model.generation_config, ("eos_token_id", "decoder_start_token_id")
     config: Any = copy.deepcopy(model.config)
-    config.update({name: each for name in names if (each := getattr(generation, name)) is not None})  # as generate()
-    validate_ctranslate2_support(config, generation)
+    config.update(special_token_ids(model))
+    validate_ctranslate2_support(config, model.generation_config)
     encoder, decoder = model.get_encoder(), model.get_decoder()
     spec = transformer_spec.TransformerSpec(
         stack_spec(transformer_spec.TransformerEncoderSpec, config.encoder_attention_heads, encoder),
@@ -61,9 +60,8 @@ def to_spec(
     set_stack(spec.encoder, spec.encoder.embeddings[0], encoder, positions)
     set_stack(spec.decoder, spec.decoder.embeddings, decoder, positions)
     set_linear(spec.decoder.projection, model.lm_head)
-    if banned := banned_token_ids(model):
-        bias = torch.zeros(config.decoder_vocab_size) if model.lm_head.bias is None else model.lm_head.bias.detach()
-        spec.decoder.projection.bias = array(bias.index_fill(0, torch.tensor(banned), MASKED_SCORE))
+    if (bias := masked_bias(model, MASKED_SCORE)) is not None:
+        spec.decoder.projection.bias = array(bias)
 
     spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(target)
@@ -75,16 +73,6 @@ def to_spec(
     spec.validate()
     spec.optimize(quantization=quantization)
     return spec
-
-
-def banned_token_ids(model: VanillaTransformerForConditionalGeneration) -> list[int]:
-    """Return the tokens that the generation config suppresses, such as the pad token of an OPUS-MT model.
-
-    Like `generate()`, this ignores the EOS token in `bad_words_ids`.
-    """
-    eos = model.generation_config.eos_token_id or model.config.eos_token_id
-    banned = [ids for ids in model.generation_config.bad_words_ids or [] if ids != [eos]]
-    return sorted({*(ids[0] for ids in banned if len(ids) == 1), *(model.generation_config.suppress_tokens or [])})
 
 
 def stack_spec(spec_class: type, heads: int, stack: TransformerStack):
@@ -156,8 +144,7 @@ def validate_ctranslate2_support(config: VanillaTransformerConfig, generation: G
     """Raise ValueError if CTranslate2 does not support the architecture or the generation config."""
     # EOS is forced only at the length limit, which is an argument of `translate_batch()`
     implied = {"min_new_tokens": 1, "renormalize_logits": True, "forced_eos_token_id": config.eos_token_id}
-    fields = [key for key in unsupported_fields(generation) if getattr(generation, key) != implied.get(key)]
-    fields += ["bad_words_ids of multiple tokens"] * any(len(word) > 1 for word in generation.bad_words_ids or [])
+    fields = unsupported_settings(generation, **implied)
     reasons = {
         "key_head_dim and value_head_dim must be None": bool(config.key_head_dim or config.value_head_dim),
         f"activation_function={config.activation_function}": config.activation_function not in ACTIVATIONS,

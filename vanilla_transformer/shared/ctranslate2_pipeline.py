@@ -14,7 +14,7 @@ from torch import nn
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.generation_vanilla_transformer import find_modification, resolve_generation_config
 from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS, MIN_LOG_PROBABILITY
-from vanilla_transformer.shared.ctranslate2_settings import SUPPORTED_OPTIONS, unsupported_fields
+from vanilla_transformer.shared.generation_settings import SUPPORTED_OPTIONS, unsupported_fields
 
 MAX_TOKENS = 4096  # rows of the table of sinusoidal positions; longer sentences are decoded with PyTorch
 # fields of the generation config that the conversion stores in the CTranslate2 model

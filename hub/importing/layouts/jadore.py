@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import torch
+
 from ..layout import DECODER, ENCODER, PROJECTIONS, CheckpointInfo, Layout, State, TensorRule, layers
 from ..weight_folding import sinusoids
 
+TARGET, OUTPUT = "decoder.trg_word_emb.weight", "trg_word_prj.weight"
 W = ("w_qs", "w_ks", "w_vs", "fc")
 FFN = ("pos_ffn.w_1", "pos_ffn.w_2")
 NORMS = ("slf_attn.layer_norm", "enc_attn.layer_norm", "pos_ffn.layer_norm")
@@ -17,7 +20,8 @@ def scale_logits(tensor, info: CheckpointInfo):
 
 def resolve_scaling(info: CheckpointInfo) -> str:
     """Return "emb", "prj" or "none" if the LM head shares the target embeddings, else "none"."""
-    return info.metadata["scale_emb_or_prj"] if info.metadata["proj_share_weight"] else "none"
+    is_equal = torch.equal(info.state[OUTPUT], info.state[TARGET])
+    return info.metadata["scale_emb_or_prj"] if info.metadata.get("proj_share_weight", is_equal) else "none"
 
 
 def variant_config(info: CheckpointInfo, state: State) -> dict[str, Any]:
@@ -35,14 +39,14 @@ LAYOUT = Layout(
     title="jadore801120, attention-is-all-you-need-pytorch",
     keys={
         "encoder.src_word_emb.weight": "model.encoder.embed_tokens.weight",
-        "decoder.trg_word_emb.weight": "model.decoder.embed_tokens.weight",
+        TARGET: "model.decoder.embed_tokens.weight",
         "encoder.position_enc.pos_table": sinusoids(),
         "decoder.position_enc.pos_table": sinusoids(),
         "encoder.layer_norm.{p}": "model.encoder.embedding_layer_norm.{p}",
         "decoder.layer_norm.{p}": "model.decoder.embedding_layer_norm.{p}",
         **layers(ENCODER, "encoder.layer_stack.{i}", ("slf_attn",), FFN, (NORMS[0], NORMS[2]), W),
         **layers(DECODER, "decoder.layer_stack.{i}", ("slf_attn", "enc_attn"), FFN, NORMS, W),
-        "trg_word_prj.weight": TensorRule(
+        OUTPUT: TensorRule(
             ("lm_head.weight",), scale_logits, "logits * d^-0.5 if the LM head shares the target embeddings"
         ),
     },
@@ -57,7 +61,7 @@ LAYOUT = Layout(
         "src_pad_idx": int,
         "trg_pad_idx": int,
     },
-    default_settings={"proj_share_weight": False, "scale_emb_or_prj": "prj"},
+    default_settings={"scale_emb_or_prj": "prj"},
     variant_config=variant_config,
     user_notes=("Code before 7 June 2020 computes other results with the same names. Verify with --compare-with.",),
     forward=lambda model, source, source_mask, target, target_mask: model(source, target).view(*target.shape, -1),

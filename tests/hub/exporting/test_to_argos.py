@@ -11,7 +11,7 @@ from pathlib import Path
 import ctranslate2
 import pytest
 import sentencepiece
-from tokenizers import pre_tokenizers
+from tokenizers import pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from hub.export import main
@@ -77,6 +77,49 @@ def test_rejects_other_word_markers(options):
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**options)
     with pytest.raises(ValueError, match="does not write ▁ before each word"):
+        to_sentencepiece(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("byte_fallback", True),
+        ("end_of_word_suffix", "</w>"),
+        ("continuing_subword_prefix", "##"),
+        ("ignore_merges", True),
+    ],
+)
+def test_rejects_bpe_options(name, value):
+    tokenizer = make_tokenizer()
+    setattr(tokenizer.backend_tokenizer.model, name, value)
+    with pytest.raises(ValueError, match=f"the tokenizer uses {name}"):
+        to_sentencepiece(tokenizer)
+
+
+def test_rejects_added_tokens():
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["Fnord"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<2de>"]})
+    with pytest.raises(ValueError, match="has 2 added tokens, such as <2de>, Fnord"):
+        to_sentencepiece(tokenizer)
+
+
+def test_rejects_other_punctuation_behaviors():
+    tokenizer = make_tokenizer()
+    steps = [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation(behavior="removed")]
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    with pytest.raises(ValueError, match="the behavior of Punctuation is Removed, expected Isolated"):
+        to_sentencepiece(tokenizer)
+
+
+@pytest.mark.parametrize("template", ["$A", "<s> $A </s>", "$A </s> </s>"])
+def test_rejects_other_post_processors(template):
+    """Argos Translate adds EOS to the source."""
+    tokenizer = make_tokenizer()
+    special_tokens = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<s>", "</s>")]
+    processor = processors.TemplateProcessing(single=template, special_tokens=special_tokens)
+    tokenizer.backend_tokenizer.post_processor = processor
+    with pytest.raises(ValueError, match="does not add exactly one token, EOS"):
         to_sentencepiece(tokenizer)
 
 

@@ -102,7 +102,7 @@ def check_greedy(translator, onnx_decoder, folder, model, tokenizer, texts) -> N
     translate = translator(str(folder))
     ids = translate.generate(*inputs, 12)
     np.testing.assert_array_equal(ids, expected)
-    special = [getattr(model.config, f"{name}_token_id") for name in ("decoder_start", "eos")]
+    special = [getattr(model.generation_config, f"{name}_token_id") for name in ("decoder_start", "eos")]
     measured = onnx_decoder(folder, 1).generate(*inputs, *special, 12)
     real = expected != model.config.pad_token_id
     np.testing.assert_array_equal(measured[real], expected[real])
@@ -155,6 +155,49 @@ def test_onnxruntime_gives_same_results(
     assert config["model_type"] == "marian"
     assert config["transformers.js_config"] == {"dtype": "fp32"}
     assert all(str(tmp_path).encode() not in path.read_bytes() for path in out.rglob("*") if path.is_file())
+
+
+def test_graphs_never_generate_banned_tokens(
+    save_checkpoint, command, translator, onnx_decoder, tmp_path, sentences, capsys
+):
+    """The special ids are those of the generation config, and other settings are reported."""
+    model, tokenizer, folder = save_checkpoint(**SMALL)
+    batch = tokenizer(sentences["en"], return_tensors="pt", padding=True)
+    model.generation_config.update(decoder_start_token_id=5, eos_token_id=[2, 6])
+    for name, add_words in (("suppress_tokens", list), ("bad_words_ids", lambda ids: [[each] for each in ids])):
+        generated = model.generate(**batch, num_beams=1, max_new_tokens=12)[:, 1:]
+        banned = sorted(set(generated.flatten().tolist()) - {0, 2, 6})
+        model.generation_config.update(**{name: add_words(banned)})
+    model.generation_config.bad_words_ids += [[6], [8, 9]]  # like generate(), the graphs allow EOS
+    model.generation_config.save_pretrained(folder)
+    command(folder, tmp_path / "out", "--to", "onnx")
+    warning = (
+        "The ONNX graphs do not contain these settings of the generation config: bad_words_ids of multiple tokens."
+    )
+    assert warning in capsys.readouterr().err
+    model.generation_config.bad_words_ids.pop()
+    check_greedy(translator, onnx_decoder, tmp_path / "out", model, tokenizer, sentences["en"])
+
+
+@pytest.mark.parametrize("settings", [{"min_new_tokens": 1}, {"forced_bos_token_id": 5}, {"repetition_penalty": 3.0}])
+def test_reports_settings_outside_graphs(make_model, caplog, settings):
+    model = make_model()
+    model.generation_config.update(num_beams=5, max_new_tokens=12, bad_words_ids=[[4]], forced_eos_token_id=2)
+    onnx_export.convert(model)
+    assert not caplog.messages
+    model.generation_config.update(**settings)
+    onnx_export.convert(model)
+    (message,) = caplog.messages
+    assert f"of the generation config: {next(iter(settings))}. " in message
+
+
+def test_config_has_special_ids_of_generation_config(make_model):
+    model = make_model()
+    ids = {"decoder_start_token_id": 5, "eos_token_id": [2, 6], "pad_token_id": 7}
+    model.generation_config.update(**ids)
+    assert ids.items() <= onnx_export.native_config(model).items()
+    model.generation_config.update(**dict.fromkeys(ids))
+    assert onnx_export.native_config(model)["eos_token_id"] == model.config.eos_token_id
 
 
 def test_rejects_other_quantizations(save_checkpoint, command, tmp_path, capsys):

@@ -674,6 +674,7 @@ CASES = {  # name: (class of the reference, arguments, layout, settings of the f
     "annotated": ("Annotated", {}, "annotated", {}),
     "jadore, logits scaled": ("Jadore", {}, "jadore801120", SHARED),
     "jadore, embeddings scaled": ("Jadore", {"scale": "emb"}, "jadore801120", SHARED | {"scale_emb_or_prj": "emb"}),
+    "jadore, shared without settings": ("Jadore", {}, "jadore801120", {}),
     "jadore, not shared": ("Jadore", {"shared": False, "dk": 6}, "jadore801120", {}),
     "gordicaleksa": ("Gordic", {}, "gordicaleksa", {}),
     "hyunwoongko": ("Hyunwoongko", {}, "hyunwoongko", {}),

@@ -67,6 +67,13 @@ def test_shows_id_of_row_without_token(app, make_translator):
     assert "&lt;599&gt;" in app.heat_map(attention, "cross", "1", "1")
 
 
+def test_attention_ends_at_eos_of_generation_config(make_translator):
+    translator = make_translator()
+    translator.model.generation_config.eos_token_id = [2, 6]
+    attention = translator.attention(translator.encode("the dog runs"), torch.tensor([1, 5, 6, 0]))
+    assert len(attention["cross"][1]) == 2
+
+
 @pytest.mark.parametrize("content", [b"x", b"\xff" * 100, b""])
 def test_page_reports_corrupt_checkpoint(app, make_translator, tmp_path, content):
     make_translator()
