@@ -58,7 +58,7 @@ class TokenStream(BaseStreamer):
 
 
 class Translator:
-    """Model and tokenizer of a checkpoint.
+    """Model and tokenizer of a checkpoint. The weights are the moving average, if the directory contains one (`ema/`).
 
     Args:
         checkpoint: Directory, or repository on the Hub. It must be trusted: its code is run (`trust_remote_code`).
@@ -66,7 +66,9 @@ class Translator:
 
     def __init__(self, checkpoint: str):
         self.tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=True)
-        model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint, trust_remote_code=True, attn_implementation="eager")
+        average = Path(checkpoint, "ema")
+        weights = average if (average / "config.json").exists() else checkpoint
+        model = AutoModelForSeq2SeqLM.from_pretrained(weights, trust_remote_code=True, attn_implementation="eager")
         self.model = model.eval()  # only eager attention returns the weights
         table, unknown = self.model.get_input_embeddings().weight, self.tokenizer.unk_token_id
         self.unknown_ids = set() if unknown is None else {*(table == table[unknown]).all(-1).nonzero()[:, 0].tolist()}

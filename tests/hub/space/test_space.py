@@ -67,6 +67,15 @@ def test_shows_id_of_row_without_token(app, make_translator):
     assert "&lt;599&gt;" in app.heat_map(attention, "cross", "1", "1")
 
 
+def test_loads_moving_average(app, make_translator, make_model, tmp_path):
+    """The page shows the same weights as the commands."""
+    config = make_translator().model.config
+    average = make_model(seed=1, vocab_size=config.vocab_size)
+    average.save_pretrained(tmp_path / "model" / "ema")
+    translator = app.Translator(str(tmp_path / "model"))
+    assert torch.equal(translator.model.lm_head.weight, average.lm_head.weight)
+
+
 @pytest.mark.parametrize("content", [b"x", b"\xff" * 100, b""])
 def test_page_reports_corrupt_checkpoint(app, make_translator, tmp_path, content):
     make_translator()
