@@ -118,7 +118,10 @@ class Translator:
 
     @torch.no_grad()
     def candidates(self, batch: dict[str, torch.Tensor], beams: int) -> list[tuple[torch.Tensor, float]]:
-        """Return the best translations of beam search: ids (T), and the mean log-probability of their tokens."""
+        """Return the best translations: ids (T), and the score of beam search.
+
+        The score of one beam is the mean log-probability of its tokens. Several beams have the processed scores.
+        """
         outputs = self.model.generate(
             **batch, num_beams=beams, num_return_sequences=beams, length_penalty=1.0, do_sample=False,
             max_new_tokens=self.max_new_tokens(batch), output_scores=True, output_logits=True,
@@ -184,7 +187,7 @@ def heat_map(attention: dict[str, Any] | None, kind: str, layer: str, head: str)
 def nbest_list(candidates: list[tuple[str, float]]) -> str:
     """Return the translations of beam search with their scores as an HTML list."""
     items = "".join(f"<li>{html.escape(text)} <small>{score:.3f}</small></li>" for text, score in candidates)
-    return f"<p>Best translations of beam search with their mean token log-probability</p><ol>{items}</ol>"
+    return f"<p>Best translations of beam search with their scores</p><ol>{items}</ol>"
 
 
 def status_line(text: str) -> str:

@@ -136,6 +136,21 @@ def test_limits_equal_those_of_pipeline(make_translator, limits):
     assert translator.decode(best) == pipeline("the dog runs in the house", num_beams=2)[0]["translation_text"]
 
 
+def test_scores_of_processed_beams_are_not_named_log_probabilities(app, make_translator):
+    """A repetition penalty changes the scores of beam search."""
+    translator = make_translator()
+    translator.model.generation_config.repetition_penalty = 1.8
+    batch = translator.encode("the dog runs")
+    (ids, score), *_ = translator.candidates(batch, 2)
+    with torch.no_grad():
+        labels = torch.where(ids[1:] == 0, -100, ids[1:])[None]
+        loss = translator.model(**batch, labels=labels).loss
+    assert abs(score + loss.item()) > 0.01
+    assert "<p>Best translations of beam search with their scores</p>" in app.nbest_list(
+        [(translator.decode(ids), score)]
+    )
+
+
 def test_finds_unknown_words(make_translator):
     assert make_translator().unknown_words("the собака runs") == ["собака"]
 
