@@ -43,7 +43,8 @@ def commit_files(
         files: Path or content of each file, by its name in the repository.
         message: Commit message.
         private: Whether to create a private repository. An existing repository must be private.
-        replace: Whether to overwrite files that others have written or changed.
+        replace: Whether to overwrite files that others have written or changed, and to delete an earlier push that
+            has no file in common with `files` except the card.
         keep: Names of files that are not overwritten if they exist in the repository.
         revision: Branch, which is created if it does not exist.
         repo_type: Type of the repository, as in `HfApi`. Defaults to a model.
@@ -51,8 +52,8 @@ def commit_files(
 
     Raises:
         ValueError: An argument is not valid, or the upload fails. The repository contains a file of another user with
-            the same name as one of `files`, and `replace` is not set. The .gitignore of the repository excludes one of
-            `files`. The repository is public although `private` is set.
+            the same name as one of `files`, or an earlier push of something else, and `replace` is not set. The
+            .gitignore of the repository excludes one of `files`. The repository is public although `private` is set.
     """
     if not message.strip():
         raise ValueError("The commit message is empty. Set --message to a text.")
@@ -71,6 +72,12 @@ def commit_files(
     previous = fetch_manifest(api, repo_id, head, repo_type) if MANIFEST_NAME in remote else {}
     known = {name for name, hash_ in remote.items() if hash_ in previous.get(name, [])}
     owned = set(remote) if is_new else known | {MANIFEST_NAME} & remote.keys()
+    stale = [name for name in sorted(previous) if name in owned and name not in files and name != MANIFEST_NAME]
+    if stale and not replace and not previous.keys() & files.keys() - {"README.md"}:
+        raise ValueError(
+            f"{repo_id} contains an earlier push of something else, with {stale[0]}. Choose another repository, or use "
+            f"--replace to delete the files of that push. Nothing was uploaded."
+        )
     hashes = {name: content_hashes(content) for name, content in files.items()}
     new = {name: content for name, content in files.items() if name not in keep or name not in remote}
     conflicts = [name for name in new if name in remote and name not in owned and remote[name] not in hashes[name]]
@@ -83,7 +90,6 @@ def commit_files(
         )
     kept = {name: previous[name] for name in files if name not in new and name in owned}
     manifest = json.dumps({name: hashes[name] for name in new} | kept, indent=1, sort_keys=True)
-    stale = [name for name in sorted(previous) if name in owned and name not in files and name != MANIFEST_NAME]
     uploads = (new | {MANIFEST_NAME: manifest.encode()}).items()
     additions = [CommitOperationAdd(name, content) for name, content in uploads]
     deletions = [CommitOperationDelete(name) for name in stale]

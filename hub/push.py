@@ -5,7 +5,8 @@
 
 Before the upload, a new process without this package loads the model from the files and translates a sentence. The
 upload is a single commit: if it fails, the repository is unchanged, and you can push again. Files that others have
-written or changed in the repository are overwritten only with --replace.
+written or changed in the repository are overwritten only with --replace. It also deletes an earlier push of something
+else, such as the code of hub.decoding, which is otherwise an error.
 """
 
 from functools import partial

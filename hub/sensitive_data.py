@@ -24,6 +24,7 @@ CREDENTIALS = re.compile(
             r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",  # JSON web tokens
             r"-----BEGIN [A-Z ]*PRIVATE KEY",
             r"\b[a-z][a-z0-9+]{1,9}://[^\s/:@]+:[^\s/:@]+@",  # URL with a password
+            r"(?i:[?&](?:(?:access|api|auth)[_-]?)?(?:token|key|secret)=)[\w.%~+/-]{8,}",  # URL parameter
         )
     )
 )
@@ -31,6 +32,10 @@ SECRET_KEYS = re.compile(
     r"(?i)(?:^|[_-])(?:api_?key|secret(?:_key)?|access_key|private_key|password|passwd|"
     r"(?:hub|hf|auth|access|api|bearer)_token)$"
 )
+SERVICE_KEYS = re.compile(  # secrets if the value looks random
+    r"(?i)(?:^token|(?:^|[_-])(?:wandb|comet|neptune|openai|anthropic|deepl|aws|azure|google|github|hf|hub|auth)_key)$"
+)
+RANDOM_VALUE = re.compile(r"(?=.*\d)[\w+/=-]{8,}")
 PATHS = re.compile(  # in running text
     r"(?<![\w/.:<~@-])/[\w.-]+/[\w./-]*"
     r"|(?<![A-Za-z0-9_])[A-Za-z]:(?:\\+|/(?!/))[\w.\\/-]*"  # C:\Users, D:/
@@ -50,6 +55,12 @@ def find_credential(text: str) -> str | None:
     login = get_token()
     match = CREDENTIALS.search(text)
     return f"{match[0][:6]}..." if match else f"{login[:3]}..." if login and len(login) >= 8 and login in text else None
+
+
+def is_secret(key: str, value: str) -> bool:
+    """Return whether the value of a key, in snake case or camel case, is a credential."""
+    key, value = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key), value.strip()
+    return bool(value and SECRET_KEYS.search(key) or SERVICE_KEYS.search(key) and RANDOM_VALUE.fullmatch(value))
 
 
 def find_local_path(text: str, paths: tuple[str, ...] = ()) -> str | None:
@@ -152,7 +163,7 @@ def find_sensitive_text(name: str, content: bytes | Path, paths: tuple[str, ...]
     find = find_path_in_binary if kind in BINARY else find_exact_path if name.endswith(TEXT_DATA) else find_local_path
     for key, each in [("", text), *iter_strings(value)]:
         location = f"{name}, {key}," if key else name
-        if (credential := find_credential(each)) or (each.strip() and SECRET_KEYS.search(key)):
+        if (credential := find_credential(each)) or is_secret(key, each):
             return f"{location} contains a credential ({credential or f'{each[:3]}...'})"
         if (value is None or each is not text) and (path := find(each, paths)):
             return f"{location} contains a local path ({path})"

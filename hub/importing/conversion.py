@@ -85,7 +85,7 @@ def convert(
         raise ValueError(f"the architecture of the file is not supported: {error}") from error
     add_zero_biases(mapped, layout)
     validate_tied_weights(config, mapped)
-    model = build_model(config, mapped, layout)
+    model = build_model(config, mapped, layout, metadata)
     shapes = {name: getattr(config, name) for name in shapes}
     notes = collect_user_notes(layout, metadata, state, config)
     return ImportResult(model, shapes, mapped.folds, mapped.dropped, notes, mapped.used)
@@ -223,7 +223,7 @@ def validate_tied_weights(config: VanillaTransformerConfig, mapped: MappedTensor
 
 
 def build_model(
-    config: VanillaTransformerConfig, mapped: MappedTensors, layout: Layout
+    config: VanillaTransformerConfig, mapped: MappedTensors, layout: Layout, metadata: dict[str, Any]
 ) -> VanillaTransformerForConditionalGeneration:
     """Build the model. Raise ValueError if a parameter is missing or has a wrong shape."""
     with torch.device("meta"):  # allocates no memory before the shapes are validated
@@ -242,7 +242,8 @@ def build_model(
     model = VanillaTransformerForConditionalGeneration(config)
     model.load_state_dict(tensors)
     special = {name: getattr(config, name) for name in (*SPECIAL_IDS, "decoder_start_token_id")}
-    model.generation_config = GenerationConfig(**special, **({"num_beams": 1} | layout.generation))
+    generation = {name: metadata.get(name, default) for name, default in layout.generation.items()}
+    model.generation_config = GenerationConfig(**special, **({"num_beams": 1} | generation))
     return model.eval()
 
 

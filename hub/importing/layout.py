@@ -68,6 +68,7 @@ class Layout:
         default_settings: values of settings that neither the file nor the user specifies.
         computed_tensors: function (info, converted tensors) -> {note for the report: tensors that are not in the file}.
         generation: fields of `GenerationConfig` that reproduce the original decoding. Defaults to greedy decoding.
+            A setting with the name of one of these fields overrides its value.
     """
 
     name: str

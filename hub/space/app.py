@@ -58,7 +58,7 @@ class TokenStream(BaseStreamer):
 
 
 class Translator:
-    """Model and tokenizer of a checkpoint.
+    """Model and tokenizer of a checkpoint. The weights are the moving average, if the directory contains one (`ema/`).
 
     Args:
         checkpoint: Directory, or repository on the Hub. It must be trusted: its code is run (`trust_remote_code`).
@@ -66,7 +66,9 @@ class Translator:
 
     def __init__(self, checkpoint: str):
         self.tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=True)
-        model = AutoModelForSeq2SeqLM.from_pretrained(checkpoint, trust_remote_code=True, attn_implementation="eager")
+        average = Path(checkpoint, "ema")
+        weights = average if (average / "config.json").exists() else checkpoint
+        model = AutoModelForSeq2SeqLM.from_pretrained(weights, trust_remote_code=True, attn_implementation="eager")
         self.model = model.eval()  # only eager attention returns the weights
         table, unknown = self.model.get_input_embeddings().weight, self.tokenizer.unk_token_id
         self.unknown_ids = set() if unknown is None else {*(table == table[unknown]).all(-1).nonzero()[:, 0].tolist()}
@@ -116,7 +118,10 @@ class Translator:
 
     @torch.no_grad()
     def candidates(self, batch: dict[str, torch.Tensor], beams: int) -> list[tuple[torch.Tensor, float]]:
-        """Return the best translations of beam search: ids (T), and the mean log-probability of their tokens."""
+        """Return the best translations: ids (T), and the score of beam search.
+
+        The score of one beam is the mean log-probability of its tokens. Several beams have the processed scores.
+        """
         outputs = self.model.generate(
             **batch, num_beams=beams, num_return_sequences=beams, length_penalty=1.0, do_sample=False,
             max_new_tokens=self.max_new_tokens(batch), output_scores=True, output_logits=True,
@@ -182,7 +187,7 @@ def heat_map(attention: dict[str, Any] | None, kind: str, layer: str, head: str)
 def nbest_list(candidates: list[tuple[str, float]]) -> str:
     """Return the translations of beam search with their scores as an HTML list."""
     items = "".join(f"<li>{html.escape(text)} <small>{score:.3f}</small></li>" for text, score in candidates)
-    return f"<p>Best translations of beam search with their mean token log-probability</p><ol>{items}</ol>"
+    return f"<p>Best translations of beam search with their scores</p><ol>{items}</ol>"
 
 
 def status_line(text: str) -> str:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def programs(start_programs, hub):
-    with start_programs("hub.push", **hub.environment) as programs:
+    with start_programs("hub.push", "hub.decoding", **hub.environment) as programs:
         yield programs
 
 
@@ -182,6 +182,22 @@ def test_deletes_own_stale_files_only(programs, hub, checkpoint):
     assert "samples.tsv" not in files
     assert files["import_report.json"] == b'{"layout": "other"}'
     assert USER_FILES.items() <= files.items()
+
+
+def test_deletes_push_of_another_kind_only_with_replace(programs, hub, checkpoint, tmp_path):
+    """A model and the decoding code have only the card in common. The manifest need not state the kind."""
+    programs.run("hub.push", checkpoint(), "user/kind", setup_code=WITHOUT_SMOKE_TEST)
+    model = dict(hub.repositories["user/kind"].files("main"))
+    process = programs.run("hub.decoding", tmp_path / "search", "--push", "user/kind", status=2)
+    assert "user/kind contains an earlier push of something else, with all_results.json" in process.stderr
+    assert hub.repositories["user/kind"].files("main") == model
+    programs.run("hub.decoding", tmp_path / "search", "--push", "user/kind", "--replace")
+    code = dict(hub.repositories["user/kind"].files("main"))
+    assert "custom_generate/generate.py" in code
+    assert "model.safetensors" not in code
+    process = programs.run("hub.push", checkpoint(), "user/kind", status=2, setup_code=WITHOUT_SMOKE_TEST)
+    assert "with custom_generate/" in process.stderr
+    assert hub.repositories["user/kind"].files("main") == code
 
 
 @pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors"])

@@ -172,7 +172,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # options that several commands have
     "source_lang": {"help": "Source language such as en. Default: the recipe's."},
     "target_lang": {"help": "Target language such as de. Default: the recipe's."},
     "private": {"action": "store_true", "help": "Create a private repository."},
-    "replace": {"action": "store_true", "help": "Overwrite files of other users."},
+    "replace": {"action": "store_true", "help": "Overwrite files of other users, and a push of another kind."},
     "json": {"action": "store_true", "help": "Print the result as one JSON document."},
     "quiet": {"action": "store_true", "help": "Print no progress and no messages except errors."},
 }

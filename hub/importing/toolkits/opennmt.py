@@ -27,7 +27,8 @@ SOURCE = "encoder.embeddings.make_embedding.emb_luts.0.weight"
 TARGET = "decoder.embeddings.make_embedding.emb_luts.0.weight"
 SETTINGS: dict[str, Kind] = {
     **dict.fromkeys(("heads", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), int),
-    **dict.fromkeys(("norm_eps", "dropout", "attention_dropout"), float),
+    "max_new_tokens": int,
+    **dict.fromkeys(("norm_eps", "dropout", "attention_dropout", "length_penalty"), float),
     **dict.fromkeys(("share_embeddings", "share_decoder_embeddings"), bool),
     "position_encoding_type": ("SinusoidalInterleaved", "SinusoidalConcat"),
     "pos_ffn_activation_fn": ("relu", "gelu"),
@@ -36,6 +37,8 @@ DEFAULT_SETTINGS = {
     **{"position_encoding_type": "SinusoidalInterleaved", "pos_ffn_activation_fn": "relu", "norm_eps": 1e-6},
     **{"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3},
 }
+GENERATION = {"num_beams": 5, "length_penalty": 0.0, "max_new_tokens": 100}  # defaults of onmt_translate 2
+GENERATION_VERSION_3 = {"length_penalty": 1.0, "max_new_tokens": 250}
 SUPPORTED_VALUES = {  # of the options that change the architecture
     **{"model_type": "text", "model_task": "seq2seq", "data_task": "seq2seq", "encoder_type": "transformer"},
     **{"decoder_type": "transformer", "self_attn_type": ("scaled-dot", "scaled-dot-flash"), "layer_norm": "standard"},
@@ -88,6 +91,8 @@ def parse_checkpoint(content: dict) -> tuple[dict, dict[str, Any]]:
         if vocabularies["source"] != vocabularies["target"]:
             add_special_rows(state, vocabularies)
         settings |= {name: vocabularies["target"].index(SPECIAL[name]) for name in DEFAULT_SETTINGS if name in SPECIAL}
+    if isinstance(vocab.get("src"), list):  # version 2 has torchtext fields
+        settings |= GENERATION_VERSION_3
     if options["decoder_start_token"] == "</s>":
         settings["decoder_start_token_id"] = settings["eos_token_id"]
     return state, settings | {"vocabularies": vocabularies}
@@ -190,5 +195,5 @@ LAYOUT = Layout(
     default_settings=DEFAULT_SETTINGS,
     variant_config=variant_config,
     computed_tensors=computed_tensors,
-    generation={"num_beams": 5, "length_penalty": 0.0, "max_new_tokens": 250},  # defaults of onmt_translate
+    generation=GENERATION,
 )

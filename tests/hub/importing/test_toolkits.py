@@ -116,6 +116,9 @@ def test_opennmt(toolkits, tmp_path, name, d, ff):
         3,
         2,
     )
+    generation = imported.model.generation_config
+    limits = (5, 0.0, 100) if reference.version == 2 else (5, 1.0, 250)  # defaults of onmt_translate
+    assert (generation.num_beams, generation.length_penalty, generation.max_new_tokens) == limits
     assert config.layer_norm_eps == reference.eps
     assert config.tie_word_embeddings == reference.options["share_decoder_embeddings"]
 

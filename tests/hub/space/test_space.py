@@ -74,6 +74,15 @@ def test_attention_ends_at_eos_of_generation_config(make_translator):
     assert len(attention["cross"][1]) == 2
 
 
+def test_loads_moving_average(app, make_translator, make_model, tmp_path):
+    """The page shows the same weights as the commands."""
+    config = make_translator().model.config
+    average = make_model(seed=1, vocab_size=config.vocab_size)
+    average.save_pretrained(tmp_path / "model" / "ema")
+    translator = app.Translator(str(tmp_path / "model"))
+    assert torch.equal(translator.model.lm_head.weight, average.lm_head.weight)
+
+
 @pytest.mark.parametrize("content", [b"x", b"\xff" * 100, b""])
 def test_page_reports_corrupt_checkpoint(app, make_translator, tmp_path, content):
     make_translator()
@@ -132,6 +141,21 @@ def test_limits_equal_those_of_pipeline(make_translator, limits):
     assert list(translator.stream(batch))[-1] == pipeline("the dog runs in the house")[0]["translation_text"]
     best, _ = translator.candidates(batch, 2)[0]
     assert translator.decode(best) == pipeline("the dog runs in the house", num_beams=2)[0]["translation_text"]
+
+
+def test_scores_of_processed_beams_are_not_named_log_probabilities(app, make_translator):
+    """A repetition penalty changes the scores of beam search."""
+    translator = make_translator()
+    translator.model.generation_config.repetition_penalty = 1.8
+    batch = translator.encode("the dog runs")
+    (ids, score), *_ = translator.candidates(batch, 2)
+    with torch.no_grad():
+        labels = torch.where(ids[1:] == 0, -100, ids[1:])[None]
+        loss = translator.model(**batch, labels=labels).loss
+    assert abs(score + loss.item()) > 0.01
+    assert "<p>Best translations of beam search with their scores</p>" in app.nbest_list(
+        [(translator.decode(ids), score)]
+    )
 
 
 def test_finds_unknown_words(make_translator):
