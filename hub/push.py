@@ -52,10 +52,13 @@ def main() -> None:
 
 def summarize(result: "PushResult") -> str:
     """Return a text on what was uploaded, or would be."""
+    from .commits import MANIFEST_NAME  # slow import
+
     lines = [f"Removed from recipe.yaml: {', '.join(result.removed_keys)}"] if result.removed_keys else []
     source, translation = result.example
     lines += [f"The files load without the package. Translation of {source!r}: {translation!r}"]
     lines += [f"{size:>14,}  {name}" for name, size in result.files.items()]
+    lines += [f"{'file list':>14}  {MANIFEST_NAME}"]
     if result.url is None:
         return "\n".join([*lines, "", result.card, "Nothing was uploaded."])
     return "\n".join(

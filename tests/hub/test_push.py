@@ -510,8 +510,8 @@ def test_training_pushes_at_end(start_programs, hub, recipe, tmp_path):
         arguments = ("--push-to-hub", "true", "--hub-model-id", "user/run", "--precision", "fp32")
         process = programs.run("training.train", recipe, *arguments)
         again = programs.run("training.train", recipe, *arguments, status=0)
-    assert "user/run/commit" in process.stdout
-    assert "contains the finished run" in again.stdout
+    assert "user/run/commit" in process.stderr
+    assert "contains the finished run" in again.stderr
     files = hub.repositories["user/run"].files("main")
     assert not [name for name in files if name.endswith(".bin") or name.startswith("checkpoint")]
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())

@@ -147,9 +147,9 @@ def split_null_options(arguments: list[str]) -> tuple[list[str], list[str]]:
     return kept, keys
 
 
-def is_option(words: list[str]) -> bool:
-    """Return whether the last word is an option without a value."""
-    return bool(words) and words[-1].startswith("--") and "=" not in words[-1]
+def is_option(arguments: list[str]) -> bool:
+    """Return whether the last argument is an option without a value."""
+    return bool(arguments) and arguments[-1].startswith("--") and "=" not in arguments[-1]
 
 
 def known_keys(parser: HfArgumentParser) -> list[str]:
