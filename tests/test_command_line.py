@@ -12,7 +12,7 @@ SLOW_COMMANDS = (
     *("training.train demo", "training.score . --source README.md", "training.average . --output NEW"),
     *("training.diversify . . --source README.md --target README.md --output NEW", "training.benchmark"),
     *("training.distill . --source README.md --output NEW", "hub.import_checkpoint README.md NEW"),
-    *("hub.export . NEW --to onnx", "hub.model_card . user/name", "hub.decoding NEW", "hub.space ."),
+    *("hub.export . NEW --to onnx", "hub.space ."),
 )
 SLOW_TORCH = "import time; print('importing', flush=True); time.sleep(600)"
 
