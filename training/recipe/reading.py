@@ -98,7 +98,8 @@ def read_recipe(arguments: list[str], settings: Mapping[str, Any] | None = None)
     arguments, null_options = split_null_options(arguments)
     parser, settings = make_parser(), dict.fromkeys(null_options) | dict(settings or {})
     names = (word.lstrip("-").partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--"))
-    options = {*settings, *(name.removeprefix("no_") for name in names)}
+    set_keys = (name for name, value in settings.items() if value is not None)  # None means the default
+    options = {*set_keys, *(name.removeprefix("no_") for name in names)}
     if not arguments or arguments[0].startswith("-"):
         raise ValueError(f"the path to a recipe must be the first argument{', before '.join(['', *arguments[:1]])}.")
     path = find_recipe(arguments[0])
@@ -106,7 +107,7 @@ def read_recipe(arguments: list[str], settings: Mapping[str, Any] | None = None)
     for name in settings:
         validate_key(name, known)
     values = _read_yaml(path, parser) | {name: _to_text(value) for name, value in settings.items()}
-    null_keys = [name for name, value in values.items() if value is None and name not in options - settings.keys()]
+    null_keys = [name for name, value in values.items() if value is None and name not in options]
     keys = options | {name for name, value in values.items() if value is not None}
     # without `use_cpu`, processes on CPUs would not connect
     device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]
@@ -147,9 +148,9 @@ def split_null_options(arguments: list[str]) -> tuple[list[str], list[str]]:
     return kept, keys
 
 
-def is_option(words: list[str]) -> bool:
-    """Return whether the last word is an option without a value."""
-    return bool(words) and words[-1].startswith("--") and "=" not in words[-1]
+def is_option(arguments: list[str]) -> bool:
+    """Return whether the last argument is an option without a value."""
+    return bool(arguments) and arguments[-1].startswith("--") and "=" not in arguments[-1]
 
 
 def known_keys(parser: HfArgumentParser) -> list[str]:
