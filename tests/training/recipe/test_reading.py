@@ -223,6 +223,12 @@ def test_settings_of_none_have_the_defaults_of_other_keys(path):
         assert not recipe.explicit_keys & keys.keys()
 
 
+@pytest.mark.parametrize("value", [{1, 2}, float("nan")])
+def test_mappings_have_values_of_json(path, value):
+    with pytest.raises(ValueError, match="the value of lr_scheduler_kwargs cannot be used"):
+        read_recipe([str(path)], {"lr_scheduler_kwargs": {"timescale": value}})
+
+
 def test_random_pairs_have_no_validation_data(path):
     path.write_text(path.read_text().replace("corpus: demo", "corpus: random") + "eval_strategy: steps\n")
     with pytest.raises(ValueError, match=re.escape("eval_strategy requires validation data")):
