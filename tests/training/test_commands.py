@@ -127,11 +127,17 @@ def test_translate_returns_texts_or_details(checkpoint, sentences):
         ({"nbest": 3, "num_beams": 2}, "nbest=3 must be at most num_beams=2"),
         ({"device": "nowhere"}, "'nowhere' is not a usable device"),
         ({"device": "meta"}, "'meta' is not a usable device"),
+        ({"checkpoints": []}, "the list of checkpoints is empty"),
+        ({"sentences": "the dog runs"}, "'the dog runs' is a string: pass a list of sentences"),
+        ({"engine": "Transformers"}, "engine='Transformers' must be one of auto, transformers, ctranslate2"),
+        ({"length_penalty": 101}, "length_penalty=101 must be from -100 to 100"),
+        ({"length_penalty": float("nan")}, "length_penalty=nan must be a finite number"),
+        ({"rerank_weight": float("inf")}, "rerank_weight=inf must be a finite number"),
     ],
 )
 def test_translate_rejects_wrong_options(checkpoint, options, message):
     with pytest.raises(ValueError, match=message):
-        translation.translate(checkpoint, ["the dog runs"], **options)
+        translation.translate(**{"checkpoints": checkpoint, "sentences": ["the dog runs"]} | options)
 
 
 @pytest.fixture
@@ -139,6 +145,43 @@ def files(sentences, tmp_path):
     for side, lines in sentences.items():
         (tmp_path / f"test.{side}").write_text("".join(f"{line}\n" for line in lines))
     return [tmp_path / "test.en", tmp_path / "test.de"]
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        (scoring.score, {"metric": "sequnce"}, "metric='sequnce' must be one of translation, sequence"),
+        (scoring.score, {"checkpoints": []}, "the list of checkpoints is empty"),
+        (scoring.compute_likelihood, {"batch_size": -1}, "batch_size=-1 must be at least 1"),
+        (scoring.compute_likelihood, {"per_pair_output": "test.de"}, "test.de already exists"),
+    ],
+)
+def test_score_rejects_wrong_options(checkpoint, files, monkeypatch, function, options, message):
+    monkeypatch.chdir(files[0].parent)
+    before = files[1].read_text()
+    with pytest.raises(ValueError, match=message):
+        function(**{"checkpoints": checkpoint, "source": files[0], "references": [files[1]], "device": "cpu"} | options)
+    assert files[1].read_text() == before
+
+
+def test_references_can_be_one_path(files):
+    assert (
+        scoring.read_test_set(files[0], str(files[1])).targets == scoring.read_test_set(*files[:1], files[1:]).targets
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"teachers": []}, "the list of checkpoints is empty"),
+        ({"nbest": -1}, "nbest=-1 must be at least 1"),
+        ({"min_score": float("nan")}, "min_score=nan must be a finite number"),
+        ({"max_length_ratio": float("inf")}, "max_length_ratio=inf must be a finite number"),
+    ],
+)
+def test_distill_rejects_wrong_options(checkpoint, files, tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        distilling.distill(**{"teachers": checkpoint, "source": files[0], "output": tmp_path / "new.tsv"} | options)
 
 
 def test_score_prints_a_table(checkpoint, files, monkeypatch, capsys):

@@ -5,15 +5,15 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from datasets import Dataset
+from datasets import Dataset, are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from datasets.config import HF_DATASETS_CACHE
-from datasets.utils.logging import disable_progress_bar
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -53,17 +53,16 @@ def tokenize_corpus(
     ).hexdigest()
     folder = Path(HF_DATASETS_CACHE) / "vanilla_transformer"
     folder.mkdir(parents=True, exist_ok=True)
-    if not sys.stderr.isatty():
-        disable_progress_bar()
-    data = Dataset.from_dict({"source": text.sources, "target": text.targets}).map(
-        lambda rows: tokenize_rows(tokenizer, rows["source"], rows["target"]),
-        batched=True,
-        batch_size=10_000,
-        remove_columns=["source", "target"],
-        cache_file_name=str(folder / f"{key}.arrow"),
-        new_fingerprint=key[:32],
-        desc="tokens",
-    )
+    with progress_bars_on_terminal():
+        data = Dataset.from_dict({"source": text.sources, "target": text.targets}).map(
+            lambda rows: tokenize_rows(tokenizer, rows["source"], rows["target"]),
+            batched=True,
+            batch_size=10_000,
+            remove_columns=["source", "target"],
+            cache_file_name=str(folder / f"{key}.arrow"),
+            new_fingerprint=key[:32],
+            desc="tokens",
+        )
     kept = np.arange(len(data))
     if arguments is not None:
         kept = _filter(sequence_lengths(data), arguments, text.dropped)
@@ -77,6 +76,19 @@ def tokenize_corpus(
     limit = sys.maxsize if arguments is None else arguments.max_length
     tokenize = partial(tokenize_with_dropout, noisy, tokenizer, limit)
     return Dataset.from_dict(columns).with_transform(tokenize, columns=["source", "target"])
+
+
+@contextmanager
+def progress_bars_on_terminal() -> Iterator[None]:
+    """Context manager that disables the progress bars of `datasets` if stderr is not a terminal."""
+    is_disabled_here = not sys.stderr.isatty() and not are_progress_bars_disabled()
+    if is_disabled_here:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if is_disabled_here:
+            enable_progress_bars()
 
 
 def tokenize_with_dropout(

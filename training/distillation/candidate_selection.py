@@ -12,7 +12,7 @@ from sacrebleu.metrics import BLEU
 from vanilla_transformer import TranslationPipeline
 
 from ..data.parallel_text import invalid_pair_reason
-from ..inference.translators import GREEDY_OVERRIDES
+from ..inference.translators import GREEDY_OVERRIDES, validate_numbers
 
 MAX_COPY_OVERLAP = 0.2  # `word_overlap` is 0.07 for English and German or French, from 0.25 within English
 MIN_WORDS_FOR_CHECK = 500  # per block
@@ -37,7 +37,7 @@ class TableSection:
         batch_size, engine, quantization: as in `TranslationPipeline` and `select_engine`.
 
     Raises:
-        ValueError: A number is too small.
+        ValueError: A number is infinite, nan, or too small or large.
     """
 
     teachers: tuple[str, ...]
@@ -57,9 +57,9 @@ class TableSection:
     quantization: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_beams", "max_new_tokens", "batch_size", "max_length_ratio"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        validate_numbers(self, ("num_beams", "max_new_tokens", "batch_size", "max_length_ratio"))
+        if self.nbest < 0:
+            raise ValueError(f"nbest={self.nbest} must be at least 1.")
         if self.num_beams and self.nbest > self.num_beams:
             raise ValueError(f"nbest={self.nbest} must be at most num_beams={self.num_beams}.")
 

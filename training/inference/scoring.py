@@ -14,6 +14,7 @@ from vanilla_transformer.shared.command_line import logger, shows_progress
 
 from ..data.files import iter_stripped_lines, read_table, validate_line_counts
 from ..data.parallel_text import ParallelText, collect_valid_pairs
+from ..recipe.validation import METRICS
 from .metrics import SequenceMetric, TranslationMetric, compute_pair_nll, transpose_references
 from .translation import TranslationSettings, translate_lines
 from .translators import as_names, load_translator, read_run_recipe
@@ -24,7 +25,7 @@ NUM_BOOTSTRAP_SAMPLES = 1000
 def score(
     checkpoints: str | Path | Sequence[str | Path],
     source: str | Path,
-    references: Sequence[str | Path] = (),
+    references: str | Path | Sequence[str | Path] = (),
     *,
     compare: str | Path | Sequence[str | Path] | None = None,
     metric: str | None = None,
@@ -45,7 +46,7 @@ def score(
     Args:
         checkpoints: Directory, or repository on the Hub. Several form an ensemble.
         source: Text file with one sentence per line, or .tsv file with references in the further columns.
-        references: Text files with references, if `source` has none.
+        references: One or more text files with references, if `source` has none.
         compare: Checkpoint or ensemble to compare with, by paired bootstrap resampling (Koehn 2004).
         metric: "translation" or "sequence". Defaults to that of the recipe.
         target_lang: Language of the Moses tokenizer. Defaults to that of the recipe, or "de".
@@ -59,9 +60,11 @@ def score(
     Raises:
         ValueError: If a checkpoint cannot be loaded, or the files are no test set.
     """
-    systems = [as_names(each) for each in (checkpoints, compare) if each]
+    systems = [as_names(each) for each in (checkpoints, compare) if each is not None]
     if systems[1:] == systems[:1]:
         raise ValueError("--compare must be another checkpoint.")
+    if metric not in (None, *METRICS):
+        raise ValueError(f"metric={metric!r} must be one of {', '.join(METRICS)}.")
     if num_bootstrap_samples < 2:
         raise ValueError(f"num_bootstrap_samples={num_bootstrap_samples} must be at least 2.")
     settings = TranslationSettings(
@@ -75,13 +78,13 @@ def score(
     return score_translations(outputs, text.references or text.targets, metric, language, num_bootstrap_samples)
 
 
-def read_test_set(source: str | Path, references: Sequence[str | Path]) -> ParallelText:
+def read_test_set(source: str | Path, references: str | Path | Sequence[str | Path]) -> ParallelText:
     """Read sources and references.
 
     Raises:
         ValueError: If the files have different numbers of lines or no sentences.
     """
-    source, paths = Path(source), [Path(each) for each in references]
+    source, paths = Path(source), [Path(each) for each in as_names(references)] if references else []
     if (source.suffix == ".tsv") == bool(paths):
         raise ValueError("Set --reference and a text file as --source, or use a .tsv file with references as --source.")
     for path in paths:
@@ -137,7 +140,7 @@ def bootstrap_scores(systems: list, metrics: dict[str, Any], columns: list, samp
 def compute_likelihood(
     checkpoints: str | Path | Sequence[str | Path],
     source: str | Path,
-    references: Sequence[str | Path] = (),
+    references: str | Path | Sequence[str | Path] = (),
     *,
     per_pair_output: str | Path | None = None,
     batch_size: int | None = None,
@@ -153,11 +156,15 @@ def compute_likelihood(
         `nll_per_token`, `perplexity`, `target_tokens` and `pairs`.
 
     Raises:
-        ValueError: As in `score`.
+        ValueError: As in `score`, or if `per_pair_output` exists.
     """
+    settings = TranslationSettings(batch_size=batch_size, device=device)
+    if per_pair_output and Path(per_pair_output).exists():
+        raise ValueError(f"{per_pair_output} already exists. Choose another path.")
     text = read_test_set(source, references)
     translator = load_translator(checkpoints, device)
-    models = translator.model, translator.tokenizer, text, batch_size or DEFAULT_BATCH_SIZE, translator.ensemble
+    size = settings.batch_size or DEFAULT_BATCH_SIZE
+    models = translator.model, translator.tokenizer, text, size, translator.ensemble
     scored = compute_pair_nll(*models, show=shows_progress())
     if per_pair_output:
         rows = (f"{nats:.4f}\t{tokens}\t{nats / tokens:.4f}\n" for nats, tokens in scored)

@@ -12,7 +12,13 @@ from vanilla_transformer.shared.command_line import logger, shows_progress
 from vanilla_transformer.shared.text_lines import read_lines
 
 from ..data.parallel_text import ParallelText
-from .translators import MIN_CTRANSLATE2_SENTENCES, get_decoding_options, load_translator, select_engine
+from .translators import (
+    MIN_CTRANSLATE2_SENTENCES,
+    get_decoding_options,
+    load_translator,
+    select_engine,
+    validate_numbers,
+)
 
 RERANK_WEIGHT = 0.5  # of the target-to-source model
 BATCHES_PER_RERANK_WINDOW = 64
@@ -63,8 +69,10 @@ def translate(
         `TranslationPipeline`, best first.
 
     Raises:
-        ValueError: If a checkpoint cannot be loaded, or an option has an invalid value.
+        ValueError: If a checkpoint cannot be loaded, an option has an invalid value, or `sentences` is a string.
     """
+    if isinstance(sentences, str):
+        raise ValueError(f"sentences={sentences[:80]!r} is a string: pass a list of sentences.")
     settings = TranslationSettings(
         nbest=nbest, num_beams=num_beams, length_penalty=length_penalty, max_new_tokens=max_new_tokens,
         glossary=glossary, scores=scores, details=details, rerank=rerank, rerank_weight=rerank_weight,
@@ -96,9 +104,7 @@ class TranslationSettings:
 
     def __post_init__(self) -> None:
         """Raise ValueError for invalid values and combinations."""
-        for name in ("batch_size", "nbest", "num_beams", "max_new_tokens"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        validate_numbers(self, ("batch_size", "nbest", "num_beams", "max_new_tokens"))
         if (self.num_beams or self.nbest) < self.nbest:
             raise ValueError(f"nbest={self.nbest} must be at most num_beams={self.num_beams}.")
         if self.rerank and self.num_beams == 1:

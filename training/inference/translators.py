@@ -1,6 +1,7 @@
 """Loading of checkpoints for inference, and their recipes."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ import torch
 import yaml
 
 from vanilla_transformer import TranslationPipeline
-from vanilla_transformer.shared.command_line import logger
+from vanilla_transformer.shared.command_line import ENGINES, MAX_EXPONENT, logger
 from vanilla_transformer.shared.ctranslate2_pipeline import CTranslate2Pipeline, validate_ctranslate2_options
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, wrap_load_errors
 
@@ -24,8 +25,11 @@ GREEDY_OVERRIDES = {"length_penalty": None, "early_stopping": None}  # transform
 
 
 def as_names(checkpoints: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
-    """Return the names of one checkpoint or of an ensemble."""
-    return tuple(map(str, [checkpoints] if isinstance(checkpoints, str | Path) else checkpoints))
+    """Return the names of one checkpoint or of an ensemble. Raises ValueError if there are none."""
+    names = tuple(map(str, [checkpoints] if isinstance(checkpoints, str | Path) else checkpoints))
+    if not names:
+        raise ValueError("the list of checkpoints is empty. Pass at least one.")
+    return names
 
 
 def load_translator(checkpoints: str | Path | Sequence[str | Path], device: str | None = None) -> TranslationPipeline:
@@ -123,8 +127,10 @@ def select_engine(
         quantization: Type of the weights with CTranslate2.
 
     Raises:
-        ValueError: If the engine does not support model or options, or the quantization requires another engine.
+        ValueError: If the engine is unknown, does not support model or options, or does not support the quantization.
     """
+    if engine not in ENGINES:
+        raise ValueError(f"engine={engine!r} must be one of {', '.join(ENGINES)}.")
     if quantization and engine != "ctranslate2":
         raise ValueError(f"--quantization {quantization} requires --engine ctranslate2, got --engine {engine}.")
     if engine == "transformers" or (engine == "auto" and num_sentences < MIN_CTRANSLATE2_SENTENCES):
@@ -163,6 +169,17 @@ def read_run_recipe(folder: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ValueError(f"{path} contains no settings: copy it again, or remove it.")
     return rename_keys(settings)
+
+
+def validate_numbers(settings: Any, at_least_one: Sequence[str]) -> None:
+    """Raise ValueError for numbers of `settings` that are infinite, nan, or too small or large."""
+    for name, value in vars(settings).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name}={value} must be a finite number.")
+        if name in at_least_one and value is not None and value < 1:
+            raise ValueError(f"{name}={value} must be at least 1.")
+    if abs(settings.length_penalty or 0) > MAX_EXPONENT:
+        raise ValueError(f"length_penalty={settings.length_penalty} must be from -{MAX_EXPONENT} to {MAX_EXPONENT}.")
 
 
 def get_decoding_options(settings: Any) -> dict[str, Any]:

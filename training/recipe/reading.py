@@ -98,15 +98,16 @@ def read_recipe(arguments: list[str], settings: Mapping[str, Any] | None = None)
     arguments, null_options = split_null_options(arguments)
     parser, settings = make_parser(), dict.fromkeys(null_options) | dict(settings or {})
     names = (word.lstrip("-").partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--"))
-    options = {*settings, *(name.removeprefix("no_") for name in names)}
+    set_keys = (name for name, value in settings.items() if value is not None)  # None means the default
+    options = {*set_keys, *(name.removeprefix("no_") for name in names)}
     if not arguments or arguments[0].startswith("-"):
         raise ValueError(f"the path to a recipe must be the first argument{', before '.join(['', *arguments[:1]])}.")
     path = find_recipe(arguments[0])
     known = known_keys(parser)
     for name in settings:
         validate_key(name, known)
-    values = _read_yaml(path, parser) | {name: _to_text(value) for name, value in settings.items()}
-    null_keys = [name for name, value in values.items() if value is None and name not in options - settings.keys()]
+    values = _read_yaml(path, parser) | {name: _to_text(name, value) for name, value in settings.items()}
+    null_keys = [name for name, value in values.items() if value is None and name not in options]
     keys = options | {name for name, value in values.items() if value is not None}
     # without `use_cpu`, processes on CPUs would not connect
     device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]
@@ -220,12 +221,15 @@ def _read_value(node: yaml.Node, name: str, location: str, is_list: bool) -> Any
     raise ValueError(f"{location}: {name} must be {'a list of values' if is_list else 'a single value'}.")
 
 
-def _to_text(value: Any) -> Any:
+def _to_text(name: str, value: Any) -> Any:
     """Convert a Python value to the form of `_read_yaml`."""
     if value is None or isinstance(value, list | tuple):
         return value and [str(each) for each in value]
     if isinstance(value, Mapping):
-        return json.dumps(value)
+        try:
+            return json.dumps(dict(value), allow_nan=False)
+        except (TypeError, ValueError) as error:  # such as a date or nan
+            raise ValueError(f"the value of {name} cannot be used ({error}).") from error
     return str(value.value if isinstance(value, Enum) else value)
 
 

@@ -213,8 +213,12 @@ def format_logs(logs: dict[str, Any]) -> str:
 
 
 def replace_progress_callback(trainer: Any) -> None:
-    """Replace callbacks that print to stdout, and remove them if messages are disabled. Those of notebooks are kept."""
-    for printing, replacement in ((ProgressCallback, TokenProgress), (PrinterCallback, LogMessages)):
+    """Replace callbacks that print to stdout, and remove them if messages are disabled. Those of notebooks are kept.
+
+    If stderr is not a terminal, messages replace the progress bar.
+    """
+    progress = TokenProgress if sys.stderr.isatty() else LogMessages
+    for printing, replacement in ((ProgressCallback, progress), (PrinterCallback, LogMessages)):
         if trainer.pop_callback(printing) is not None and logger.isEnabledFor(logging.WARNING):
             trainer.add_callback(replacement())
 

@@ -1,4 +1,5 @@
 import pytest
+from datasets import are_progress_bars_disabled
 from transformers import NllbTokenizerFast
 
 from training.data.parallel_text import ParallelText
@@ -34,6 +35,14 @@ def test_sequence_lengths(tokenizer):
     data = tokenize_corpus(ParallelText(["w1 w2", "w1", "w3"], ["w1", "w2 w3 w4", "w5"]), tokenizer)
     assert sequence_lengths(data).tolist() == [[3, 2], [2, 4], [2, 2]]
     assert sequence_lengths(data.select([2, 1])).tolist() == [[2, 2], [2, 4]]
+
+
+@pytest.mark.parametrize("is_disabled", [False, True])
+def test_progress_bars_are_hidden_without_a_terminal(tokenizer, monkeypatch, capsys, is_disabled):
+    monkeypatch.setitem(are_progress_bars_disabled.__globals__, "_hf_datasets_progress_bars_disabled", is_disabled)
+    tokenize_corpus(ParallelText(["w1"], ["w2"]), tokenizer)
+    assert capsys.readouterr().err == ""
+    assert are_progress_bars_disabled() is is_disabled
 
 
 def test_caches_by_content(tokenizer, cache):

@@ -214,6 +214,21 @@ def test_null_on_the_command_line_is_none(path, words):
         read_recipe([str(path), "--seed", "null"])
 
 
+def test_settings_of_none_have_the_defaults_of_other_keys(path):
+    keys = {"metric_for_best_model": None, "greater_is_better": None}
+    words = ["--early-stopping-patience=2", "--eval-strategy=steps"]
+    nulls = [f"{option_name(key)}=null" for key in keys]
+    for recipe in (read_recipe([str(path), *words], keys), read_recipe([str(path), *words, *nulls])):
+        assert (recipe.training.metric_for_best_model, recipe.training.greater_is_better) == ("bleu", True)
+        assert not recipe.explicit_keys & keys.keys()
+
+
+@pytest.mark.parametrize("value", [{1, 2}, float("nan")])
+def test_mappings_have_values_of_json(path, value):
+    with pytest.raises(ValueError, match="the value of lr_scheduler_kwargs cannot be used"):
+        read_recipe([str(path)], {"lr_scheduler_kwargs": {"timescale": value}})
+
+
 def test_random_pairs_have_no_validation_data(path):
     path.write_text(path.read_text().replace("corpus: demo", "corpus: random") + "eval_strategy: steps\n")
     with pytest.raises(ValueError, match=re.escape("eval_strategy requires validation data")):

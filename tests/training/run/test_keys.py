@@ -86,6 +86,7 @@ def observe(make_trainer, tmp_path, monkeypatch):
             "recomputed": trainer.model.is_activation_checkpointing,
         }
 
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)  # for `disable_tqdm`
     before = transformers.logging.get_verbosity()
     yield run
     transformers.logging.set_verbosity(before)

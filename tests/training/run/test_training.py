@@ -117,6 +117,8 @@ def progress_callbacks(trainer) -> set[type]:
 
 
 def test_progress_callbacks(make_trainer, monkeypatch):
+    assert progress_callbacks(make_trainer(disable_tqdm=False)) == {LogMessages}
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     assert progress_callbacks(make_trainer(disable_tqdm=False)) == {TokenProgress}
     assert progress_callbacks(make_trainer(disable_tqdm=True)) == {LogMessages}
     with monkeypatch.context() as patch:
