@@ -76,7 +76,7 @@ def write_lines(translator: TranslationPipeline, stream: BinaryIO, sink: TextIO,
             if "error" in candidate:
                 logger.error(f"line {number} is not translated: {candidate['error']}")
         if settings.details:
-            sink.write(format_json(line.rstrip("\r\n"), candidates))
+            sink.write(format_json(line, candidates))
         else:
             for candidate in candidates:
                 text = sanitize_tsv_cell(candidate["translation_text"])
@@ -120,7 +120,7 @@ def decode_lines(stream: BinaryIO, pending: deque[str]) -> Iterator[str]:
     """Yield decoded lines, and add them to `pending`. A line that is not UTF-8 is logged, and blank."""
     for number, line in enumerate(stream, start=1):
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()  # as in training
         except UnicodeDecodeError as error:
             logger.error(f"line {number} is not translated: not UTF-8 (byte {line[error.start]:#04x})")
             text = ""
