@@ -30,15 +30,7 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
         return {name: _from_pairs(pairs, "demo") for name, pairs in demo.generate().items()}
     if arguments.corpus == "random":
         return {"train": _from_pairs(random_pairs(), "random")}
-    if use_dataset(arguments):
-        corpus = read_dataset(arguments)
-    else:
-        if arguments.dataset_name is not None:
-            logger.info(f"reading the files in {arguments.data_dir}, not the dataset {arguments.dataset_name}")
-        names = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
-        if arguments.streaming:
-            del names["train"]
-        corpus = {split: read_file(arguments, name) for split, name in names.items() if name is not None}
+    corpus = read_dataset(arguments) if use_dataset(arguments) else read_files(arguments)
     for split, text in corpus.items():
         if not len(text):
             raise ValueError(f"the {split} set has no pairs.")
@@ -59,6 +51,16 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
         corpus = _split_off_validation(corpus, arguments.validation_size)
     corpus = _filter_overlap(corpus, arguments.on_eval_overlap)
     return corpus | {"train": _add_swapped_pairs(corpus["train"])} if arguments.both_directions else corpus
+
+
+def read_files(arguments: DataArguments) -> dict[str, ParallelText]:
+    """Read the splits from files, without "train" when streaming."""
+    if arguments.dataset_name is not None:
+        logger.info(f"reading the files in {arguments.data_dir}, not the dataset {arguments.dataset_name}")
+    names = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
+    if arguments.streaming:
+        del names["train"]
+    return {split: read_file(arguments, name) for split, name in names.items() if name is not None}
 
 
 def _add_swapped_pairs(text: ParallelText) -> ParallelText:

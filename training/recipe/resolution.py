@@ -35,54 +35,21 @@ def resolve_recipe(recipe: Recipe) -> None:
     """Set values that depend on other keys. Raise ValueError for invalid values and combinations."""
     data, tokenizer, training, decoding = recipe.data, recipe.tokenizer, recipe.training, recipe.decoding
     validate_values([data, tokenizer, recipe.model, training, decoding])
-    fractions = {"bpe_dropout": tokenizer.bpe_dropout, "ema_decay": training.ema_decay}
-    fractions |= {"label_smoothing_factor": training.label_smoothing_factor}
-    fractions |= {name: value for name, value in vars(recipe.model).items() if name.endswith("dropout")}
-    for name, value in fractions.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"{name}={value} is invalid: it must be at least 0 and less than 1.")
+    validate_fractions(recipe)
     if abs(decoding.length_penalty) > MAX_EXPONENT:
         raise ValueError(f"length_penalty={decoding.length_penalty} must be from -{MAX_EXPONENT} to {MAX_EXPONENT}.")
     if training.base_model is None:
         validate_model(vars(recipe.model))
-    if tokenizer.tokenizer_vocab_size < 5 and tokenizer.tokenizer_path is None:
-        raise ValueError(f"tokenizer_vocab_size={tokenizer.tokenizer_vocab_size} must be at least 5.")
-    if tokenizer.bpe_dropout and tokenizer.tokenizer_type != "bpe":
-        raise ValueError("bpe_dropout requires tokenizer_type=bpe.")
-    if tokenizer.moses and tokenizer.tokenizer_type not in ("bpe", "unigram"):
-        raise ValueError("moses requires tokenizer_type=bpe or unigram.")
+    validate_tokenizer(tokenizer)
     if training.rdrop_alpha and training.simcut_alpha:
         raise ValueError("rdrop_alpha and simcut_alpha cannot be combined. Remove one of them.")
     if data.both_directions and not tokenizer.shared_vocabulary:
         raise ValueError("both_directions requires shared_vocabulary.")
-    if data.max_length_ratio is not None and data.max_length_ratio < 1:
-        raise ValueError(f"max_length_ratio={data.max_length_ratio} is invalid: it must be at least 1.")
     validate_tokens_per_update(training, recipe.explicit_keys)
     if data.streaming:
         validate_streaming(data, tokenizer, training)
-    validate_used_data_keys(data)
-    files = filter(None, (data.train_file, data.validation_file, data.test_file))
-    if data.corpus == "files" and data.source_lang == data.target_lang and any(Path(f).suffix != ".tsv" for f in files):
-        raise ValueError(
-            f"source_lang={data.source_lang} is also target_lang: both sides would be the same files or columns. Set "
-            f"two names, such as src and tgt for train.src and train.tgt, or use .tsv files."
-        )
-    evaluates = training.eval_strategy != "no"
-    sources = data.validation_file or data.dataset_name or data.validation_size
-    if evaluates and (data.corpus == "random" or not (data.corpus == "demo" or sources)):
-        raise ValueError("eval_strategy requires validation data. Set validation_file or validation_size.")
-    uses_metric = training.average_by == "best" or training.early_stopping_patience is not None
-    if uses_metric and (not evaluates or (training.average_by == "best" and training.save_strategy == "no")):
-        raise ValueError(
-            "early_stopping_patience requires eval_strategy. average_by=best requires eval_strategy and save_strategy."
-        )
-    validate_checkpoint_strategy(training)
-    if training.average_checkpoints > 1 and training.save_strategy == "no":
-        raise ValueError("average_checkpoints requires save_strategy=steps or save_strategy=epoch.")
-    if uses_metric and "metric_for_best_model" not in recipe.explicit_keys:  # transformers may have set "loss"
-        training.metric_for_best_model = default_metric(decoding.metric, training.predict_with_generate)
-    if training.metric_for_best_model is not None and "greater_is_better" not in recipe.explicit_keys:
-        training.greater_is_better = training.metric_for_best_model.removeprefix("eval_") not in LOWER_IS_BETTER
+    validate_data(data)
+    resolve_checkpoint_selection(recipe)
     plateau = training.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
     if plateau and training.greater_is_better and isinstance(training.lr_scheduler_kwargs, dict | None):
         training.lr_scheduler_kwargs = {"mode": "max"} | (training.lr_scheduler_kwargs or {})
@@ -98,6 +65,60 @@ def resolve_recipe(recipe: Recipe) -> None:
     if training.bf16:
         training.precision = "bf16"
     validate_training_setup(training)
+
+
+def validate_fractions(recipe: Recipe) -> None:
+    """Raise ValueError for probabilities and factors outside of 0 to 1."""
+    fractions = {"bpe_dropout": recipe.tokenizer.bpe_dropout, "ema_decay": recipe.training.ema_decay}
+    fractions |= {"label_smoothing_factor": recipe.training.label_smoothing_factor}
+    fractions |= {name: value for name, value in vars(recipe.model).items() if name.endswith("dropout")}
+    for name, value in fractions.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"{name}={value} is invalid: it must be at least 0 and less than 1.")
+
+
+def validate_tokenizer(tokenizer: TokenizerArguments) -> None:
+    """Raise ValueError for contradicting settings of the tokenizer."""
+    if tokenizer.tokenizer_vocab_size < 5 and tokenizer.tokenizer_path is None:
+        raise ValueError(f"tokenizer_vocab_size={tokenizer.tokenizer_vocab_size} must be at least 5.")
+    if tokenizer.bpe_dropout and tokenizer.tokenizer_type != "bpe":
+        raise ValueError("bpe_dropout requires tokenizer_type=bpe.")
+    if tokenizer.moses and tokenizer.tokenizer_type not in ("bpe", "unigram"):
+        raise ValueError("moses requires tokenizer_type=bpe or unigram.")
+
+
+def validate_data(data: DataArguments) -> None:
+    """Raise ValueError for settings of the data that contradict each other or have no effect."""
+    if data.max_length_ratio is not None and data.max_length_ratio < 1:
+        raise ValueError(f"max_length_ratio={data.max_length_ratio} is invalid: it must be at least 1.")
+    validate_used_data_keys(data)
+    files = filter(None, (data.train_file, data.validation_file, data.test_file))
+    if data.corpus == "files" and data.source_lang == data.target_lang and any(Path(f).suffix != ".tsv" for f in files):
+        raise ValueError(
+            f"source_lang={data.source_lang} is also target_lang: both sides would be the same files or columns. Set "
+            f"two names, such as src and tgt for train.src and train.tgt, or use .tsv files."
+        )
+
+
+def resolve_checkpoint_selection(recipe: Recipe) -> None:
+    """Set the metric that selects checkpoints. Raise ValueError if evaluations or checkpoints are missing for it."""
+    data, training = recipe.data, recipe.training
+    evaluates = training.eval_strategy != "no"
+    sources = data.validation_file or data.dataset_name or data.validation_size
+    if evaluates and (data.corpus == "random" or not (data.corpus == "demo" or sources)):
+        raise ValueError("eval_strategy requires validation data. Set validation_file or validation_size.")
+    uses_metric = training.average_by == "best" or training.early_stopping_patience is not None
+    if uses_metric and (not evaluates or (training.average_by == "best" and training.save_strategy == "no")):
+        raise ValueError(
+            "early_stopping_patience requires eval_strategy. average_by=best requires eval_strategy and save_strategy."
+        )
+    validate_checkpoint_strategy(training)
+    if training.average_checkpoints > 1 and training.save_strategy == "no":
+        raise ValueError("average_checkpoints requires save_strategy=steps or save_strategy=epoch.")
+    if uses_metric and "metric_for_best_model" not in recipe.explicit_keys:  # transformers may have set "loss"
+        training.metric_for_best_model = default_metric(recipe.decoding.metric, training.predict_with_generate)
+    if training.metric_for_best_model is not None and "greater_is_better" not in recipe.explicit_keys:
+        training.greater_is_better = training.metric_for_best_model.removeprefix("eval_") not in LOWER_IS_BETTER
 
 
 def resolve_minutes(recipe: Recipe, options: set[str]) -> None:
