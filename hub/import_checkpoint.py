@@ -53,7 +53,11 @@ def main() -> None:
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], dest="settings", metavar="KEY=VALUE", help="Layout settings."
     )
-    parser.add_argument("--compare-with", metavar="MODULE:CALLABLE", help="Builds the original model to compare with.")
+    parser.add_argument(
+        "--compare-with",
+        metavar="MODULE:CALLABLE",
+        help="Function that builds the original model, to compare the results.",
+    )
     add_options(parser, "json", "quiet")
     arguments = vars(parser.parse_args())
     as_json, quiet = arguments.pop("json"), arguments.pop("quiet")

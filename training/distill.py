@@ -29,7 +29,7 @@ def make_parser() -> CommandLineParser:
     add = parser.add_argument
     add("teacher", nargs="+", type=checkpoint_name, help=CHECKPOINTS)
     add("--source", type=existing_path, required=True, help="Text file with one source sentence per line.")
-    target_help = "Text file with reference translations. Of the n best, the one closest to the reference is used."
+    target_help = "Text file with reference translations. The closest of the n best translations is used."
     add("--target", type=existing_path, help=target_help)
     add("--with-references", action="store_true", help="With --target: write the reference pairs first.")
     add("--output", required=True, help="Table (.tsv) to write: source, translation.")

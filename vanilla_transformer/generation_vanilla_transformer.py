@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.cache_utils import Cache
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
@@ -360,7 +361,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         if hasattr(kwargs.get("tokenizer"), "stock"):  # stop strings use the target vocabulary
             kwargs["tokenizer"] = kwargs["tokenizer"].stock("target")
         prefix, cache = kwargs.get("decoder_input_ids"), kwargs.get("past_key_values")
-        if prefix is not None and cache is not None and cache.get_seq_length():  # else cached tokens are decoded again
+        if prefix is not None and isinstance(cache, Cache) and cache.get_seq_length():
+            # without a mask, cached tokens would be decoded again
             kwargs.setdefault("decoder_attention_mask", torch.ones_like(prefix))
         assistant, size = kwargs.get("assistant_model"), self.config.decoder_vocab_size
         if assistant is not None and getattr(assistant.config, "decoder_vocab_size", size) != size:

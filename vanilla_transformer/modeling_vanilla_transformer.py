@@ -72,7 +72,9 @@ def scaled_dot_product_attention(
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
-        scores = (scores + attention_mask).clamp(min=torch.finfo(scores.dtype).min)  # -inf would give NaN in padding
+        scores = scores + attention_mask
+        if scores.dtype == torch.float16:  # the sum may be -inf, which would give NaN in rows of padding
+            scores = scores.clamp(min=torch.finfo(scores.dtype).min)
     weights = nn.functional.softmax(scores, dim=-1)
     weights = apply_dropout(weights, dropout, module.training)
     return torch.matmul(weights, value).transpose(1, 2), weights

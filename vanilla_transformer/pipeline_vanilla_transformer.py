@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, Pipeline, PreTrainedModel
-from transformers.generation import StopStringCriteria
+from transformers.generation import MaxTimeCriteria, StopStringCriteria
 from transformers.utils import logging
 
 from .beam_search_vanilla_transformer import MASKED_SCORE, make_length_penalty
@@ -120,7 +120,7 @@ class TranslationPipeline(Pipeline):
             import_module("alignment")  # raise an error before decoding
         n = resolve_generation_config(self.model, generate_kwargs).num_return_sequences or 1
         while window := list(islice(sentences, (batch_size or DEFAULT_BATCH_SIZE) * BATCHES_PER_WINDOW)):
-            window = [each.rstrip() if isinstance(each, str) else each for each in window]  # as in training
+            window = [each.rstrip() if isinstance(each, str) else each for each in window]  # training strips lines
             encoded: dict[int, Any] = {}
             results: dict[int, list[dict[str, Any]]] = {}
             for i, sentence in enumerate(window):
@@ -281,6 +281,7 @@ class TranslationPipeline(Pipeline):
             limits = (model_inputs["attention_mask"].sum(-1) + generate_kwargs["extra_tokens"]).clamp(min=1)
             is_token &= torch.arange(ids.shape[-1], device=ids.device) < limits.to(ids.device)[:, None, None]
         criteria = [*(generate_kwargs.get("stopping_criteria") or ())]
+        criteria = [each for each in criteria if not isinstance(each, MaxTimeCriteria)]  # it depends on the clock
         if config.stop_strings is not None:
             criteria.append(StopStringCriteria(self._target_tokenizer(), config.stop_strings))
         for length in range(1, ids.shape[-1] if criteria else 0):  # padding after a stop may have the id of EOS

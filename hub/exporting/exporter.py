@@ -67,7 +67,7 @@ def usage(folder: Path, to: str) -> str:
 
 
 def resolve_languages(checkpoint: str | Path, codes: Codes) -> tuple[str, str]:
-    """Return the source and target language codes. The default is that of the run's recipe, or ""."""
+    """Return the source and target language codes. Missing codes are those of the recipe, or empty."""
     recipe = read_mapping(Path(checkpoint) / "recipe.yaml")
     source, target = codes
     return source or recipe.text("source_lang") or "", target or recipe.text("target_lang") or ""

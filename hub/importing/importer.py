@@ -47,7 +47,7 @@ def import_checkpoint(
     Args:
         file: Checkpoint file, or directory or Hub id of a Transformers model. No code in it is executed.
         output: Path of the new directory.
-        layout: Layout of the file. Defaults to the layout that has the names of its tensors.
+        layout: Layout of the file. Defaults to detected from the names of the tensors.
         num_heads: Number of attention heads, if the file does not specify it.
         source_tokenizer: A `tokenizer.json`, or a text file with one token per line.
         target_tokenizer: The same for the target. Defaults to the source tokenizer.

@@ -111,10 +111,10 @@ def languages(recipe: CheckedMapping, data: CheckedMapping) -> list[str]:
 
 
 def resolve_datasets(data: CheckedMapping, owner_datasets: list[str]) -> list[str]:
-    """Return the Hub data sets that the run has read. If it did not log them, return those of the owner.
+    """Return the Hub datasets that the run has read. If it did not log them, return those of the owner.
 
     Raises:
-        ValueError: The owner's data sets contradict the log.
+        ValueError: The owner's datasets contradict the log.
     """
     parts = [data.mapping(split) for split in ("train", "validation")]
     read = list(dict.fromkeys(part.text("dataset") or "unknown" for part in parts if part.text("source") == "hub"))

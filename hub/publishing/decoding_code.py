@@ -33,7 +33,7 @@ CARD = """
 # Beam search of "Attention Is All You Need"
 
 For checkpoints of the model type `vanilla_transformer`. The keys and values of the source are computed once and shared
-by all beams. A finished sentence leaves the batch. The search ends as soon as no better hypothesis is possible.
+by all beams. Finished sentences are removed from the batch. The search ends when no better hypothesis is possible.
 
 ```python
 model.generate(**batch, custom_generate="{name}", trust_remote_code=True, num_beams=4)
@@ -42,7 +42,7 @@ model.generate(**batch, custom_generate="{name}", trust_remote_code=True, num_be
 
 The first call returns the same result as `generate()`. The second uses the settings of the paper (section 6.1): length
 penalty ((5 + n) / 6)^alpha, and at most 50 tokens more than the source. `num_beams=1` is greedy decoding. Sampling,
-assisted decoding, streamers, per-step outputs and modified models continue in the loops of transformers.
+assisted decoding, streamers, per-step outputs and modified models use the decoding loops of transformers.
 """
 
 

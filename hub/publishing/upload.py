@@ -54,7 +54,7 @@ class PushResult:
     url: str | None  # of the commit, None after a dry run
     files: dict[str, int]  # sizes in bytes
     removed_keys: list[str]  # keys of recipe.yaml that are not uploaded
-    example: tuple[str, str]  # sentence and its translation by the files
+    example: tuple[str, str]  # sentence and its translation by the uploaded model
     card: str
 
 
@@ -164,7 +164,9 @@ def smoke_test_upload(files: dict[str, Path | bytes], source: str) -> str:
                 (folder / name).write_bytes(content)
             else:
                 try:
-                    (folder / name).symlink_to(content.resolve())  # a copy would stay on the disk after a kill
+                    (folder / name).symlink_to(
+                        content.resolve()
+                    )  # a copy would stay on the disk if the process is killed
                 except OSError:  # Windows allows links only with a privilege
                     shutil.copyfile(content, folder / name)
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -41,7 +41,7 @@ def distill(
         teachers: Checkpoint, or several that form an ensemble.
         source: Text file with one sentence per line.
         output: Table (.tsv) to write: source, translation.
-        target: Text file with references. Of the n best, the one closest to the reference is used (interpolation).
+        target: Text file with references. The closest of the n best translations is used (interpolation).
         with_references: Whether to write the pairs of `source` and `target` first.
         nbest: Translations per line. Defaults to 1; with `target`, to one candidate per beam.
         num_beams, length_penalty, max_new_tokens, batch_size, engine, quantization, device: As in `translate`.
@@ -50,7 +50,8 @@ def distill(
         keep_copies: Whether to keep translations that equal their source.
 
     Returns:
-        The numbers of pairs and dropped lines. None in a process, started by torchrun, that did not complete the table.
+        The numbers of pairs and dropped lines. With torchrun: None in all processes except the one that completes the
+        table.
 
     Raises:
         ValueError: If the table exists, or a teacher, text or option cannot be used.
@@ -87,8 +88,8 @@ def diversify(
         backward: Target-to-source checkpoint or ensemble.
         source: Text file with one source sentence per line.
         target: Text file with the translations of these lines.
-        output: Table (.tsv) to write. It contains each pair twice, each source with its two best translations, and the
-            three best translations of each target with that target.
+        output: Table (.tsv) to write. It contains each pair twice, each source with its two best translations, and
+            each target with its three best back-translations.
         batch_size, engine, quantization, device: As in `translate`.
 
     Returns:
@@ -108,7 +109,7 @@ def diversify(
 
 
 def build_table(output: str | Path, sections: list[TableSection], copies: int, device: str | None) -> PairTable | None:
-    """Build a table after a check of the languages."""
+    """Validate the languages, then build a table."""
     for section in sections:
         validate_languages(section.teachers, section.source)
     builder = PairTableBuilder(Path(output), sections, copies, device)
@@ -117,7 +118,7 @@ def build_table(output: str | Path, sections: list[TableSection], copies: int, d
 
 
 def validate_languages(teachers: Sequence[str], source: Path) -> None:
-    """Raise ValueError if the teachers or the suffix of the source file have different languages."""
+    """Raise ValueError if the teachers differ in their languages, or if `source` has the suffix of their target."""
     first: dict[Any, Any] = {}
     for teacher in teachers:
         recipe = read_run_recipe(Path(teacher))

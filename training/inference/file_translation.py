@@ -1,4 +1,4 @@
-"""Translation from file to file: lines with constant memory, or a document."""
+"""Translation from file to file: line by line with constant memory, or as a document."""
 
 import json
 import math
@@ -29,21 +29,21 @@ def translate_file(
     is_document: bool = False,
     source_lang: str | None = None,
 ) -> None:
-    """Translate a file, and write one line per line, columns, or JSON.
+    """Translate a file, and write one translation per line, columns, or JSON.
 
     With `settings.details`, each line or sentence becomes a JSON object, and with `nbest` or `scores` it becomes rows
     with the columns line number, score and translation. A line that cannot be translated is logged and left empty.
 
     Args:
         checkpoints: As in `translate`.
-        source: UTF-8 text. None reads stdin, and translates each line at once if it is a terminal.
+        source: UTF-8 text. None reads stdin. If stdin is a terminal, each line is translated immediately.
         output: File to write atomically. None writes to stdout.
         settings: How to translate.
         is_document: Whether to split paragraphs into sentences and to keep white space.
         source_lang: Language of a document. Defaults to that of the recipe, or "en".
 
     Raises:
-        ValueError: If a checkpoint cannot be loaded, or the options exclude each other.
+        ValueError: If a checkpoint cannot be loaded, or the options cannot be combined.
         OSError: If a file cannot be read or written.
     """
     if is_document and (settings.rerank or settings.nbest > 1 or settings.scores):
@@ -117,7 +117,7 @@ def write_document(
 
 
 def decode_lines(stream: BinaryIO, pending: deque[str]) -> Iterator[str]:
-    """Yield decoded lines, and add them to `pending`. A line that is not UTF-8 is logged, and blank."""
+    """Yield decoded lines, and add them to `pending`. A line that is not UTF-8 is logged and left empty."""
     for number, line in enumerate(stream, start=1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()  # as in training

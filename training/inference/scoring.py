@@ -49,20 +49,21 @@ def score(
         references: One or more text files with references, if `source` has none.
         compare: Checkpoint or ensemble to compare with, by paired bootstrap resampling (Koehn 2004).
         metric: "translation" or "sequence". Defaults to that of the recipe.
-        target_lang: Language of the Moses tokenizer. Defaults to that of the recipe, or "de".
+        target_lang: Target language, for the Moses tokenizer. Defaults to that of the recipe, or "de".
         num_bootstrap_samples: Number of bootstrap resamples.
         num_beams, length_penalty, max_new_tokens, batch_size, engine, quantization, device: As in `translate`.
 
     Returns:
-        By metric: the score in percent, half of its 95 % interval, and for `compare` one such entry per system and the
-        p-value of the difference. In addition, signatures. With `metric="sequence"`: scores without intervals.
+        A dictionary from metric to `score` (percent) and `interval_95` (half-width of the 95 % interval), and the
+        signatures. With `compare`: the same for each system, and the `p_value` of the difference. With
+        `metric="sequence"`: scores without intervals.
 
     Raises:
-        ValueError: If a checkpoint cannot be loaded, or the files are no test set.
+        ValueError: If a checkpoint cannot be loaded, or the files do not form a test set.
     """
     systems = [as_names(each) for each in (checkpoints, compare) if each is not None]
     if systems[1:] == systems[:1]:
-        raise ValueError("--compare must be another checkpoint.")
+        raise ValueError("--compare must differ from the scored checkpoint.")
     if metric not in (None, *METRICS):
         raise ValueError(f"metric={metric!r} must be one of {', '.join(METRICS)}.")
     if num_bootstrap_samples < 2:
@@ -128,7 +129,7 @@ def bootstrap_scores(systems: list, metrics: dict[str, Any], columns: list, samp
     for name, (key, signature) in zip(metrics, signatures.items(), strict=True):
         rows = [{"score": float(row.score), "interval_95": float(row.ci)} for row in table[key]]
         if len(rows) == 2:
-            is_equal = rows[0]["score"] == rows[1]["score"]  # sacreBLEU counts no resample as more different
+            is_equal = rows[0]["score"] == rows[1]["score"]  # sacreBLEU returns 0 instead of 1
             rows[1]["p_value"] = 1.0 if is_equal else float(table[key][1].p_value)
             results[name] = {systems[i][0]: row for i, row in enumerate(rows)}
         else:

@@ -51,16 +51,16 @@ def translate(
         checkpoints: Directory, or repository on the Hub. Several form an ensemble with averaged probabilities.
         sentences: Source sentences. The translation of an empty string is empty.
         nbest: Translations per sentence.
-        num_beams: Beam size. Defaults to that of the first checkpoint, as the next two.
-        length_penalty: Exponent of the length that divides the log-probability of a translation.
+        num_beams: Beam size. Default of this and the next two: the generation config of the first checkpoint.
+        length_penalty: Exponent p of the score: log-probability / length ** p.
         max_new_tokens: Maximum length of a translation.
-        glossary: Table as in `read_glossary`, or terms with their translations, as in `TranslationPipeline`.
+        glossary: Path of a table (see `read_glossary`), or dictionary of terms with their translations.
         scores: Whether to return scores: log-probability in nats / length ** length_penalty.
         details: Whether to return scores, tokens with their log-probabilities, and word alignments.
         rerank: Target-to-source checkpoint that reranks the `num_beams` best translations.
-        rerank_weight: Weight of its score.
+        rerank_weight: Weight of the score of the target-to-source checkpoint.
         batch_size: Sentences per batch. Defaults to 64; on a GPU, to as many as fit into memory.
-        engine: "auto", "transformers" or "ctranslate2". As in `select_engine`.
+        engine: "auto", "transformers" or "ctranslate2". See `select_engine`.
         quantization: Type of the weights with CTranslate2, such as "int8".
         device: For example "cpu" or "cuda:1". Defaults to a GPU, if available.
 
@@ -163,7 +163,7 @@ def rerank_translations(
         for (number, line), candidates in zip(window, outputs, strict=True):
             if not line.strip() or "error" in candidates[0]:
                 continue
-            both = [(each["translation_text"], line.rstrip("\r\n")) for each in candidates]
+            both = [(each["translation_text"], line.rstrip()) for each in candidates]
             if reason := scoring_error(backward, both):
                 logger.warning(f"line {number} is not reranked: {reason}")
                 continue
@@ -185,7 +185,7 @@ def scoring_error(backward: TranslationPipeline, pairs: list[tuple[str, str]]) -
     if not all(lengths):
         return "the sentence has no tokens."
     if last is not None and max(lengths, default=0) > last:
-        return f"the sentence has {max(lengths)} tokens, and the model takes at most {last}."
+        return f"the sentence has {max(lengths)} tokens, and the model accepts at most {last}."
     return None
 
 

@@ -112,7 +112,7 @@ class StopOnSignal(TrainerCallback):
     def close(self) -> None:
         """Restore the signal handlers from before the training."""
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
 
     def _request_stop(self, number: int) -> None:
         """Handle a signal. The launcher may forward a signal that this process has also received directly."""

@@ -97,7 +97,7 @@ def train(recipe: str | Path, **settings: Any) -> TrainingResult:
     if args.world_size == 1 and not is_automatic_cpu and (count := resolve_num_processes(args)) > 1:
         logger.warning(
             f"Training in 1 process. To use {count}, run `vanilla-transformer train`, or in a notebook with GPUs "
-            f"`accelerate.notebook_launcher(train, (recipe,), num_processes={count})`."
+            f"`accelerate.notebook_launcher(functools.partial(train, recipe, **settings), num_processes={count})`."
         )
     with lock_output_dir(Path(args.output_dir)) if args.process_index == 0 else nullcontext():
         return run(resolved, started)
@@ -120,7 +120,7 @@ def run(recipe: Recipe, started: float) -> TrainingResult:
     if trainer.stop.signal_number:
         saved = [path.name for path in all_checkpoints(folder) if (path / MANIFEST).exists()]
         update = f"update {trainer.state.global_step} of {trainer.state.max_steps}"
-        start = saved[-1] if saved else "the start: nothing was saved"
+        start = saved[-1] if saved else "the start, because nothing was saved"
         logger.warning(f"stopped at {update}. The same command resumes from {start}.")
         return TrainingResult(folder, {}, trainer.stop.signal_number)
     seconds = trainer.seconds

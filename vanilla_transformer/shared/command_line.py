@@ -48,7 +48,7 @@ def command_name(module: str) -> str:
 
 
 def start_of_command(module: str) -> str:
-    """Return what users type to run a command: `vanilla-transformer push`, or in a clone `python -m hub.push`."""
+    """Return the first words of a command line: `vanilla-transformer push`, or in a clone `python -m hub.push`."""
     if Path(*sys.argv[:1]).parent.name in ("training", "hub"):
         return f"python -m {module}"
     name = module.rpartition(".")[2]
@@ -172,7 +172,10 @@ OPTIONS: dict[str, dict[str, Any]] = {  # options that several commands have
     "source_lang": {"help": "Source language such as en. Default: the recipe's."},
     "target_lang": {"help": "Target language such as de. Default: the recipe's."},
     "private": {"action": "store_true", "help": "Create a private repository."},
-    "replace": {"action": "store_true", "help": "Overwrite files of other users, and a push of another kind."},
+    "replace": {
+        "action": "store_true",
+        "help": "Overwrite files of other users, and an earlier push of other content.",
+    },
     "json": {"action": "store_true", "help": "Print the result as one JSON document."},
     "quiet": {"action": "store_true", "help": "Print no progress and no messages except errors."},
 }

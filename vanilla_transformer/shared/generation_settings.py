@@ -23,7 +23,7 @@ NEUTRAL_VALUES |= {"encoder_no_repeat_ngram_size": 0}
 
 
 def unsupported_fields(config: GenerationConfig) -> list[str]:
-    """Return the fields of a generation config that have an effect, but not in CTranslate2."""
+    """Return the fields of a generation config that CTranslate2 would ignore."""
     fields = {name for name, value in config.to_diff_dict().items() if value != NEUTRAL_VALUES.get(name)}
     return sorted(fields - SUPPORTED_OPTIONS - NEUTRAL_FIELDS)
 
