@@ -723,10 +723,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return past_key_values
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Shift labels (B, T) right (section 3.1: "the output embeddings are offset by one position").
-
-        On a CPU, labels that are padded on the left raise ValueError.
-        """
+        """Shift labels (B, T) right (section 3.1: "the output embeddings are offset by one position")."""
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or pad is None:
             name = "decoder_start_token_id" if start is None else "pad_token_id"
