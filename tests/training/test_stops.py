@@ -187,7 +187,7 @@ def test_signal_during_last_evaluation_saves(train, read_messages, monkeypatch, 
 
 
 @pytest.mark.parametrize(
-    ("strategy", "start"), [("no", "the start: nothing was saved"), ("steps", f"checkpoint-{UPDATES}")]
+    ("strategy", "start"), [("no", "the start, because nothing was saved"), ("steps", f"checkpoint-{UPDATES}")]
 )
 def test_signal_after_last_save_reports_correct_checkpoint(train, read_messages, monkeypatch, strategy, start):
     log = TokenBatchTrainer.log
