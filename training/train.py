@@ -59,8 +59,8 @@ def train_or_launch(arguments: list[str], as_json: bool) -> None:
 
     recipe = read_recipe(arguments)
     args = recipe.training
-    holds_lock = distributed.LAUNCHED not in os.environ and os.environ.get("RANK", "0") == "0"
-    with output_dir.lock_output_dir(Path(args.output_dir)) if holds_lock else nullcontext():
+    should_lock = distributed.LAUNCHED not in os.environ and os.environ.get("RANK", "0") == "0"
+    with output_dir.lock_output_dir(Path(args.output_dir)) if should_lock else nullcontext():
         is_launched = bool({"LOCAL_RANK", "ACCELERATE_USE_CPU"} & os.environ.keys())  # also by `accelerate launch`
         if not is_launched and (processes := distributed.resolve_num_processes(args)) > 1:
             sys.exit(distributed.launch(processes, sys.argv[1:]))

@@ -81,8 +81,8 @@ def validate_no_file_options(file: Path, options: dict[str, Any]) -> None:
     """Raise ValueError if an option is set that native Transformers models do not need."""
     for name, value in options.items():
         if value:
-            given = "--set" if name == "settings" else option_name(name)
-            raise ValueError(f"{given} is not supported for {file}: its config defines it. Remove {given}.")
+            option = "--set" if name == "settings" else option_name(name)
+            raise ValueError(f"{option} is not supported for {file}: its config defines it. Remove {option}.")
 
 
 def import_file(arguments: SimpleNamespace) -> tuple[ImportResult, PreTrainedTokenizerBase | None, dict[str, Any]]:
@@ -101,8 +101,8 @@ def import_file(arguments: SimpleNamespace) -> tuple[ImportResult, PreTrainedTok
     rows = tokenizers.apply_to(imported) if tokenizers else None
     if tokenizers and layout.name not in TOOLKITS and "source_begins" not in layout_settings:
         imported.user_notes.append(
-            "Sources do not begin with the BOS token. If those of the original code do, as in most tutorials, import "
-            "again with a tokenizer for each side and --set source_begins=true."
+            "Sources do not begin with the BOS token. If the original code puts BOS before sources, as most tutorials "
+            "do, import again with a tokenizer for each side and --set source_begins=true."
         )
     report |= imported.report()
     if arguments.compare_with:

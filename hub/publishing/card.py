@@ -40,8 +40,8 @@ def make_card(
         checkpoint: Checkpoint directory.
         repo_id: Name of the repository, user/name.
         license: License identifier of the Hub.
-        datasets: Training data according to the owner, used if the run did not log them.
-        base_model: Fine-tuned model according to the owner.
+        datasets: Hub ids of the training data, used if the run did not log them.
+        base_model: Hub id of the model that was fine-tuned.
 
     Raises:
         ValueError: The directory is not a checkpoint, one of its files cannot be read, or an argument contradicts the

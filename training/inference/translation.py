@@ -159,7 +159,7 @@ def rerank_translations(
     numbered, size = enumerate(lines, start=1), settings.batch_size or DEFAULT_BATCH_SIZE
     while window := list(islice(numbered, size * BATCHES_PER_RERANK_WINDOW)):
         outputs = translator([line for _, line in window], **options)
-        scored, pairs = Candidates(), list[tuple[str, str]]()
+        scored_candidates, pairs = Candidates(), list[tuple[str, str]]()
         for (number, line), candidates in zip(window, outputs, strict=True):
             if not line.strip() or "error" in candidates[0]:
                 continue
@@ -167,11 +167,11 @@ def rerank_translations(
             if reason := scoring_error(backward, both):
                 logger.warning(f"line {number} is not reranked: {reason}")
                 continue
-            scored += candidates
+            scored_candidates += candidates
             pairs += both
         text = ParallelText([target for target, _ in pairs], [source for _, source in pairs])
-        back = compute_pair_nll(backward.model, backward.tokenizer, text, size, show=False) if pairs else []
-        for each, (nats, tokens) in zip(scored, back, strict=True):
+        backward_nll = compute_pair_nll(backward.model, backward.tokenizer, text, size, show=False) if pairs else []
+        for each, (nats, tokens) in zip(scored_candidates, backward_nll, strict=True):
             each["score"] -= settings.rerank_weight * nats / tokens
         for candidates in outputs:
             yield sorted(candidates, key=lambda each: -each.get("score", 0.0))[: settings.nbest]
@@ -181,11 +181,11 @@ def scoring_error(backward: TranslationPipeline, pairs: list[tuple[str, str]]) -
     """Return why a model cannot score all of the pairs, or None if it can."""
     encoded = backward.tokenizer([source for source, _ in pairs], text_target=[target for _, target in pairs])
     lengths = [len(ids) for name in ("input_ids", "labels") for ids in encoded[name]]
-    last = backward._max_sequence_length()
+    max_length = backward._max_sequence_length()
     if not all(lengths):
         return "the sentence has no tokens."
-    if last is not None and max(lengths, default=0) > last:
-        return f"the sentence has {max(lengths)} tokens, and the model accepts at most {last}."
+    if max_length is not None and max(lengths, default=0) > max_length:
+        return f"the sentence has {max(lengths)} tokens, and the model accepts at most {max_length}."
     return None
 
 

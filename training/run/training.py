@@ -91,8 +91,8 @@ def train(recipe: str | Path, **settings: Any) -> TrainingResult:
         FloatingPointError: if the loss is not finite.
     """
     started = time.time()
-    resolved = read_recipe([str(recipe)], settings)
-    args = resolved.training
+    resolved_recipe = read_recipe([str(recipe)], settings)
+    args = resolved_recipe.training
     is_automatic_cpu = args.device.type == "cpu" and args.num_processes == "auto"
     if args.world_size == 1 and not is_automatic_cpu and (count := resolve_num_processes(args)) > 1:
         logger.warning(
@@ -100,7 +100,7 @@ def train(recipe: str | Path, **settings: Any) -> TrainingResult:
             f"`accelerate.notebook_launcher(functools.partial(train, recipe, **settings), num_processes={count})`."
         )
     with lock_output_dir(Path(args.output_dir)) if args.process_index == 0 else nullcontext():
-        return run(resolved, started)
+        return run(resolved_recipe, started)
 
 
 def run(recipe: Recipe, started: float) -> TrainingResult:

@@ -156,9 +156,12 @@ OPTIONS: dict[str, dict[str, Any]] = {  # options that several commands have
         "type": positive_int,
         "help": "Sentences per batch. Default: 64; on a GPU, as many as fit into memory.",
     },
-    "num_beams": {"type": positive_int, "help": "Beam size. Default: the checkpoint's."},
-    "length_penalty": {"type": exponent_type, "help": "Length penalty. Default: the checkpoint's."},
-    "max_new_tokens": {"type": positive_int, "help": "Maximum translation length. Default: the checkpoint's."},
+    "num_beams": {"type": positive_int, "help": "Beam size. Default: that of the generation config."},
+    "length_penalty": {"type": exponent_type, "help": "Length penalty. Default: that of the generation config."},
+    "max_new_tokens": {
+        "type": positive_int,
+        "help": "Maximum tokens of a translation. Default: as in the generation config.",
+    },
     "engine": {
         "choices": ENGINES,
         "default": "auto",
@@ -169,8 +172,8 @@ OPTIONS: dict[str, dict[str, Any]] = {  # options that several commands have
         "help": "Type of the weights with --engine ctranslate2. Default: float32. Others change translations.",
     },
     "device": {"help": "Device such as cpu or cuda:1. Default: a GPU, if available."},
-    "source_lang": {"help": "Source language such as en. Default: the recipe's."},
-    "target_lang": {"help": "Target language such as de. Default: the recipe's."},
+    "source_lang": {"help": "Source language such as en. Default: that of the recipe."},
+    "target_lang": {"help": "Target language such as de. Default: that of the recipe."},
     "private": {"action": "store_true", "help": "Create a private repository."},
     "replace": {
         "action": "store_true",
