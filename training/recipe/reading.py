@@ -19,6 +19,7 @@ from vanilla_transformer.shared.command_line import (
     add_options,
     closest_match,
     int_type,
+    option_name,
     logger,
 )
 
@@ -100,6 +101,8 @@ def read_recipe(arguments: list[str], settings: Mapping[str, Any] | None = None)
     names = (word.lstrip("-").partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--"))
     set_keys = (name for name, value in settings.items() if value is not None)  # None means the default
     options = {*set_keys, *(name.removeprefix("no_") for name in names)}
+    if repeated := sorted(options.intersection(null_options)):
+        raise ValueError(f"{option_name(repeated[0])} has a value and null. Remove one of the two.")
     if not arguments or arguments[0].startswith("-"):
         raise ValueError(f"the path to a recipe must be the first argument{', before '.join(['', *arguments[:1]])}.")
     path = find_recipe(arguments[0])

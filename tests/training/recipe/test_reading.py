@@ -212,6 +212,8 @@ def test_null_on_the_command_line_is_none(path, words):
     assert read_recipe([str(path), *words]).data.test_file is None
     with pytest.raises(ValueError, match="seed must not be null"):
         read_recipe([str(path), "--seed", "null"])
+    with pytest.raises(ValueError, match="--test-file has a value and null"):
+        read_recipe([str(path), "--test-file", "mine", *words])
 
 
 def test_settings_of_none_have_the_defaults_of_other_keys(path):
