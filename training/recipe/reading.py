@@ -19,8 +19,8 @@ from vanilla_transformer.shared.command_line import (
     add_options,
     closest_match,
     int_type,
-    option_name,
     logger,
+    option_name,
 )
 
 from .arguments import (
