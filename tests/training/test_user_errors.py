@@ -195,7 +195,7 @@ def test_does_not_overwrite_another_run(programs, recipe, tmp_path, other):
         (
             "score",
             ["RUN", "--source", "SOURCE", "--reference", "REFERENCE", "--compare", "RUN"],
-            "must be another checkpoint",
+            "must differ from the scored checkpoint",
         ),
         ("average", ["RUN", "--last", "2", "--output", "RUN"], "already exists"),
         ("average", ["RUN", "--last", "9", "--output", "NEW"], "has only 3 complete checkpoints"),
