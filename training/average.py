@@ -62,7 +62,7 @@ def reject_former_order(parser: CommandLineParser, arguments: list[str]) -> None
 
 
 def is_model(folder: str) -> bool:
-    return os.path.exists(os.path.join(folder, "config.json"))
+    return os.path.exists(f"{folder}/config.json")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Imports, exports and pushes that are killed at random moments give complete results or none."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -19,7 +18,7 @@ def test_killed_import_is_complete_or_absent(start_programs, kill_at_random_mome
 
     def check() -> None:
         if out.exists():
-            names.add(tuple(sorted(os.listdir(out))))
+            names.add(tuple(sorted(path.name for path in out.iterdir())))
             AutoModelForSeq2SeqLM.from_pretrained(out)
             shutil.rmtree(out)
 

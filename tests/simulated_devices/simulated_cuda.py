@@ -264,7 +264,7 @@ def main() -> None:
     sys.modules["simulated_cuda"] = module = sys.modules["__main__"]  # one copy, also if the program imports it
     major, minor = map(int, arguments.capability.split("."))
     module.install(arguments.devices, (major, minor), arguments.max_tokens)
-    sys.path[0], sys.argv = os.getcwd(), arguments.program
+    sys.path[0], sys.argv = str(Path.cwd()), arguments.program
     runpy.run_module(arguments.program[0], run_name="__main__", alter_sys=True)
 
 

@@ -13,11 +13,11 @@ Results and random numbers are those of the CPU.
 """
 
 import argparse
-import os
 import re
 import runpy
 import sys
 from importlib import resources
+from pathlib import Path
 
 import simulated_cuda
 
@@ -57,7 +57,7 @@ def main() -> None:
     sys.argv = parser.parse_args().program
     sys.modules["simulated_mps"] = sys.modules["__main__"]  # one copy, also if the program imports it
     install()
-    sys.path[0] = os.getcwd()
+    sys.path[0] = str(Path.cwd())
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 

@@ -71,7 +71,7 @@ def test_generator_is_read_lazily(make_translator, monkeypatch):
 def test_file(make_translator, tmp_path):
     translator = make_translator()
     (tmp_path / "source.txt").write_text("\n".join(TEXTS) + "\n")
-    with open(tmp_path / "source.txt") as lines:
+    with (tmp_path / "source.txt").open() as lines:
         assert list(translator(lines)) == translator(TEXTS)
 
 

@@ -13,7 +13,7 @@ def find_recipe(name: str) -> str:
         ValueError: if there is neither such a file nor such a packaged recipe.
     """
     packaged = {path.stem: str(path) for path in sorted(RECIPES.glob("*.yaml"))}
-    if name in packaged and not os.path.isfile(name):
+    if name in packaged and not Path(name).is_file():
         return packaged[name]
     if not os.path.exists(name):
         raise ValueError(f"cannot read the recipe {name}: no such file. Packaged recipes: {', '.join(packaged)}.")

@@ -139,7 +139,7 @@ def new_path(text: str) -> Path:
 
 def checkpoint_name(text: str) -> str:
     """Convert an option to a directory that exists, or a name such as `user/name` on the Hub."""
-    is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not os.path.exists(os.path.dirname(text))
+    is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not os.path.exists(text.partition("/")[0])
     if not is_name and not os.path.exists(text):
         raise argparse.ArgumentTypeError(f"{text} does not exist")  # `user` in `user/name` is no local directory
     return text
