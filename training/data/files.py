@@ -1,27 +1,43 @@
-"""Parallel text in files: two text files, or a table (.tsv, .jsonl, .parquet) with source and target."""
+"""Parallel text in files: two text files, or a table (.tsv, .csv, .jsonl, .parquet, .tmx) with source and target."""
 
+import csv
+import io
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
+from xml.etree import ElementTree
 
 import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 
+from vanilla_transformer.shared.command_line import logger
+
 from ..recipe.arguments import DataArguments
+from .analysis.languages import find_columns, language_code
 from .parallel_text import ParallelText, collect_valid_pairs, format_line_numbers, pair_of_row
 
 SEVERAL_TARGETS = "has more than two columns: only validation and test files can have several targets per line."
-TABLE_SUFFIXES = (".tsv", ".jsonl", ".json", ".parquet")  # otherwise: two text files
+TABLE_SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".tmx")  # otherwise: two text files
+NOT_UTF_8 = re.compile("[\udc80-\udcff]")  # bytes that were decoded with the error handler "surrogateescape"
+XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 
 
 def read_file(arguments: DataArguments, name: str) -> ParallelText:
-    """Read `<data_dir>/<name>` if it is a .tsv, .jsonl or .parquet file, else two files `<data_dir>/<name>.<lang>`."""
+    """Read the table `<data_dir>/<name>`, or two text files `<data_dir>/<name>.<language>`."""
     path = Path(arguments.data_dir) / name
     languages = (arguments.source_lang, arguments.target_lang)
     if path.suffix in TABLE_SUFFIXES:
-        return collect_valid_pairs(read_table(path, languages), str(path), arguments.on_bad_lines)
+        text = collect_valid_pairs(read_table(path, languages), str(path), arguments.on_bad_lines)
+        if path.suffix in (".tsv", ".csv") and text.first_line == 1 and len(text):
+            logger.info(
+                f"{path} has no header: column 1 is the source ({languages[0]}), column 2 the target ({languages[1]}). "
+                f"First pair: {text.sources[0][:80]} -> {text.targets[0][:80]}"
+            )
+        return text
     source, target = (path.with_name(f"{path.name}.{language}") for language in languages)
     return read_pair(source, target, arguments.on_bad_lines)
 
@@ -30,10 +46,11 @@ def add_references(text: ParallelText, path: Path) -> None:
     """Set the references of `text` from a .tsv file: line i has the source and the references of line i of the data."""
     if path.suffix != ".tsv":
         raise ValueError(f"test_references={path.name} must be a .tsv file.")
-    rows, lines = list(read_table(path, ("", ""))), len(text) + sum(text.dropped.values())
+    rows = [row for row in read_table(path, ("", "")) if row]
+    lines = len(text) + sum(text.dropped.values())
     if len(rows) != lines:
         raise ValueError(f"{path} has {len(rows)} lines, but the test data have {lines}: the numbers must be equal.")
-    text.references = [[cell for cell in rows[number - 1][1:] if cell] for number in text.line_numbers]
+    text.references = [[cell for cell in rows[number - text.first_line][1:] if cell] for number in text.line_numbers]
     if missing := [number for number, row in zip(text.line_numbers, text.references, strict=True) if not row]:
         raise ValueError(
             f"{path} has no reference at {format_line_numbers(missing)}. Add one, or remove the test pair."
@@ -90,33 +107,138 @@ def _decode_lines(path: Path) -> Iterator[str | None]:
 
 
 def read_table(path: Path, languages: tuple[str, str]) -> Iterator[tuple]:
-    """Yield rows (source, target, additional references ...) of a .tsv, .jsonl or .parquet file.
+    """Yield rows (source, target, additional references ...) of a table, and an empty row for a header.
 
-    A .tsv file has one column for the source and one or more for the targets. The other formats have one field per
-    language, or one field "translation" that contains both.
+    The header of a .tsv or .csv file names the columns of the source and of one or more targets. Without a header, the
+    first column is the source. The other formats have one field per language, or one field "translation" that contains
+    both. A blank row is a pair of empty strings, and a row that is not UTF-8 a pair of None.
+    """
+    if path.suffix in (".tsv", ".csv"):
+        yield from _select_columns(path, languages)
+        return
+    unit = {".parquet": "row", ".tmx": "unit"}.get(path.suffix, "line")
+    has_pairs = path.suffix != ".tmx"
+    for number, record in enumerate(iter_records(path), start=1):
+        if isinstance(record, bytes):
+            yield (None, None) if record.strip() else ("", "")
+        elif path.suffix == ".tmx" and find_columns(list(record), languages) is None:  # a language is missing
+            yield ("", "")
+        else:
+            has_pairs = True
+            yield pair_of_row(record, languages, f"{path}, {unit} {number}")
+    if not has_pairs:
+        found = sorted({language for record in islice(iter_records(path), 100) for language in record})
+        raise ValueError(
+            f"{path}: no unit has both {' and '.join(languages)} (found: {', '.join(found) or 'nothing'}). Set "
+            f"--source-lang and --target-lang."
+        )
+
+
+def _select_columns(path: Path, languages: tuple[str, str]) -> Iterator[tuple]:
+    columns, width = None, 2
+    for number, cells in enumerate(iter_cells(path), start=1):
+        if number == 1 and (columns := find_header(cells, languages, path)):
+            width = len(cells)
+            yield ()
+        elif any(map(NOT_UTF_8.search, cells)):
+            yield (None, None)
+        elif not any(cells):
+            yield ("", "")
+        elif len(cells) < width:
+            separator = "tab" if path.suffix == ".tsv" else "comma"
+            problem = f"{len(cells)} columns, but the header has {width}" if columns else f"no {separator}"
+            raise ValueError(f"{path}, line {number}: {problem}. Expected a source, a {separator} and a target.")
+        else:
+            yield (cells[columns[0]], *(cells[i] for i in columns[1])) if columns else tuple(cells)
+
+
+def find_header(cells: list[str], languages: tuple[str, str], path: Path) -> tuple[int, list[int]] | None:
+    """Return the columns of source and targets if the first row of a table is a header.
+
+    Raises:
+        ValueError: If it names one of the languages and a different second language.
+    """
+    columns = find_columns(cells, languages)
+    codes = [language_code(cell) for cell in cells]
+    if columns is None and len(cells) > 1 and None not in codes and {*map(language_code, languages)} & {*codes}:
+        raise ValueError(
+            f"{path}, line 1: the columns {', '.join(cells)} do not include {' and '.join(languages)}. Set "
+            f"--source-lang and --target-lang to two of them."
+        )
+    return columns
+
+
+def iter_cells(path: Path) -> Iterator[list[str]]:
+    """Yield the cells of each row of a .tsv or .csv file. Text that is not UTF-8 contains surrogates.
+
+    A .tsv file has no quotes. In a .csv file, the separator is a comma, or a semicolon or tab if the header has it.
+    """
+    with open_file(path) as file:
+        lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
+        if path.suffix == ".tsv":
+            for line in lines:
+                yield [cell.strip() for cell in line.split("\t")]
+            return
+        first = lines.readline()
+        headers = {separator: [cell.strip(' "\r\n') for cell in first.split(separator)] for separator in ",;\t"}
+        known = [separator for separator, cells in headers.items() if len(set(map(language_code, cells)) - {None}) > 1]
+        rows = csv.reader(chain([first], lines), delimiter=known[0] if known else ",", strict=True)
+        try:
+            for row in rows:
+                yield [cell.strip() for cell in row]
+        except csv.Error as error:
+            raise ValueError(
+                f"{path}, line {rows.line_num}: not valid CSV ({error}). A text with commas must be in quotes, and a "
+                f"quote inside of it must be doubled."
+            ) from None
+
+
+def iter_records(path: Path) -> Iterator[Any]:
+    """Yield the rows of a .jsonl, .json, .parquet or .tmx file, as dictionaries from column to text.
+
+    Lines of JSON files that are blank or not UTF-8 are bytes.
     """
     if path.suffix == ".parquet":
-        yield from (pair_of_row(row, languages, f"{path}, row {i}") for i, row in enumerate(_parquet(path), start=1))
-        return
-    for number, line in enumerate(_decode_lines(path), start=1):
-        if line is None:
-            yield (None, None)
-        elif not line.strip():
-            yield ("", "")
-        elif path.suffix == ".tsv":
-            cells = line.split("\t")
-            if len(cells) < 2:
-                raise ValueError(f"{path}, line {number}: no tab. Expected a source, a tab and a target.")
-            row = tuple(cell.strip() for cell in cells)
-            if number == 1 and set(row) == set(languages):
-                raise ValueError(f"{path}, line 1: a .tsv file has no header. Its first column must be the source.")
-            yield row
-        else:
+        yield from _parquet(path)
+    elif path.suffix == ".tmx":
+        yield from _tmx(path)
+    else:
+        yield from _json(path)
+
+
+def _json(path: Path) -> Iterator[Any]:
+    with open_file(path) as file:
+        is_array = path.suffix == ".json" and file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
+        file.seek(0)
+        for number, line in enumerate([file.read()] if is_array else file, start=1):
             try:
-                row = json.loads(line)
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                value = json.loads(text) if text.strip() else line
+            except UnicodeDecodeError:
+                yield line
+                continue
             except (ValueError, RecursionError) as error:  # RecursionError: deep nesting
                 raise ValueError(f"{path}, line {number}: expected a JSON object ({error}).") from None
-            yield pair_of_row(row, languages, f"{path}, line {number}")
+            yield from value if is_array else [value]
+
+
+def _tmx(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the texts of each translation unit by language, without the codes of inline elements."""
+    try:
+        with open_file(path) as file:
+            for _, unit in ElementTree.iterparse(file):
+                if unit.tag == "tu":
+                    texts = {}
+                    for variant in unit.iter("tuv"):
+                        language = variant.get(XML_LANG) or variant.get("lang") or ""
+                        for tag in ("bpt", "ept", "it", "ph", "ut"):
+                            for code in variant.iter(tag):
+                                code.text = ""
+                        texts[language] = "".join("".join(seg.itertext()) for seg in variant.iter("seg"))
+                    yield texts
+                    unit.clear()
+    except ElementTree.ParseError as error:
+        raise ValueError(f"{path} is not valid TMX: {error}.") from error
 
 
 def _parquet(path: Path) -> Iterator[dict[str, Any]]:

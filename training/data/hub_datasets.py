@@ -11,14 +11,22 @@ from vanilla_transformer.shared.command_line import logger
 from ..recipe.arguments import DataArguments
 from .parallel_text import ParallelText, collect_valid_pairs, pair_of_row
 
+SAVED_DATASET = {"dataset_dict.json", "state.json"}  # files that `save_to_disk` writes
+
+
+def load_saved(folder: Path) -> DatasetDict:
+    """Load a dataset that `save_to_disk` wrote. A dataset without splits is training data."""
+    saved = load_from_disk(str(folder))
+    return saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
+
 
 def load(arguments: DataArguments, streaming: bool = False) -> Any:
     """Load the splits of the recipe's dataset, or its training split as a stream."""
     name, split = str(arguments.dataset_name), "train" if streaming else None
     try:
-        if Path(name, "dataset_dict.json").exists():  # written by save_to_disk
-            splits = load_from_disk(name)
-            return splits[split].to_iterable_dataset() if streaming else splits
+        if any(Path(name, file).exists() for file in SAVED_DATASET):
+            splits = load_saved(Path(name))
+            return splits["train"].to_iterable_dataset() if streaming else splits
         return load_dataset(name, arguments.dataset_config, split=split, streaming=streaming)
     except (OSError, ValueError, KeyError, TypeError, DatasetsError) as error:
         raise ValueError(
@@ -29,7 +37,8 @@ def load(arguments: DataArguments, streaming: bool = False) -> Any:
 
 def read_dataset(arguments: DataArguments) -> dict[str, ParallelText]:
     """Read the splits of the recipe's dataset. Raises ValueError if it cannot be loaded or has invalid pairs."""
-    logger.info(f"no files in {arguments.data_dir}: loading the dataset {arguments.dataset_name}")
+    if arguments.dataset_name != arguments.data_dir:
+        logger.info(f"no files in {arguments.data_dir}: loading the dataset {arguments.dataset_name}")
     splits = load(arguments)
     if not isinstance(splits, DatasetDict) or "train" not in splits:
         raise ValueError(f"the dataset {arguments.dataset_name} has no split named 'train'.")

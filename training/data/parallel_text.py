@@ -11,6 +11,8 @@ from typing import Any
 
 from vanilla_transformer.shared.command_line import logger
 
+from .analysis.languages import find_columns
+
 MAX_LISTED_LINES = 3  # line numbers in a message
 MAX_SENTENCE_CHARS = 20_000  # longer sentences take minutes to tokenize and terabytes for attention
 INVALID_CHARACTERS = re.compile("[\0\ud800-\udfff]")  # NUL, as in UTF-16 read as UTF-8; surrogates, as in JSON
@@ -25,6 +27,7 @@ class ParallelText:
         references: All accepted targets of each pair, if a file has several.
         dropped: Number of dropped pairs by reason.
         origin: Provenance of the split.
+        first_line: 1-based line of the first row in its file: 2 after a header.
     """
 
     sources: list[str]
@@ -33,6 +36,7 @@ class ParallelText:
     references: list[list[str]] | None = None
     dropped: Counter = field(default_factory=Counter)
     origin: dict[str, Any] = field(default_factory=dict)
+    first_line: int = 1
 
     def __post_init__(self):
         if not self.line_numbers:
@@ -60,13 +64,18 @@ class ParallelText:
 
 
 def pair_of_row(row: Any, languages: tuple[str, str], name: str) -> tuple[str, str]:
-    """Return source and target of a row {"en": ..., "de": ...} or {"translation": {"en": ..., "de": ...}}."""
+    """Return source and target of a row {"en": ..., "de": ...} or {"translation": {"en": ..., "de": ...}}.
+
+    The columns can also have other names of the languages, or names such as source and target, see `find_columns`.
+    """
     is_nested = isinstance(row, dict) and "translation" not in languages
     fields = row.get("translation", row) if is_nested else row
     if fields is None:  # null counts as blank, as in a single field
         return "", ""
     if not isinstance(fields, dict):
         raise ValueError(f"{name}: expected a text for each of {languages}, got {reprlib.repr(fields)}.")
+    if not fields.keys() >= set(languages) and (columns := find_columns([*map(str, fields)], languages)):
+        languages = (list(fields)[columns[0]], list(fields)[columns[1][0]])
     for language in languages:
         if language not in fields:
             found = ", ".join(map(str, fields))[:200] or "nothing"
@@ -95,7 +104,9 @@ def collect_valid_pairs(rows: Iterable[tuple], name: str, on_bad_lines: str | No
     references: list[list[str]] = []
     invalid: dict[str, array] = {}
     for number, row in enumerate(rows, start=1):
-        if reason := invalid_pair_reason(row):
+        if not row:  # a header
+            text.first_line = number + 1
+        elif reason := invalid_pair_reason(row):
             invalid.setdefault(reason, array("q")).append(number)
         else:
             text.sources.append(row[0])
@@ -108,8 +119,13 @@ def collect_valid_pairs(rows: Iterable[tuple], name: str, on_bad_lines: str | No
         if line_numbers:
             message = f"{name}: {len(line_numbers)} lines {reason}, at {format_line_numbers(line_numbers)}"
             if on_bad_lines != "drop":
-                alternative = ", or drop such pairs with --on-bad-lines drop" if on_bad_lines else ""
-                raise ValueError(f"{message}. Correct the file{alternative}.")
+                remedy = (
+                    "Convert the file from its encoding, probably Latin-1"
+                    if reason == "not UTF-8"
+                    else "Correct the file"
+                )
+                remedy += ", or drop such pairs with --on-bad-lines drop" if on_bad_lines else ""
+                raise ValueError(f"{message}. {remedy}.")
             logger.info(f"{message}: dropped")
             text.dropped[reason] += len(line_numbers)
     return text

@@ -58,6 +58,8 @@ def _iter_rows(paths: tuple[str, ...], languages: tuple[str, str], on_bad_lines:
         else read_table(first, languages)
     )
     for number, row in enumerate(rows, start=1):
+        if not row:  # a header
+            continue
         if on_bad_lines == "error":
             validate_row(row, f"{', '.join(paths)}, line {number}")
         if invalid_pair_reason(row) is None:

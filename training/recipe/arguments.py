@@ -34,12 +34,12 @@ class DataArguments:
     data_dir: str = option("data", "The directory of the data files.")
     train_file: str = option(
         "train",
-        "The training data: NAME.tsv, NAME.jsonl or NAME.parquet, or NAME for two text files NAME.<language> with one "
-        "sentence per line.",
+        "The training data: a table (.tsv, .csv, .jsonl, .json, .parquet or .tmx), or NAME for two text files "
+        "NAME.<language> with one sentence per line.",
     )
     validation_file: str | None = option("val", "The validation data, in the same formats. See also `validation_size`.")
     test_file: str | None = option(
-        None, "The test data, in the same formats; .tsv may have several references. If None, no test scores."
+        None, "The test data, in the same formats; .tsv and .csv may have several references. If None, no test scores."
     )
     test_references: str | None = option(
         None,
@@ -48,8 +48,8 @@ class DataArguments:
     )
     dataset_name: str | None = option(
         None,
-        "The dataset to load if `data_dir` is not set: name on the Hub or path to a directory. It must have one column "
-        "per language, or a column `translation`.",
+        "The dataset to load if `data_dir` is not set, or is the same: name on the Hub or path to a directory. It must "
+        "have one column per language, or a column `translation`.",
     )
     dataset_config: str | None = option(None, "The configuration name of the dataset, such as de-en.")
     validation_size: int = option(0, "The number of training pairs to hold out if there is no validation data.")
@@ -354,7 +354,9 @@ class Recipe:
 
 
 def use_dataset(arguments: DataArguments) -> bool:
-    """Return whether to load the recipe's dataset: `data_dir` is the default and does not contain the files."""
+    """Return whether to load the recipe's dataset: it is in `data_dir`, or this is the default without the files."""
+    if arguments.dataset_name == arguments.data_dir:
+        return True
     if arguments.dataset_name is None or arguments.data_dir != DataArguments.data_dir:  # a wrong path must fail
         return False
     folder, name = Path(arguments.data_dir), arguments.train_file

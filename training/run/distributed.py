@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
-from vanilla_transformer.shared.command_line import logger
+from vanilla_transformer.shared.command_line import LAUNCHED, logger
 
 from .. import STARTED
 from ..recipe.arguments import TrainingArguments
@@ -29,7 +29,6 @@ MIN_CPU_TOKENS = 500  # minimum per process, of the tokens of an update; `demo.y
 MAX_CPU_PROCESSES = 8  # each has its own copy of the model, the optimizer and the data; other cores run threads
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a Linux container: microseconds of CPU time per period, and the period
 CPU_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"  # of Linux; hardware threads of a core
-LAUNCHED = "VANILLA_TRANSFORMER_LAUNCHED"  # set in the processes that `launch` starts: when the command started
 COMMAND = ("-m", __package__.removesuffix("run") + "train")
 STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
 POLL_SECONDS = 0.1  # between checks of the processes

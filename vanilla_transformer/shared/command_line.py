@@ -38,6 +38,7 @@ RENAMED_OPTIONS = {  # old name of an option or recipe key -> new name
     "vocabulary_multiple": "pad_vocab_to_multiple_of",
 }
 SUBCOMMANDS = {"import_checkpoint": "import", "model_card": "card"}  # module -> subcommand, if the names differ
+LAUNCHED = "VANILLA_TRANSFORMER_LAUNCHED"  # set in the processes that `train` starts: when the command started
 logger = logging.getLogger("vanilla_transformer")
 INT_LIMIT = 2**31  # integer options must be smaller, because they are stored in 32 bits
 

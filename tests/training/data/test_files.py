@@ -42,12 +42,27 @@ def test_reports_missing_files(arguments):
         read_corpus(arguments())
 
 
-def test_tsv_files_have_no_header(write, arguments):
-    """Otherwise the columns of a header could be in the opposite order, without any effect."""
-    write("t.tsv", "de\ten\neins\tone\n")
-    for read in (read_file, lambda arguments, name: list(stream_pairs(arguments))):
-        with pytest.raises(ValueError, match=r"t.tsv, line 1: a .tsv file has no header"):
-            read(arguments(train_file="t.tsv"), "t.tsv")
+@pytest.mark.parametrize("name", ["t.tsv", "t.csv"])
+def test_header_determines_the_columns(write, arguments, read_messages, name):
+    """Otherwise a table whose first column is the target would train the reverse direction."""
+    separator = "," if name == "t.csv" else "\t"
+    write(name, "German,id,English\neins,1,one\nzwei,2,\n".replace(",", separator))
+    with pytest.raises(ValueError, match="1 lines blank, at line 3"):
+        read_file(arguments(), name)
+    text = read_file(arguments(on_bad_lines="drop"), name)
+    assert (text.sources, text.targets, list(text.line_numbers)) == (["one"], ["eins"], [2])
+    streamed = stream_pairs(arguments(train_file=name, on_bad_lines="drop"))
+    assert list(streamed) == [{"source": "one", "target": "eins"}]
+    assert "no header" not in read_messages()
+    with pytest.raises(ValueError, match="line 1: the columns German, id, English do not include en and fr"):
+        read_file(arguments(target_lang="fr"), name)
+
+
+def test_reports_the_direction_of_a_table_without_header(write, arguments, read_messages):
+    write("t.tsv", "one\teins\n")
+    read_file(arguments(), "t.tsv")
+    expected = "column 1 is the source (en), column 2 the target (de). First pair: one -> eins"
+    assert expected in read_messages()
 
 
 PAIRS = [("one", "eins"), ("two", "zwei")]
@@ -116,6 +131,13 @@ def test_several_references(write, arguments):
         ("t.tsv", "one\t\n", "blank"),
         ("t.tsv", "a\tb\n\n", "1 lines blank, at line 2"),
         ("t.tsv", "one\t" + "x" * 20_001, "1 lines of more than 20,000 characters, at line 1"),
+        ("t.tsv", "en\tde\none\n", "line 2: 1 columns, but the header has 2"),
+        ("t.tsv", b"one\teins\nf\xfcnf\tf\xfcnf\n", "1 lines not UTF-8, at line 2. Convert .* probably Latin-1"),
+        ("t.csv", b"one,eins\nf\xfcnf,f\xfcnf\n", "1 lines not UTF-8, at line 2. Convert .* probably Latin-1"),
+        ("t.csv", "one eins\n", "line 1: no comma"),
+        ("t.csv", 'one,eins\n"two,zwei\n', "line 2: not valid CSV .* must be doubled"),
+        ("t.tmx", "<tmx><body><tu>", "t.tmx is not valid TMX: no element found"),
+        ("t.tmx", "<tmx><tu><tuv lang='en'><seg>a</seg></tuv></tu></tmx>", r"no unit has both en and de \(found: en\)"),
         ("t.parquet", "no such thing", "not a parquet file"),
     ],
 )
@@ -177,6 +199,24 @@ def test_references_match_lines_of_the_test_file(tmp_path):
     test = read_corpus(arguments)["test"]
     assert test.sources == ["a b", "c"]
     assert test.references == [["A", "AA"], ["C", "CC", "CCC"]]
+
+
+def test_references_of_a_table_with_header(tmp_path):
+    for name, text in {"test.tsv": "de\ten\nA\ta\n\nB\tb\n", "refs.tsv": "a\tA\tAA\n\t\nb\tB\tBB\n"}.items():
+        (tmp_path / name).write_text(text)
+    keys = {"train_file": "test.tsv", "test_file": "test.tsv", "test_references": "refs.tsv", "on_bad_lines": "drop"}
+    test = read_corpus(DataArguments(data_dir=str(tmp_path), validation_file=None, **keys))["test"]
+    assert test.references == [["A", "AA"], ["B", "BB"]]
+
+
+def test_inline_codes_are_not_text(write, arguments):
+    text = '<seg>a <bpt i="1">&lt;b&gt;</bpt>b<ept i="1">&lt;/b&gt;</ept> <hi>c</hi></seg>'
+    units = "".join(f'<tu><tuv xml:lang="{lang}">{text}</tuv></tu>' for lang in ("en", "de"))
+    both = f'<tu><tuv xml:lang="en">{text}</tuv><tuv xml:lang="de_DE"><seg>x</seg></tuv></tu>'
+    write("t.tmx", f"<tmx><body>{both}{units}</body></tmx>")
+    with pytest.raises(ValueError, match="2 lines blank, at lines 2, 3"):
+        read_file(arguments(), "t.tmx")
+    assert read_file(arguments(on_bad_lines="drop"), "t.tmx").sources == ["a b c"]
 
 
 def test_references_need_test_data(tmp_path):

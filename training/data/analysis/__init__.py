@@ -1,0 +1,1 @@
+"""Analysis of parallel text: its languages, and pairs that are nearly equal."""

@@ -1,0 +1,227 @@
+"""Files, format and languages of a directory of training data."""
+
+import os
+import re
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from vanilla_transformer.shared.command_line import LAUNCHED, logger
+
+from .analysis.languages import SIDES, find_columns, language_code
+from .files import TABLE_SUFFIXES, iter_cells, iter_records
+from .hub_datasets import SAVED_DATASET, load_saved
+
+ROLES = {  # names of files, or words in their names
+    "train": {"train", "training"},
+    "validation": {"val", "valid", "validation", "dev"},
+    "test": {"test"},
+}
+OTHER_ENDINGS = {"gz", "bz2", "xz", "zip", "md", "yaml", "yml", "py", "sh", "log", "pdf", "arrow"}  # not languages
+MAX_LISTED = 12  # files in a message
+TMX_UNITS = 100  # translation units that are searched for languages
+
+
+def discover_files(
+    data_dir: str | Path | None = None,
+    train_file: str | None = None,
+    validation_file: str | None = None,
+    test_file: str | None = None,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+) -> dict[str, Any]:
+    """Find the data files of a directory, their format and their languages, and log them in one line.
+
+        discover_files("my_data")
+        # {"data_dir": "my_data", "train_file": "train", "validation_file": "val", "test_file": None,
+        #  "source_lang": "en", "target_lang": "de"}
+
+    The split of a file is its name, or a word in it: train, val (valid, validation, dev) or test. A single table or
+    pair of text files can have any name. Only headers of tables are read. The result is the same in every process, and
+    the main process logs it.
+
+    Args:
+        data_dir: Directory of the files, or of a dataset that `save_to_disk` of the library `datasets` wrote. Defaults
+            to the directory of `train_file`.
+        train_file, validation_file, test_file: As in a recipe. If None, they are found by their names.
+        source_lang, target_lang: As in a recipe. If None, they are found: endings of text files, or names of columns.
+            If one of two languages is English, it is the source. Tables without names have the languages src and tgt.
+
+    Returns:
+        Values of the recipe keys `data_dir`, `train_file`, `validation_file`, `test_file`, `source_lang` and
+        `target_lang`. Validation and test files are None if they do not exist. For a saved dataset, only `data_dir`,
+        `dataset_name` (the same directory), `source_lang` and `target_lang`.
+
+    Raises:
+        ValueError: If there are no training data, or several possibilities. The message lists them with the option
+            that selects one.
+    """
+    given = {"train": train_file, "validation": validation_file, "test": test_file}
+    if data_dir is None:
+        if train_file is None:
+            raise ValueError("no training data are given. Use --data-dir DIRECTORY or --train-file FILE.")
+        data_dir = Path(train_file).parent
+        given = {split: name and os.path.relpath(name, data_dir) for split, name in given.items()}
+    folder = Path(data_dir)
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file. Use --train-file {folder} instead of --data-dir.")
+    try:
+        names = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    except OSError as error:
+        raise ValueError(f"cannot read the directory {folder}: {error.strerror}. Check --data-dir.") from error
+    if SAVED_DATASET & set(names):
+        return _discover_dataset(folder, source_lang, target_lang)
+    candidates = _find_candidates(names)
+    train = _select("train", given["train"], candidates, folder, names)
+    if endings := candidates.get(train):
+        kind, found = "text files", ", ".join(f"{train}.{ending}" for ending in endings)
+        source, target = choose_direction(endings, source_lang, target_lang, found)
+    else:
+        columns = read_column_names(folder / train, (source_lang, target_lang))
+        kind = f"columns {', '.join(columns)}" if columns else "no header, column 1 is the source"
+        source, target = source_lang or SIDES[0], target_lang or SIDES[1]
+        if columns:
+            source, target = choose_direction(columns, source_lang, target_lang, f"the {kind} in {train}")
+            codes = language_code(source), language_code(target)
+            if all(codes) and codes[0] != codes[1]:
+                source, target = map(str, codes)
+    usable = {name: each for name, each in candidates.items() if not each or {source, target} <= set(each)}
+    splits = {split: _select(split, given[split], usable, folder, names) for split in ("validation", "test")}
+    found = ", ".join(f"{split}: {name or 'none'}" for split, name in {"training": train, **splits}.items())
+    _log(f"{found}; from {source} to {target}; {kind}; directory: {folder}")
+    files = {"train_file": train} | {f"{split}_file": name for split, name in splits.items()}
+    return {"data_dir": str(folder), **files, "source_lang": source, "target_lang": target}
+
+
+def _discover_dataset(folder: Path, source_lang: str | None, target_lang: str | None) -> dict[str, Any]:
+    try:
+        dataset = load_saved(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"the dataset {folder} is damaged ({error}). Save it again with save_to_disk.") from error
+    if "train" not in dataset:
+        raise ValueError(f"the dataset {folder} has no split 'train' (found: {', '.join(dataset)}).")
+    columns = list(_unnest(next(iter(dataset["train"]), {})))
+    source, target = choose_direction(
+        columns, source_lang, target_lang, f"the columns {', '.join(columns)} in {folder}"
+    )
+    _log(f"splits: {', '.join(dataset)}; from {source} to {target}; saved dataset; directory: {folder}")
+    return {"data_dir": str(folder), "dataset_name": str(folder), "source_lang": source, "target_lang": target}
+
+
+def _log(message: str) -> None:
+    """Log a message in the process that the user started, or in rank 0 if a launcher such as torchrun started all."""
+    if LAUNCHED not in os.environ and os.environ.get("RANK", "0") == "0":
+        logger.info(message)
+
+
+def read_column_names(path: Path, languages: tuple[str | None, str | None] = (None, None)) -> list[str]:
+    """Return the names of the columns with text, or [] for a .tsv or .csv file without a header."""
+    if path.suffix in (".tsv", ".csv"):
+        cells = next(iter_cells(path), [])
+        is_header = find_columns(cells, (languages[0] or "", languages[1] or ""))
+        codes = {language_code(cell) for cell in cells} - {None}
+        return list(dict.fromkeys(cells)) if is_header or len(codes) > 1 else []
+    records = [record for record in islice(iter_records(path), TMX_UNITS) if isinstance(record, dict)]
+    if not records:
+        raise ValueError(f"{path} contains no pairs.")
+    if path.suffix != ".tmx":
+        records = records[:1]
+    return list(dict.fromkeys(name for record in records for name in _unnest(record)))
+
+
+def _unnest(record: dict[str, Any]) -> list[str]:
+    fields = record["translation"] if isinstance(record.get("translation"), dict) else record
+    return [name for name, value in fields.items() if isinstance(value, str)]
+
+
+def choose_direction(
+    options: list[str], source_lang: str | None, target_lang: str | None, found: str
+) -> tuple[str, str]:
+    """Return source and target among the endings or columns `options`, which `found` lists for error messages.
+
+    Raises:
+        ValueError: If a language is missing, or if there are several possibilities.
+    """
+    given = {"--source-lang": source_lang, "--target-lang": target_lang}
+    matches = {option: language and _match(language, options) for option, language in given.items()}
+    source, target = matches.values()
+    rest = [each for each in options if each not in (source, target)]
+    for option, language in given.items():
+        if language and not matches[option]:
+            remedy = " or ".join(f"{option} {each}" for each in rest[:MAX_LISTED])
+            raise ValueError(f"found {found}, but not {language}. Use {remedy or 'files of two languages'}.")
+    if source and target:
+        if source == target:
+            raise ValueError(f"found {found}: --source-lang and --target-lang are both {source}. Use two languages.")
+        return source, target
+    if len(rest) + bool(source or target) > 2:  # other columns than texts
+        rest = [each for each in rest if language_code(each) and each != "id"] or rest
+    if source or target:
+        option = "--target-lang" if source else "--source-lang"
+        if len(rest) == 1:
+            return (source, rest[0]) if source else (rest[0], str(target))
+        remedy = " or ".join(f"{option} {each}" for each in rest[:MAX_LISTED]) or "files of two languages"
+        raise ValueError(f"found {found}: which other language? Use {remedy}.")
+    if len(rest) < 2:
+        raise ValueError(f"found {found}: only one language. Training needs two.")
+    if len(rest) > 2:
+        raise ValueError(
+            f"found {found}: several languages. Use two of them, for example --source-lang {rest[0]} --target-lang "
+            f"{rest[1]}."
+        )
+    for first, second in (rest, rest[::-1]):
+        if language_code(first) in ("en", SIDES[0]) and language_code(second) not in ("en", SIDES[0]):
+            return first, second
+    raise ValueError(f"found {found}: unknown direction. Use --source-lang {rest[0]} or --source-lang {rest[1]}.")
+
+
+def _match(language: str, options: list[str]) -> str | None:
+    """Return the option with this name, or the only one with another name of the language."""
+    code = language_code(language)
+    same = [option for option in options if code and language_code(option) == code]
+    return language if language in options else same[0] if len(same) == 1 else None
+
+
+def _find_candidates(names: list[str]) -> dict[str, list[str]]:
+    """Return tables, with an empty list, and the base names of text files with their endings, at least two."""
+    tables = [name for name in names if Path(name).suffix in TABLE_SUFFIXES]
+    endings: dict[str, list[str]] = {}
+    for name in names:
+        base, _, ending = name.rpartition(".")
+        if base and name not in tables and ending.lower() not in OTHER_ENDINGS:
+            endings.setdefault(base, []).append(ending)
+    return {table: [] for table in tables} | {base: each for base, each in endings.items() if len(each) > 1}
+
+
+def _select(split: str, given: str | None, candidates: dict[str, list[str]], folder: Path, names: list[str]) -> Any:
+    """Return the given file or the only candidate of a split. Returns None if there is none, except for training."""
+    option = f"--{split}-file"
+    listed = ", ".join(names[:MAX_LISTED]) + (", ..." if len(names) > MAX_LISTED else "") or "no files"
+    if given is not None:
+        is_elsewhere = Path(given).parent != Path()
+        if given not in candidates and not is_elsewhere:
+            raise ValueError(
+                f"cannot find {option} {given} in {folder}, as a table or in two languages. Found: {listed}."
+            )
+        return given
+    bases = {name: (name if endings else Path(name).stem).lower() for name, endings in candidates.items()}
+    splits = {name: _split_of(base) for name, base in bases.items()}
+    found = [name for name in candidates if splits[name] == split]
+    found = [name for name in found if bases[name] in ROLES[split]] or found
+    if split == "train":
+        found = found or [name for name in candidates if splits[name] is None]
+    if len(found) > 1:
+        remedy = " or ".join(f"{option} {name}" for name in found[:MAX_LISTED])
+        raise ValueError(f"several possibilities for the {split} data in {folder}. Use {remedy}.")
+    if not found and split == "train":
+        raise ValueError(
+            f"no training data in {folder}: found {listed}. Expected two text files train.<language>, or a table "
+            f"train{', train'.join(TABLE_SUFFIXES)}."
+        )
+    return found[0] if found else None
+
+
+def _split_of(base: str) -> str | None:
+    """Return the split that a word in a file name specifies."""
+    words = set(re.split(r"[\W_]+", base))
+    return next((split for split, names in ROLES.items() if words & names), None)
