@@ -13,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from ..recipe.arguments import UNKNOWN_UPDATES, TrainingArguments
 
 NUM_EVALUATIONS = 4  # and checkpoints, at equal fractions of the updates
+MAX_EVALUATION_FRACTION = 0.05  # of the budget, for one evaluation; if it takes longer, only the last one follows
 EVALUATION_FRACTION = 0.02  # of the budget, for one evaluation before the first is measured
 TEST_FRACTION = 0.05  # of the budget, at most, for the test before the first evaluation is measured
 BEAM_SEARCH_RATIO = 2.5  # time of beam search, compared with greedy decoding
@@ -66,8 +67,12 @@ class TimeBudget(TrainerCallback):
     def remaining_seconds(self) -> float:
         """Return the time for further updates: without the remaining evaluations, the test, and saving."""
         evaluations = NUM_EVALUATIONS - self._num_due if self._evaluates else 0
+        evaluations = min(evaluations, 1) if self._is_evaluation_slow() else evaluations
         reserved = (evaluations + self.test_ratio) * self._evaluation_seconds + SAVING_SECONDS
         return self.seconds - self.elapsed() - reserved
+
+    def _is_evaluation_slow(self) -> bool:
+        return self._evaluation_seconds > MAX_EVALUATION_FRACTION * self.seconds
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         state.max_steps = self.max_updates  # in a resumed run, those of the checkpoint
@@ -93,12 +98,16 @@ class TimeBudget(TrainerCallback):
             state.max_steps = self.max_updates
         if self._num_due < (num_due := NUM_EVALUATIONS * update // self.max_updates) < NUM_EVALUATIONS:
             self._num_due = num_due
-            control.should_evaluate |= self._evaluates
+            control.should_evaluate |= self._evaluates and not self._is_evaluation_slow()
             control.should_save |= self._saves
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._evaluation_seconds = time.perf_counter() - self._last
         self._last = time.perf_counter()
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
+        if "loss" in logs:  # before the callbacks that print the logs
+            logs["minutes_left"] = max(0.0, self.seconds - self.elapsed()) / 60
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._last = time.perf_counter()

@@ -88,6 +88,24 @@ def test_large_test_set_leaves_time_for_training(monkeypatch):
     assert run.now + 50 * 1 == pytest.approx(600, rel=0.05)
 
 
+def test_slow_evaluation_is_repeated_only_at_the_end(monkeypatch):
+    """An evaluation of 15 seconds would take half of 2 minutes with the test, if all four were done."""
+    run = SimulatedRun(monkeypatch, 120, SPEEDS["constant"], eval_seconds=15, test_ratio=1)
+    run.train()
+    assert (len(run.evaluations), len(run.saves)) == (2, 4)
+    assert run.evaluations[-1] == run.state.global_step
+    assert run.now + 15 == pytest.approx(120, rel=0.05)
+
+
+def test_logs_contain_the_remaining_time(monkeypatch):
+    run = SimulatedRun(monkeypatch, 600, SPEEDS["constant"], setup_seconds=30)
+    logs, scores = {"loss": 1.0}, {"eval_loss": 1.0}
+    for each in (logs, scores):
+        run.budget.on_log(run.args, run.state, TrainerControl(), each)
+    assert logs == {"loss": 1.0, "minutes_left": 9.5}
+    assert scores == {"eval_loss": 1.0}
+
+
 def test_no_checkpoint_is_saved_with_save_strategy_no(monkeypatch):
     run = SimulatedRun(monkeypatch, 300, SPEEDS["constant"], eval_seconds=5)
     run.args.save_strategy = "no"
@@ -109,6 +127,13 @@ def test_resumed_run_follows_the_plan_of_its_checkpoint(make_trainer, monkeypatc
         histories.append({each["step"]: each["learning_rate"] for each in history if "learning_rate" in each})
     assert len(histories[0]) == 6
     assert histories == [histories[0]] * 3
+
+
+def test_printed_logs_contain_the_remaining_time(make_trainer, read_messages):
+    trainer = make_trainer(layers=1, minutes=9, max_steps=UNKNOWN_UPDATES, logging_steps=1)
+    trainer.budget.broadcast, trainer.budget.elapsed = (lambda plan: (6, 99)), (lambda: 30.0)
+    trainer.train()
+    assert "'minutes_left': '8.5'" in read_messages()
 
 
 def test_ratio_of_test_and_evaluation():

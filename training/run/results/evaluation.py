@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -20,6 +21,7 @@ from ...data.corpora import describe_corpus
 from ...data.parallel_text import ParallelText
 from ...inference.metrics import make_metric, translate_and_score
 from ...recipe.arguments import Recipe
+from ..callbacks import MIN_SHUFFLED_LOSS_INCREASE
 from ..factories import count_positions
 from ..hardware import describe
 from ..trainer import TokenBatchTrainer
@@ -29,6 +31,7 @@ RESULTS = "all_results.json"  # the last file of a run
 NUM_SAMPLES = 100  # test sentences in samples.tsv
 NUM_SAMPLES_SHOWN = 10  # test sentences on the console
 NUM_ALIGNMENT_PAIRS = 20  # validation pairs that select the alignment heads
+MAX_REPETITIONS = 0.5  # fraction of the test sentences with one and the same translation
 MAX_ALIGNMENT_SOURCE_CHARS = 300  # longer pairs are skipped: each source word takes a forward pass
 
 
@@ -54,7 +57,22 @@ def score_test_set(recipe: Recipe, folder: Path, test: ParallelText, trainer: To
                 source, _, translation = rows[number - 1]
                 if has_positions(model, tokenizer, source, translation):
                     plot_cross_attention(model, tokenizer, source, translation, folder / f"attention_{number}.png")
+    if problem := find_failure(scores, test, translations):
+        is_post_norm = args.base_model is None and recipe.model.norm_position == "post"
+        advice = "norm_position: pre" if is_post_norm else "a lower dropout"
+        logger.warning(f"warning: {problem}. Set {advice} and a lower learning_rate (now {args.learning_rate:g}).")
     return {f"test_{name}": value for name, value in scores.items()}
+
+
+def find_failure(scores: dict[str, Any], test: ParallelText, translations: list[str]) -> str | None:
+    """Return why a trained model is useless: it ignores the source, or gives one translation for most sources."""
+    if (gain := scores.get("source_gain", MIN_SHUFFLED_LOSS_INCREASE)) < MIN_SHUFFLED_LOSS_INCREASE:
+        return f"the model ignores the source: other sources raise the loss by only {gain:.3f} nats per token"
+    (text, count), *_ = Counter(translations).most_common(1)
+    expected = Counter(test.targets).most_common(1)[0][1]
+    if len(translations) > 1 and count > max(2 * expected, MAX_REPETITIONS * len(translations)):
+        return f"{count} of {len(translations)} test translations are {text[:80]!r}"
+    return None
 
 
 def has_positions(model: Any, tokenizer: Any, source: str, target: str) -> bool:
@@ -131,6 +149,8 @@ def describe_results(folder: Path, results: dict[str, Any]) -> str:
     elif "test_exact_match" in results:
         for name, label in (("exact_match", "exact match"), ("wer", "WER"), ("per", "PER")):
             lines.append(f"{label:>12} {results[f'test_{name}']:.2f} %")
+    if "test_source_gain" in results:
+        lines.append(f"{'source gain':>12} {results['test_source_gain']:.2f} nats per token")
     lines.append(
         f"trained {results['train_runtime'] / 60:.1f} minutes, {results['train_target_tokens']:,} target tokens; "
         f"output directory: {folder}"

@@ -6,7 +6,7 @@ import pytest
 from training.data.parallel_text import ParallelText
 from training.inference.translators import read_run_recipe
 from training.recipe.arguments import DataArguments, DecodingArguments
-from training.run.results.evaluation import describe_results, save_alignment_heads, score_test_set
+from training.run.results.evaluation import describe_results, find_failure, save_alignment_heads, score_test_set
 from vanilla_transformer.shared.text_lines import sanitize_tsv_cell
 
 
@@ -52,6 +52,45 @@ def test_no_attention_plot_beyond_the_positions(short_run, monkeypatch):
     trainer = SimpleNamespace(args=SimpleNamespace(device="cpu", process_index=0))
     score_test_set(recipe, short_run, text, trainer)
     assert [path.name for path in short_run.glob("*.png")] == ["attention_2.png"]
+
+
+@pytest.mark.parametrize(
+    ("gain", "translations", "message"),
+    [
+        (2.0, ["eins", "zwei", "drei", "vier"], None),
+        (0.05, ["eins", "zwei", "drei", "vier"], "ignores the source: other sources raise the loss by only 0.050 nats"),
+        (2.0, ["eins", "eins", "eins", "vier"], "3 of 4 test translations are 'eins'"),
+        (2.0, ["eins", "eins", "drei", "vier"], None),
+        (None, ["eins"], None),
+    ],
+)
+def test_failed_training_is_recognized(gain, translations, message):
+    targets = ["ja", "nein", "vielleicht", "nie"][: len(translations)]
+    scores = {} if gain is None else {"source_gain": gain}
+    problem = find_failure(scores, ParallelText(targets, targets), translations)
+    assert problem is None if message is None else message in problem
+    if message and gain > 1:  # the references also have few different targets
+        assert find_failure(scores, ParallelText(targets, ["ja"] * len(targets)), translations) is None
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_failed_training_ends_with_a_warning_that_names_two_keys(short_run, monkeypatch, read_messages, norm):
+    text, outputs = ParallelText(["a", "b"], ["c", "d"]), ({"source_gain": 0.01}, ["e", "f"])
+    monkeypatch.setattr("training.run.results.evaluation.translate_and_score", lambda *args: outputs)
+    recipe = SimpleNamespace(
+        decoding=DecodingArguments(attention_plot_lines=[]),
+        data=DataArguments(),
+        model=SimpleNamespace(norm_position=norm),
+    )
+    args = SimpleNamespace(device="cpu", process_index=0, base_model=None, learning_rate=0.005)
+    score_test_set(recipe, short_run, text, SimpleNamespace(args=args))
+    advice = {"pre": "a lower dropout", "post": "norm_position: pre"}[norm]
+    assert f"Set {advice} and a lower learning_rate (now 0.005)" in read_messages()
+
+
+def test_report_contains_the_source_gain(tmp_path):
+    results = {"train_runtime": 60, "train_target_tokens": 7, "test_source_gain": 1.234}
+    assert "source gain 1.23 nats per token\n" in describe_results(tmp_path, results)
 
 
 def test_checkpoint_has_the_recipe_of_its_run(tmp_path):
