@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -38,8 +39,20 @@ def read_file(arguments: DataArguments, name: str) -> ParallelText:
                 f"First pair: {text.sources[0][:80]} -> {text.targets[0][:80]}"
             )
         return text
+    return read_pair(*find_text_files(path, languages), arguments.on_bad_lines)
+
+
+def find_text_files(path: Path, languages: tuple[str, str]) -> tuple[Path, Path]:
+    """Return the files `<path>.<language>`. Raises ValueError with the existing endings if one is missing."""
     source, target = (path.with_name(f"{path.name}.{language}") for language in languages)
-    return read_pair(source, target, arguments.on_bad_lines)
+    endings = [each.name.removeprefix(f"{path.name}.") for each in sorted(path.parent.glob(f"{escape(path.name)}.*"))]
+    for option, language in zip(("--source-lang", "--target-lang"), languages, strict=True):
+        others = [ending for ending in endings if ending not in languages]
+        if language not in endings and others:
+            found = ", ".join(f"{path.name}.{ending}" for ending in endings)
+            remedy = " or ".join(f"{option} {ending}" for ending in others)
+            raise ValueError(f"cannot read {path}.{language}: no such file. Found: {found}. Use {remedy}.")
+    return source, target
 
 
 def add_references(text: ParallelText, path: Path) -> None:

@@ -14,7 +14,14 @@ from ..recipe.arguments import DataArguments, use_dataset
 from .batch_shapes import Shape, assign_shapes, choose_shapes, count_groups, group_by_shapes
 from .batching import GROUPS_PER_UPDATE, batch_by_tokens, groups_per_update, split_update
 from .collators import Pair
-from .files import SEVERAL_TARGETS, TABLE_SUFFIXES, iter_stripped_lines, read_table, validate_line_counts
+from .files import (
+    SEVERAL_TARGETS,
+    TABLE_SUFFIXES,
+    find_text_files,
+    iter_stripped_lines,
+    read_table,
+    validate_line_counts,
+)
 from .hub_datasets import load
 from .parallel_text import invalid_pair_reason, pair_of_row
 from .tokenization import length_filters, tokenize_rows
@@ -41,10 +48,10 @@ def stream_pairs(arguments: DataArguments, held_out: Container[str] = ()) -> Ite
         pairs = pairs.filter(lambda row: invalid_pair_reason((row["source"], row["target"])) is None)
     else:
         path = Path(arguments.data_dir) / arguments.train_file
-        paths = [path]
+        paths: tuple[Path, ...] = (path,)
         if path.suffix not in TABLE_SUFFIXES:
-            paths = [path.with_name(f"{path.name}.{language}") for language in languages]
-            validate_line_counts(*paths)
+            paths = source, target = find_text_files(path, languages)
+            validate_line_counts(source, target)
         kwargs = {"paths": tuple(map(str, paths)), "languages": languages, "on_bad_lines": arguments.on_bad_lines}
         pairs = IterableDataset.from_generator(_iter_rows, gen_kwargs=kwargs)
     return pairs.filter(lambda row: row["source"] not in held_out) if held_out else pairs

@@ -52,6 +52,8 @@ def lock_output_dir(folder: Path) -> Iterator[None]:
 def prepare_output_dir(recipe: Recipe, folder: Path) -> Path | None:
     """Write the recipe to a new output directory, or check whether the run can be resumed.
 
+    A run that failed before its first checkpoint can be started again with other settings.
+
     Returns:
         Checkpoint to resume from, or None if there is no valid checkpoint.
 
@@ -61,12 +63,17 @@ def prepare_output_dir(recipe: Recipe, folder: Path) -> Path | None:
     if not (folder / "recipe.yaml").exists():
         write_recipe(recipe, folder)
         return None
-    is_started = (folder / RUN_INFO).exists() or all_checkpoints(folder)
+    is_trained = all_checkpoints(folder) or any(folder.glob("*.safetensors"))
+    is_started = is_trained or (folder / RUN_INFO).exists()
     if not is_started and recipe.to_dict().keys() - read_run_recipe(folder).keys():
         raise ValueError(
             f"{folder / 'recipe.yaml'} is not from a run, because it has only some of the keys. A run would overwrite "
             f"it with all settings. Move it, or choose another --output-dir."
         )
+    if not is_trained:
+        if recipe.training.process_index == 0:
+            write_recipe(recipe, folder)
+        return None
     validate_same_recipe(recipe, folder)
     checkpoint = last_valid_checkpoint(folder)
     if checkpoint and "tokens_per_update" not in read_run_recipe(folder):

@@ -42,6 +42,16 @@ def test_reports_missing_files(arguments):
         read_corpus(arguments())
 
 
+def test_other_endings_are_listed_with_the_option(write, arguments):
+    write("train.en", "one\n")
+    write("train.iso", "1\n")
+    for read in (read_corpus, stream_pairs):
+        with pytest.raises(ValueError, match=r"Found: train.en, train.iso. Use --target-lang iso\."):
+            read(arguments())
+        with pytest.raises(ValueError, match=r"train.fr: no such file. .* Use --source-lang en\."):
+            read(arguments(source_lang="fr", target_lang="iso"))
+
+
 @pytest.mark.parametrize("name", ["t.tsv", "t.csv"])
 def test_header_determines_the_columns(write, arguments, read_messages, name):
     """Otherwise a table whose first column is the target would train the reverse direction."""

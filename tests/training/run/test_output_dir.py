@@ -22,7 +22,7 @@ def test_resumes_recipe_without_a_newer_key(read, tmp_path, key):
     """Earlier versions did not have these keys."""
     out = tmp_path / "out"
     prepare_output_dir(read(), out)
-    (out / "run.json").write_text("{}")
+    (out / "model.safetensors").write_bytes(b"")
     lines = (out / "recipe.yaml").read_text().splitlines()
     remaining = [line for line in lines if not line.startswith(f"{key}:")]
     assert len(remaining) == len(lines) - 1
@@ -44,9 +44,14 @@ def test_rejects_recipe_of_the_user_in_the_output_directory(tmp_path):
         prepare_output_dir(recipe, out)
 
 
-def test_run_that_failed_before_reading_data_can_be_started_again(read, tmp_path):
-    assert prepare_output_dir(read("--data-dir", "wrong"), tmp_path / "out") is None
-    assert prepare_output_dir(read("--data-dir", "right"), tmp_path / "out") is None
+@pytest.mark.parametrize("has_read_data", [False, True])
+def test_run_that_failed_before_training_can_be_started_again(read, tmp_path, has_read_data):
+    out = tmp_path / "out"
+    assert prepare_output_dir(read("--target-lang", "de"), out) is None
+    if has_read_data:
+        (out / "run.json").write_text("{}")
+    assert prepare_output_dir(read("--target-lang", "iso"), out) is None
+    assert "target_lang: iso" in (out / "recipe.yaml").read_text()
 
 
 def test_lock_excludes_a_second_command(tmp_path):
