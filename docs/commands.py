@@ -25,8 +25,9 @@ WITHOUT_PARSER = {
     "- **`show NAME`**: Print one recipe.",
 }
 
-TRAIN = """The argument is a recipe file, or the name of a packaged recipe. The options are the [keys of a
-recipe](recipe_keys.md), such as `--max-steps 500`, and:
+TRAIN = """The argument is a recipe file, or the name of a packaged recipe. Without it, the settings are chosen from the
+data in `--data-dir`, and from `--minutes`. The options are the [keys of a recipe](recipe_keys.md), such as
+`--max-steps 500`, and:
 
 """
 

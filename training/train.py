@@ -1,5 +1,6 @@
-"""Train a model from a recipe, score it, and save a checkpoint that `from_pretrained` loads.
+"""Train a model from your files or a recipe, score it, and save a checkpoint that `from_pretrained` loads.
 
+    python -m training.train --data-dir my_data --output-dir runs/mine --minutes 30
     python -m training.train training/recipes/demo.yaml
     python -m training.train training/recipes/multi30k_en_de.yaml --data-dir DIR --max-steps 500
     accelerate launch -m training.train training/recipes/wmt14_en_de_base.yaml
@@ -53,11 +54,11 @@ def main() -> None:
 
 def train_or_launch(arguments: list[str], as_json: bool) -> None:
     """Train in this process, or in several ones that this process starts. Print the results in the main process."""
-    from .recipe.reading import read_recipe
     from .run import distributed, output_dir, training
+    from .run.chosen_recipe import read_or_choose_recipe
     from .run.results.evaluation import describe_results
 
-    recipe = read_recipe(arguments)
+    recipe = read_or_choose_recipe(arguments)
     args = recipe.training
     should_lock = distributed.LAUNCHED not in os.environ and os.environ.get("RANK", "0") == "0"
     with output_dir.lock_output_dir(Path(args.output_dir)) if should_lock else nullcontext():

@@ -322,6 +322,7 @@ class Recipe:
     training: TrainingArguments
     decoding: DecodingArguments
     explicit_keys: frozenset[str] = frozenset()  # set in the recipe or on the command line
+    reasons: dict[str, str] = field(default_factory=dict)  # of the keys that rules have chosen, without a recipe
 
     def to_dict(self) -> dict[str, Any]:
         """Return all settings, except fields of `Seq2SeqTrainingArguments` that have their default value."""

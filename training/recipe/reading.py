@@ -38,6 +38,7 @@ from .packaged import find_recipe
 from .resolution import resolve_minutes, resolve_recipe, validate_overrides
 from .validation import LIBRARY_ERRORS
 
+CHOSEN = "chosen"  # name of a recipe that rules have chosen
 MAX_NESTING_DEPTH = 8  # of YAML collections; only lr_scheduler_kwargs and fsdp_config need nesting
 
 
@@ -69,7 +70,8 @@ def make_parser() -> RecipeCommandLine:
         "Train a Transformer from a recipe. Each key of the recipe can also be set with --key value.",
         dataclass_types=(DataArguments, TokenizerArguments, ModelArguments, TrainingArguments, DecodingArguments),
     )
-    parser.add_argument("recipe", help="path to the recipe, or name of a packaged one such as demo")
+    text = "path to the recipe, or name of a packaged one such as demo; without it, rules choose settings for data_dir"
+    parser.add_argument("recipe", nargs="?", help=text)
     add_options(parser, "json", "quiet")
     for action in parser._actions:
         if action.dest in UNSUPPORTED or action.option_strings[:1] and action.option_strings[0].startswith("--no-"):
@@ -86,12 +88,27 @@ def validate_supported_keys(parser: RecipeCommandLine, arguments: list[str]) -> 
             raise ValueError(f"{name}={value} is not supported: {UNSUPPORTED_ADVICE.get(name, 'remove it')}.")
 
 
-def read_recipe(arguments: list[str], settings: Mapping[str, Any] | None = None) -> Recipe:
+def read_options(arguments: list[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return only the keys that options and `settings` set, with their values."""
+    arguments, null_options = split_null_options(arguments)
+    parser = make_parser()
+    for action in parser._actions:
+        action.default = SUPPRESS
+    values = {name: _to_text(name, value) for name, value in settings.items()}
+    namespace, _ = parser.parse_known_args([CHOSEN, *_to_arguments(values), *arguments])
+    nulls = {name: None for name, value in settings.items() if value is None}
+    return dict.fromkeys(null_options) | nulls | {k: v for k, v in vars(namespace).items() if k != "recipe"}
+
+
+def read_recipe(
+    arguments: list[str], settings: Mapping[str, Any] | None = None, chosen: Mapping[str, Any] | None = None
+) -> Recipe:
     """Read a recipe.
 
     Args:
-        arguments: `RECIPE [--key value ...]`, as on the command line.
+        arguments: `RECIPE [--key value ...]`, as on the command line. Only options if there are `chosen` keys.
         settings: Keys and Python values, which have precedence over the recipe.
+        chosen: Keys and Python values that replace the recipe.
 
     Raises:
         ValueError: if the recipe or an option is invalid.
@@ -103,18 +120,23 @@ def read_recipe(arguments: list[str], settings: Mapping[str, Any] | None = None)
     options = {*set_keys, *(name.removeprefix("no_") for name in names)}
     if repeated := sorted(options.intersection(null_options)):
         raise ValueError(f"{option_name(repeated[0])} has a value and null. Remove one of the two.")
-    if not arguments or arguments[0].startswith("-"):
-        raise ValueError(f"the path to a recipe must be the first argument{', before '.join(['', *arguments[:1]])}.")
-    path = find_recipe(arguments[0])
     known = known_keys(parser)
     for name in settings:
         validate_key(name, known)
-    values = _read_yaml(path, parser) | {name: _to_text(name, value) for name, value in settings.items()}
+    if chosen is None:
+        if not arguments or arguments[0].startswith("-"):
+            position = ", before ".join(["the path to a recipe must be the first argument", *arguments[:1]])
+            raise ValueError(f"{position}. To train on your files without a recipe, use --data-dir.")
+        path, arguments = find_recipe(arguments[0]), arguments[1:]
+        values = _read_yaml(path, parser)
+    else:
+        path, values = CHOSEN, {name: _to_text(name, value) for name, value in chosen.items()}
+    values |= {name: _to_text(name, value) for name, value in settings.items()}
     null_keys = [name for name, value in values.items() if value is None and name not in options]
     keys = options | {name for name, value in values.items() if value is not None}
     # without `use_cpu`, processes on CPUs would not connect
     device = [] if torch.accelerator.is_available() else ["--use_cpu=true"]
-    arguments = [path, *device, *_to_arguments(values), *arguments[1:]]  # the last value counts
+    arguments = [path, *device, *_to_arguments(values), *arguments]  # the last value counts
     try:
         validate_supported_keys(parser, arguments)
         *parts, _, unknown = parser.parse_args_into_dataclasses(

@@ -22,8 +22,8 @@ from ..data.tokenization import validate_eval_lengths
 from ..data.tokenizer import vocabulary_sizes
 from ..inference.metrics import make_metric
 from ..recipe.arguments import Recipe
-from ..recipe.reading import read_recipe
 from .checkpoints import MANIFEST, all_checkpoints, keep_only
+from .chosen_recipe import describe_choice, read_or_choose_recipe
 from .distributed import describe_plan, mute_other_ranks, resolve_num_processes
 from .factories import count_positions, make_model, make_tokenizer, make_train_set, resolve_precision_and_attention
 from .hardware import fit_micro_batches
@@ -73,17 +73,19 @@ class TrainingResult:
         return load_tokenizer(self.folder)
 
 
-def train(recipe: str | Path, **settings: Any) -> TrainingResult:
+def train(recipe: str | Path | None = None, **settings: Any) -> TrainingResult:
     """Train a model from a recipe in this process, score it, and save a checkpoint that `from_pretrained` loads.
 
         result = train("demo", max_steps=500, output_dir="runs/short")
         print(result.scores["test_bleu"])
+        result = train(data_dir="my_data", minutes=10, output_dir="runs/mine")
 
     Ctrl-C saves a checkpoint and returns. The same call resumes the run. The updates are the same as with multiple
     processes. Messages are sent to the logger `vanilla_transformer`.
 
     Args:
-        recipe: Path of a recipe, or name of a packaged one such as "demo".
+        recipe: Path of a recipe, or name of a packaged one such as "demo". If None, the settings are chosen from the
+            data in `data_dir`, and from `minutes`.
         settings: Keys of the recipe, which override its values.
 
     Raises:
@@ -91,7 +93,7 @@ def train(recipe: str | Path, **settings: Any) -> TrainingResult:
         FloatingPointError: if the loss is not finite.
     """
     started = time.time()
-    resolved_recipe = read_recipe([str(recipe)], settings)
+    resolved_recipe = read_or_choose_recipe([] if recipe is None else [str(recipe)], settings)
     args = resolved_recipe.training
     is_automatic_cpu = args.device.type == "cpu" and args.num_processes == "auto"
     if args.world_size == 1 and not is_automatic_cpu and (count := resolve_num_processes(args)) > 1:
@@ -113,6 +115,8 @@ def run(recipe: Recipe, started: float) -> TrainingResult:
         return TrainingResult(folder, read_results(folder))
     with args.main_process_first(local=False):
         checkpoint = prepare_output_dir(recipe, folder)
+    if recipe.reasons:
+        logger.info(describe_choice(recipe))
     set_seed(args.seed)
     corpus = load_corpus(recipe, folder, checkpoint)
     trainer = make_trainer(recipe, corpus, folder, checkpoint, started)

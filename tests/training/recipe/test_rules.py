@@ -1,0 +1,104 @@
+"""Settings that rules choose: the type of the data, valid and monotone values, keys of the user."""
+
+import itertools
+import random
+
+import pytest
+
+from training.demo.corpus import generate
+from training.recipe.reading import read_options, read_recipe
+from training.recipe.rules import TYPES, DataSummary, choose_settings, summarize_data
+
+DURATIONS = ({"minutes": 2}, {"minutes": 10}, {"minutes": 60}, {"minutes": 1000}, {}, {"max_steps": 300})
+DEVICES = (("cpu", 1), ("cpu", 2), ("cpu", 64), ("mps", 1), ("cuda", 1), ("cuda", 8))
+PAIRS = (1, 500, 5_000, 30_000, 160_000, 1_000_000, 50_000_000)
+
+
+def spelled_pairs(count: int) -> list[tuple[str, str]]:
+    rng = random.Random(0)
+    chosen = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=7)) for _ in range(count)]
+    return [(" ".join(word), " ".join(word.upper())) for word in chosen]
+
+
+DATES = [
+    (f"{i % 28 + 1}.{i % 12 + 1}.{1900 + i}", f"{1900 + i}-{i % 12 + 1:02}-{i % 28 + 1:02}") for i in range(99)
+] * 3
+CHINESE = [(f"line {i}", "".join(chr(0x4E00 + (i * 37 + j * j * 11) % 900) for j in range(9))) for i in range(2000)]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "data_type", "mean_length"),
+    [
+        (generate(train=500, validation=1, test=1)["train"], "sentences", 8),
+        (spelled_pairs(300), "symbols", 7),
+        ([(letters.replace(" ", ""), phonemes) for letters, phonemes in spelled_pairs(300)], "words", 13),
+        (DATES, "words", 10),
+        (CHINESE, "sentences", 9),  # without spaces, with more characters than an alphabet
+    ],
+)
+def test_type_of_the_data(pairs, data_type, mean_length):
+    summary = summarize_data(*zip(*pairs, strict=True))
+    assert (summary.type, summary.pairs) == (data_type, len(pairs))
+    assert summary.mean_length == pytest.approx(mean_length, abs=1)
+    assert summary.mean_length <= summary.long_length + 1
+    assert summarize_data(*zip(*pairs, strict=True), tokenizer_type="unigram").type == "sentences"
+
+
+@pytest.mark.parametrize("data_type", TYPES)
+def test_all_choices_are_valid_recipes(tmp_path, data_type):
+    """Also for extreme data, times and machines. Each key has a reason."""
+    for pairs, duration, device in itertools.product((1, 5_000, 50_000_000), DURATIONS, DEVICES):
+        for length in (0.5, 300):
+            choices = choose_settings(DataSummary(data_type, pairs, length, int(2 * length)), *device, duration)
+            values = {name: choice.value for name, choice in choices.items()} | {"output_dir": str(tmp_path / "out")}
+            recipe = read_recipe([], duration, values)
+            assert recipe.training.minutes == duration.get("minutes", None if "max_steps" in duration else 30)
+            assert all(choice.reason for choice in choices.values())
+
+
+def test_choices_are_monotone():
+    """More time never means a smaller model or weaker regularization; more pairs never a smaller vocabulary."""
+
+    def choose(pairs, duration):
+        choices = choose_settings(DataSummary("sentences", pairs, 12, 25), "cpu", 2, duration)
+        return {name: choice.value for name, choice in choices.items()}
+
+    for pairs in PAIRS:
+        times = [choose(pairs, {"minutes": minutes}) for minutes in (1, 2, 5, 10, 30, 60, 600, 6000, 60_000)]
+        for name in ("d_model", "dropout", "tokens_per_update", "encoder_ffn_dim"):
+            values = [choice[name] for choice in times]
+            assert values == sorted(values), name
+        rates = [choice["learning_rate"] for choice in times]
+        assert rates == sorted(rates, reverse=True)
+    for minutes in (2, 10, 60):
+        sizes = [choose(pairs, {"minutes": minutes}) for pairs in PAIRS]
+        vocabularies = [choice["tokenizer_vocab_size"] for choice in sizes]
+        assert vocabularies == sorted(vocabularies)
+        dropouts = [choice["dropout"] for choice in sizes]
+        assert dropouts == sorted(dropouts, reverse=True)
+
+
+def test_keys_of_the_user_are_not_chosen():
+    summary = DataSummary("sentences", 5_000, 12, 25)
+    options = [
+        "--dropout",
+        "0.1",
+        "--minutes=5",
+        "--tokenizer-type=unigram",
+        "--test-file=null",
+        "--metric",
+        "sequence",
+    ]
+    given = read_options(options, {"d_model": 64, "seed": 3, "lowercase": True})
+    assert given == {
+        **{"dropout": 0.1, "minutes": 5.0, "tokenizer_type": "unigram", "test_file": None, "metric": "sequence"},
+        **{"d_model": 64, "seed": 3, "lowercase": True},
+    }
+    assert not choose_settings(summary, "cpu", 2, given).keys() & given.keys()
+
+
+def test_base_model_determines_architecture_and_tokenizer(tmp_path):
+    given = {"base_model": "user/name", "minutes": 5}
+    choices = choose_settings(DataSummary("sentences", 5_000, 12, 25), "cpu", 2, given)
+    values = {name: choice.value for name, choice in choices.items()} | {"output_dir": str(tmp_path / "out")}
+    assert read_recipe([], given, values).training.learning_rate == 0.0005

@@ -1,0 +1,90 @@
+"""Training without a recipe: the settings are chosen, printed and saved; processes and resumed runs agree."""
+
+import json
+
+import pytest
+import yaml
+
+from training.recipe.reading import read_recipe
+from training.run import chosen_recipe
+from training.run.chosen_recipe import read_or_choose_recipe
+from training.run.output_dir import write_recipe
+from training.run.training import train
+
+SMALL = {"max_steps": 2, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "tokenizer_vocab_size": 300}
+
+
+@pytest.fixture
+def data_dir(tmp_path, make_recipe):
+    make_recipe(tmp_path)
+    return tmp_path / "data"
+
+
+def test_settings_are_chosen_printed_and_saved(data_dir, tmp_path, read_messages):
+    """The saved recipe has the same settings without the rules."""
+    keys = {"data_dir": data_dir, "output_dir": tmp_path / "mine", **SMALL, "dropout": 0.25}
+    result = train(**keys)
+    messages = read_messages()
+    assert messages.count("settings without a recipe") == 1
+    assert "post-norm may learn to ignore the source: norm_position pre, initialization normal" in messages
+    assert "dropout" not in messages.partition("settings without")[2].partition("parameters")[0]
+    saved = yaml.safe_load((tmp_path / "mine" / "recipe.yaml").read_text())
+    expected = {"norm_position": "pre", "dropout": 0.25, "d_model": 32, "max_steps": 2, "source_lang": "en"}
+    assert {name: saved[name] for name in expected} == expected
+    assert result.scores["recipe"] == "chosen"
+    assert "test_bleu" in result.scores
+
+    again = read_recipe([str(tmp_path / "mine" / "recipe.yaml")])
+    chosen = read_or_choose_recipe([], keys)
+    assert again.to_dict() == chosen.to_dict() | {"precision": "fp32", "attn_implementation": "sdpa"}
+
+
+def test_default_time_and_output_directory(data_dir, monkeypatch):
+    recipe = read_or_choose_recipe(["--data-dir", str(data_dir)])
+    assert (recipe.training.minutes, recipe.training.output_dir) == (30, "runs/data")
+    assert "--minutes" in recipe.reasons["minutes"]
+    assert read_or_choose_recipe(["--data-dir", str(data_dir), "--minutes", "3"]).training.minutes == 3
+
+
+def test_file_outside_of_a_data_directory(data_dir, tmp_path):
+    """The names of the files are relative to the directory of the training file."""
+    english, german = ((data_dir / f"train.{language}").read_text().splitlines() for language in ("en", "de"))
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in zip(english, german, strict=True)))
+    options = ["--train-file", str(path), "--output-dir", str(tmp_path / "out"), "--validation-file", "null"]
+    data = read_or_choose_recipe([*options, "--source-lang", "en", "--target-lang", "de"]).data
+    assert (data.data_dir, data.train_file, data.validation_file) == (str(tmp_path), "pairs.tsv", None)
+
+
+def test_interrupted_run_keeps_its_settings(data_dir, tmp_path, monkeypatch):
+    """Also on a faster machine, and if the time is the default."""
+    keys = {"data_dir": data_dir, "output_dir": tmp_path / "out"}
+    first = read_or_choose_recipe([], keys)
+    (tmp_path / "out").mkdir()
+    write_recipe(first, tmp_path / "out")
+    monkeypatch.setattr(chosen_recipe, "find_devices", lambda use_cpu: ("cuda", 8))
+    resumed = read_or_choose_recipe([], keys)
+    assert resumed.to_dict() == first.to_dict()
+    assert read_or_choose_recipe([], keys | {"output_dir": tmp_path / "new"}).to_dict() != first.to_dict()
+
+
+def test_neither_recipe_nor_data():
+    with pytest.raises(ValueError, match="--data-dir"):
+        read_or_choose_recipe(["--minutes", "3"])
+    with pytest.raises(ValueError, match="streaming requires a recipe"):
+        read_or_choose_recipe(["--data-dir", "data", "--streaming", "true"])
+
+
+@pytest.mark.slow
+def test_processes_choose_the_same_settings(programs, data_dir, tmp_path):
+    """The command prints the choice once. A finished run is not repeated, and other settings are an error."""
+    options = ["--data-dir", data_dir, "--output-dir", tmp_path / "out", "--num-processes", "2"]
+    options += [f"--{name}={value}" for name, value in SMALL.items()]
+    process = programs.run("training.train", *options)
+    assert process.stderr.count("settings without a recipe") == 1
+    assert json.loads((tmp_path / "out" / "all_results.json").read_text())["processes"] == 2
+    assert "source gain" in process.stdout
+    again = programs.run("training.train", *options)
+    assert "contains the finished run" in again.stderr
+    other = programs.run("training.train", *options, "--dropout", "0.05", status=2)
+    assert "dropout was" in other.stderr

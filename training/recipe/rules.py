@@ -1,0 +1,168 @@
+"""Rules that choose the settings of a run from its data and its time. Comments name the runs that decided the values.
+
+The rules prefer settings whose training never failed over slightly better ones: pre-norm, a moderate learning rate, and
+a warm-up of a tenth of the updates. docs/results.md has the scores.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+DEFAULT_MINUTES = 30.0
+TRAINING_FRACTION = 0.8  # of the time; the rest is for evaluations and the test
+TOKENS_PER_SECOND = {"cpu": 3000, "mps": 10_000, "cuda": 100_000}  # target tokens per CPU core or GPU, with d_model 128
+MIN_CORE_TOKENS = 512  # per CPU core, of an update
+MAX_SYMBOLS = 200  # distinct words of a side, or characters of both sides, that are symbols
+MIN_REPETITIONS = 20  # of a symbol, on average
+MAX_WORDS = 1.5  # mean target length of single words
+NUM_SAMPLED_PAIRS = 20_000  # to find the type of the data
+MAX_NEW_TOKENS = 256  # a model that does not end its outputs is slow
+FINE_TUNING_RATE = 0.0005  # as in finetune.yaml
+
+# type of the data: tokenizer type, target tokens per word, metric, label smoothing
+# words: CMUdict and SCAN (99.4 % exact match without label smoothing); characters: generated dates
+TYPES = {
+    "sentences": ("bpe", 1.4, "translation", 0.1),
+    "symbols": ("word", 1.0, "sequence", 0.0),
+    "words": ("char", 1.0, "sequence", 0.0),
+}
+# pairs up to: vocabulary size. Multi30k, 29,000 pairs: 8,000 is better than 4,000 (BLEU 39.9 and 38.9)
+VOCABULARY_SIZES = {2_000: 1_500, 12_000: 3_000, 25_000: 5_000, 500_000: 8_000, 2_000_000: 16_000, math.inf: 32_000}
+# epochs up to: dropout. Multi30k, 29,000 pairs: 0.1 for 5 epochs, 0.15 for 12 to 14, 0.2 for 58, 0.3 for more
+DROPOUTS = {8: 0.1, 16: 0.15, 30: 0.2, math.inf: 0.3}
+# pairs up to, target tokens of the run up to: size. For 29,000 pairs, d_model 256 was not better than 128
+SIZES = {
+    (math.inf, 150_000_000): (128, 4, 4, 256),  # d_model, layers per side, heads, feed-forward dimension
+    (200_000, math.inf): (256, 4, 4, 1024),
+    (math.inf, 1_500_000_000): (512, 6, 8, 1024),
+    (math.inf, math.inf): (512, 6, 8, 2048),
+}
+SIZE_KEYS = (
+    *("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"),
+    *("encoder_ffn_dim", "decoder_ffn_dim"),
+)
+FINE_TUNING_KEYS = {
+    *("minutes", "logging_steps", "tokens_per_update", "lr_scheduler_type", "warmup_steps", "metric"),
+    *("label_smoothing_factor", "max_new_tokens"),
+}
+BASE_RATE = (
+    0.003  # for d_model 128; with 0.005 and post-norm, 4,800 pairs of Multi30k gave one sentence for all sources
+)
+MIN_UPDATE, MAX_UPDATE = 1024, 8192  # tokens; Multi30k: 1,024 for 2.4 M target tokens, 3,072 for 6.5 M, 8,192 for 24 M
+NUM_UPDATES = 2500  # at least, if an update has more than `MIN_UPDATE` tokens
+
+
+class Choice(NamedTuple):
+    """Value of a key, and the reason for it."""
+
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """Summary of the training data. The unit of lengths is words, or characters if there are no spaces."""
+
+    type: str  # a key of TYPES
+    pairs: int
+    mean_length: float  # of the targets
+    long_length: int  # of the targets: 99 % are not longer
+
+
+def summarize_data(sources: Sequence[str], targets: Sequence[str], tokenizer_type: str | None = None) -> DataSummary:
+    """Return the summary of the training pairs, of a type that fits to `tokenizer_type`, if given."""
+    step = max(1, len(sources) // NUM_SAMPLED_PAIRS)
+    sample = sources[::step], targets[::step]
+    words = [Counter(word for text in side for word in text.split()) for side in sample]
+    characters = Counter(character for side in sample for text in side for character in text)
+    words_per_target = words[1].total() / len(sample[1])
+    if all(map(are_symbols, words)) and words_per_target > MAX_WORDS:
+        data_type = "symbols"
+    else:
+        is_short = words_per_target <= MAX_WORDS or are_symbols(words[1])
+        data_type = "words" if is_short and are_symbols(characters) else "sentences"
+    if tokenizer_type is not None:
+        data_type = {"word": "symbols", "char": "words"}.get(tokenizer_type, "sentences")
+    has_spaces = data_type == "symbols" or (data_type == "sentences" and words_per_target > MAX_WORDS)
+    lengths = sorted(len(text.split()) if has_spaces else len(text) for text in sample[1])
+    return DataSummary(data_type, len(sources), sum(lengths) / len(lengths), lengths[len(lengths) * 99 // 100])
+
+
+def are_symbols(counts: Counter) -> bool:
+    """Return whether these are few words or characters that are repeated often."""
+    return len(counts) <= MAX_SYMBOLS and counts.total() >= MIN_REPETITIONS * len(counts)
+
+
+def choose_settings(summary: DataSummary, device: str, num_devices: int, given: Mapping[str, Any]) -> dict[str, Choice]:
+    """Return the keys of a recipe, without those of the data and those that the user has set.
+
+    Args:
+        summary: The training data.
+        device: "cpu", "cuda" or "mps".
+        num_devices: Number of CPU cores or GPUs.
+        given: Keys and values that the user has set. The rules follow them.
+    """
+    tokenizer_type, tokens_per_word, metric, smoothing = TYPES[summary.type]
+    data_tokens = summary.pairs * (tokens_per_word * summary.mean_length + 1)
+    choices = choose_duration(given)
+    minutes = given.get("minutes", choices["minutes"].value if "minutes" in choices else None)
+    if minutes is not None:
+        speed = TOKENS_PER_SECOND.get(device, TOKENS_PER_SECOND["mps"]) * num_devices
+        tokens = TRAINING_FRACTION * 60 * minutes * speed
+    else:
+        updates = given.get("max_steps", -1) * given.get("tokens_per_update", MIN_UPDATE)
+        tokens = updates if updates > 0 else given.get("num_train_epochs", 1) * data_tokens
+    epochs = tokens / data_tokens
+    size = next(size for (pairs, limit), size in SIZES.items() if summary.pairs <= pairs and tokens <= limit)
+    d_model, layers, heads, ffn_dim = given.get("d_model", size[0]), *size[1:]
+    smallest = max(MIN_UPDATE, MIN_CORE_TOKENS * num_devices if device == "cpu" else 0)
+    update = min(MAX_UPDATE, max(smallest, int(tokens / NUM_UPDATES) // MIN_CORE_TOKENS * MIN_CORE_TOKENS))
+    longest = 10 * math.ceil(tokens_per_word * summary.long_length / 5)
+    data = f"{summary.pairs:,} pairs of {summary.type}"
+    estimate = f"an estimated {tokens / 1e6:.3g} million target tokens of training"
+    reasons = {
+        f"{data}: the mean target has {summary.mean_length:.1f} words or characters": {
+            "tokenizer_type": tokenizer_type,
+            "shared_vocabulary": tokenizer_type == "bpe",
+            "label_smoothing_factor": smoothing,
+            "metric": metric,
+        },
+        f"{data}: a larger vocabulary has rare tokens": {
+            "tokenizer_vocab_size": look_up(VOCABULARY_SIZES, summary.pairs)
+        },
+        f"{estimate}, {summary.pairs:,} pairs": dict(
+            zip(SIZE_KEYS, (d_model, layers, layers, heads, heads, ffn_dim, ffn_dim), strict=True)
+        ),
+        "post-norm may learn to ignore the source": {"norm_position": "pre", "initialization": "normal"},
+        f"about {epochs:.2g} epochs": {"dropout": look_up(DROPOUTS, epochs)},
+        f"{estimate}, in {NUM_UPDATES:,} updates or more": {"tokens_per_update": update},
+        f"for d_model {d_model} and pre-norm": {"learning_rate": BASE_RATE * 128 / d_model},
+        "linear decay to 0, with the mean of the last weights as the result": {
+            "lr_scheduler_type": "linear",
+            "warmup_steps": 0.1,
+            "ema_decay": 0.998,
+        },
+        f"99 % of the targets have at most {summary.long_length} words or characters": {
+            "max_new_tokens": max(20, min(MAX_NEW_TOKENS, longest))
+        },
+    }
+    choices |= {name: Choice(value, reason) for reason, values in reasons.items() for name, value in values.items()}
+    if "base_model" in given:  # which determines architecture and tokenizer
+        choices = {name: choice for name, choice in choices.items() if name in FINE_TUNING_KEYS}
+        choices["learning_rate"] = Choice(FINE_TUNING_RATE, "for a trained model")
+    return {name: choice for name, choice in choices.items() if name not in given}
+
+
+def choose_duration(given: Mapping[str, Any]) -> dict[str, Choice]:
+    """Return the time of the run, unless its length is given, and how often its progress is logged."""
+    choices = {"logging_steps": Choice(100, "progress every few seconds to minutes")}
+    if not {"minutes", "max_steps", "num_train_epochs"} & given.keys():
+        choices["minutes"] = Choice(DEFAULT_MINUTES, "the default; --minutes changes it")
+    return choices
+
+
+def look_up(table: Mapping[float, Any], number: float) -> Any:
+    """Return the value of the first limit that `number` does not exceed."""
+    return next(value for limit, value in table.items() if number <= limit)

@@ -1,0 +1,89 @@
+"""Recipes of runs without a recipe: the data are found, and rules choose the settings."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vanilla_transformer.shared.command_line import logger
+
+from ..data.discovery import discover_files
+from ..data.files import read_file
+from ..data.hub_datasets import read_dataset
+from ..data.parallel_text import ParallelText
+from ..inference.translators import read_run_recipe
+from ..recipe.arguments import DataArguments, Recipe, use_dataset
+from ..recipe.reading import read_options, read_recipe
+from ..recipe.rules import Choice, choose_settings, summarize_data
+from .distributed import count_cores
+
+DATA_OPTIONS = "data_dir", "train_file", "validation_file", "test_file", "source_lang", "target_lang"
+
+
+def read_or_choose_recipe(arguments: list[str], settings: Mapping[str, Any] | None = None) -> Recipe:
+    """Read the recipe of a command. Without one, choose its settings from the data and the time.
+
+    An interrupted run keeps its settings. The choice is the same in every process.
+
+    Args:
+        arguments: `[RECIPE] [--key value ...]`, as on the command line.
+        settings: Keys and Python values, which have precedence over the recipe.
+
+    Raises:
+        ValueError: if the recipe, an option or the data are invalid, or if there are neither a recipe nor data.
+    """
+    given = {} if arguments[:1] and not arguments[0].startswith("-") else read_options(arguments, settings or {})
+    if not {"data_dir", "train_file", "dataset_name"} & given.keys():
+        return read_recipe(arguments, settings)
+    if given.get("streaming"):
+        raise ValueError("streaming requires a recipe, because the rules read all training pairs. Name one.")
+    data = {} if "dataset_name" in given else discover_files(**{name: given.get(name) for name in DATA_OPTIONS})
+    choices = {name: Choice(value, "") for name, value in data.items() if name not in given}
+    # with only a train_file, its directory becomes data_dir, and the names of the files are relative to it
+    located = {name: value for name, value in data.items() if given.get(name) is not None}
+    arguments, given = [*arguments, *(f"--{name}={value}" for name, value in located.items())], given | located
+    if "output_dir" not in given:
+        name = Path(str(data.get("data_dir", given.get("dataset_name")))).resolve().name
+        choices["output_dir"] = Choice(f"runs/{name}", "the name of the data; --output-dir changes it")
+    keys = {name: choice.value for name, choice in choices.items()} | given
+    train = read_training_pairs(keys)
+    summary = summarize_data(train.sources, train.targets, given.get("tokenizer_type"))
+    choices |= choose_settings(summary, *find_devices(bool(given.get("use_cpu"))), given)
+    saved = read_run_recipe(Path(keys["output_dir"]))
+    choices = {name: choice._replace(value=saved.get(name, choice.value)) for name, choice in choices.items()}
+    recipe = read_recipe(arguments, settings, {name: choice.value for name, choice in choices.items()})
+    recipe.reasons = {name: choice.reason for name, choice in choices.items() if choice.reason}
+    return recipe
+
+
+def read_training_pairs(keys: Mapping[str, Any]) -> ParallelText:
+    """Return the training pairs of a recipe with these keys. The run itself reports what is wrong with them."""
+    names = {f.name for f in dataclasses.fields(DataArguments)}
+    arguments = DataArguments(**{name: value for name, value in keys.items() if name in names})
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        return (
+            read_dataset(arguments)["train"] if use_dataset(arguments) else read_file(arguments, arguments.train_file)
+        )
+    finally:
+        logger.setLevel(level)
+
+
+def find_devices(use_cpu: bool) -> tuple[str, int]:
+    """Return the type and the number of the devices that train, CPU cores or accelerators."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return ("cpu", count_cores()) if use_cpu or device is None else (device.type, torch.accelerator.device_count())
+
+
+def describe_choice(recipe: Recipe) -> str:
+    """Return the settings that rules have chosen, with one reason per line."""
+    values = recipe.to_dict()
+    rows: dict[str, list[str]] = {}
+    for name, reason in recipe.reasons.items():
+        rows.setdefault(reason, []).append(f"{name} {values[name]}")
+    lines = [f"  {reason}: {', '.join(settings)}" for reason, settings in rows.items()]
+    return "\n".join(["settings without a recipe (an option or a recipe overrides them):", *lines])
