@@ -5,7 +5,6 @@ previous list, or that has changed since, belongs to another user. It is never d
 """
 
 import hashlib
-import io
 import json
 import re
 import tempfile
@@ -64,23 +63,24 @@ def commit_files(
     api.create_repo(repo_id, repo_type=repo_type, private=private or None, exist_ok=True, **creation)
     if private and not api.repo_info(repo_id, repo_type=repo_type).private:
         raise ValueError(f"{repo_id} exists and is public. Make it private or remove --private. Nothing was uploaded.")
+    target: dict[str, Any] = {"repo_id": repo_id, "repo_type": repo_type, "revision": revision}
     try:
-        head, remote = fetch_head(api, repo_id, revision, repo_type)
+        info: Any = api.repo_info(**target, files_metadata=True)
     except RevisionNotFoundError:
         api.create_branch(repo_id, branch=revision, repo_type=repo_type, exist_ok=True)
-        head, remote = fetch_head(api, repo_id, revision, repo_type)
-    previous = fetch_manifest(api, repo_id, head, repo_type) if MANIFEST_NAME in remote else {}
-    known = {name for name, hash_ in remote.items() if hash_ in previous.get(name, [])}
-    owned = set(remote) if is_new else known | {MANIFEST_NAME} & remote.keys()
+        info = api.repo_info(**target, files_metadata=True)
+    remote = {each.rfilename: each.lfs.sha256 if each.lfs else each.blob_id for each in info.siblings or []}
+    previous = fetch_manifest(api, repo_id, info.sha, repo_type) if MANIFEST_NAME in remote else {}
+    owned = set(remote) if is_new else {name for name, hash_ in remote.items() if hash_ in previous.get(name, [])}
     stale = [name for name in sorted(previous) if name in owned and name not in files and name != MANIFEST_NAME]
     if stale and not replace and not previous.keys() & files.keys() - {"README.md"}:
         raise ValueError(
             f"{repo_id} contains an earlier push of something else, with {stale[0]}. Choose another repository, or use "
             f"--replace to delete the files of that push. Nothing was uploaded."
         )
-    hashes = {name: content_hashes(content) for name, content in files.items()}
-    new = {name: content for name, content in files.items() if name not in keep or name not in remote}
-    conflicts = [name for name in new if name in remote and name not in owned and remote[name] not in hashes[name]]
+    new = [CommitOperationAdd(name, each) for name, each in files.items() if name not in keep or name not in remote]
+    hashes = {each.path_in_repo: hash_content(each) for each in new}
+    conflicts = [name for name in hashes if name in remote.keys() - owned and remote[name] not in hashes[name]]
     if conflicts and not replace:
         names = f"{conflicts[0]} and {len(conflicts) - 1} more files" if len(conflicts) > 1 else conflicts[0]
         hint = " Use --card keep to keep the card of the repository." if "README.md" in conflicts else ""
@@ -88,36 +88,29 @@ def commit_files(
             f"{repo_id} contains {names} that this program did not write, or that was changed since. Use --replace to "
             f"overwrite such files, or choose another repository.{hint} Nothing was uploaded."
         )
-    kept = {name: previous[name] for name in files if name not in new and name in owned}
-    manifest = json.dumps({name: hashes[name] for name in new} | kept, indent=1, sort_keys=True)
-    uploads = (new | {MANIFEST_NAME: manifest.encode()}).items()
-    additions = [CommitOperationAdd(name, content) for name, content in uploads]
-    deletions = [CommitOperationDelete(name) for name in stale]
+    hashes |= {name: previous[name] for name in files if name not in hashes and name in owned}
+    new.append(CommitOperationAdd(MANIFEST_NAME, json.dumps(hashes, indent=1, sort_keys=True).encode()))
+    return commit(api, target, new, stale, message, info.sha)
+
+
+def commit(
+    api: HfApi, target: dict[str, Any], new: list[CommitOperationAdd], stale: list[str], message: str, parent: str
+) -> str:
+    """Upload the new files and delete the stale ones in a commit after `parent`. Return the URL of the commit."""
     try:
-        api.preupload_lfs_files(repo_id, additions, revision=revision, repo_type=repo_type)
-        if ignored := [each.path_in_repo for each in additions if each._should_ignore]:  # create_commit skips them
-            raise ValueError(
-                f"The .gitignore of {repo_id} excludes {', '.join(ignored)}. Change it on the Hub and push again. "
-                f"Nothing was uploaded."
-            )
-        commit = api.create_commit(
-            repo_id, [*additions, *deletions], commit_message=message, revision=revision, repo_type=repo_type,
-            parent_commit=head,
-        )  # fmt: skip
+        api.preupload_lfs_files(**target, additions=new)
+        if ignored := [each.path_in_repo for each in new if each._should_ignore]:  # create_commit skips them
+            excluded = f"The .gitignore of {target['repo_id']} excludes {', '.join(ignored)}"
+            raise ValueError(f"{excluded}. Change it on the Hub and push again. Nothing was uploaded.")
+        operations: list[Any] = [*new, *(CommitOperationDelete(name) for name in stale)]
+        options: dict[str, Any] = target | {"commit_message": message, "parent_commit": parent}
+        return api.create_commit(operations=operations, **options).commit_url
     except (TransportError, RuntimeError) as error:  # the client raises RuntimeError if a large file is rejected
         cause = error.__cause__ or error
         raise ValueError(
             f"The upload failed ({error}; {type(cause).__name__}). Push again. The repository is unchanged, unless the "
             f"Hub had received the complete commit."
         ) from error
-    return commit.commit_url
-
-
-def fetch_head(api: HfApi, repo_id: str, revision: str, repo_type: str | None) -> tuple[str, dict[str, str | None]]:
-    """Return the hash of the last commit of a branch, and the hashes of its files by name."""
-    info: Any = api.repo_info(repo_id, revision=revision, repo_type=repo_type, files_metadata=True)
-    files = {each.rfilename: each.lfs.sha256 if each.lfs else each.blob_id for each in info.siblings or []}
-    return info.sha, files
 
 
 def fetch_manifest(api: HfApi, repo_id: str, commit: str, repo_type: str | None) -> dict[str, list[str]]:
@@ -133,13 +126,9 @@ def fetch_manifest(api: HfApi, repo_id: str, commit: str, repo_type: str | None)
     return {name: hashes for name, hashes in manifest.items() if isinstance(hashes, list)}
 
 
-def content_hashes(content: Path | bytes) -> list[str]:
+def hash_content(operation: CommitOperationAdd) -> list[str]:
     """Return both hashes by which the Hub may identify a file: git's SHA-1, and the SHA-256 of large files."""
-    size = len(content) if isinstance(content, bytes) else content.stat().st_size
-    git = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
-    return [hash_content(content, each) for each in (git, hashlib.sha256())]
-
-
-def hash_content(content: Path | bytes, start: Any) -> str:
-    with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
-        return hashlib.file_digest(file, lambda: start).hexdigest()
+    git = hashlib.sha1(f"blob {operation.upload_info.size}\0".encode(), usedforsecurity=False)
+    with operation.as_file() as file:
+        digest = hashlib.file_digest(file, lambda: git)  # type: ignore[arg-type]  # it has all required methods
+    return [digest.hexdigest(), operation.upload_info.sha256.hex()]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from vanilla_transformer.shared.text_lines import read_lines
 
@@ -48,7 +49,7 @@ class CheckedMapping:
 
     def count(self, key: str) -> int | None:
         self.number(key)
-        return self.value(key, "non-negative integer", lambda value: isinstance(value, int) and value >= 0)
+        return self.value(key, "non-negative integer", lambda each: isinstance(each, int) and each >= 0)
 
     def text(self, key: str) -> str | None:
         """Return a string with line breaks replaced by spaces."""
@@ -108,6 +109,11 @@ def read_samples(path: Path) -> list[list[str]]:
 def is_repository(name: str) -> bool:
     """Return whether a name is a Hub id. Recipes store directories as absolute paths, which are not."""
     return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name, re.ASCII) is not None
+
+
+def language_name(code: str) -> str:
+    """Return the English name of a language code, or the code if the name is unknown."""
+    return LANGUAGES[code.lower()].title() if code.lower() in LANGUAGES else code
 
 
 def local_paths(checkpoint: Path) -> tuple[str, ...]:

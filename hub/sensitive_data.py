@@ -2,7 +2,6 @@
 
 import json
 import re
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,6 @@ PATHS = re.compile(  # in running text
 # `PATHS` is not searched for in these files, because it matches words that contain slashes.
 TEXT_DATA = ("README.md", "samples.tsv", "vocab.json", "merges.txt", "tokenizer.json")
 BINARY = (".png", ".spm", ".model", ".onnx")  # searched as text
-PNG_IMAGE_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"pHYs", b"sBIT", b"IDAT", b"IEND")
 
 
 def find_credential(text: str) -> str | None:
@@ -106,25 +104,15 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, list[int]]]:
 
 
 def strip_metadata(name: str, content: bytes) -> bytes:
-    """Return a PNG or SentencePiece file without metadata, and other files unchanged. Raise ValueError if corrupt."""
-    strip = {".png": strip_png, ".spm": strip_sentencepiece, ".model": strip_sentencepiece}.get(Path(name).suffix)
-    return strip(name, content) if strip else content
+    """Return a SentencePiece model without the paths of its training data, and other files unchanged.
 
-
-def strip_png(name: str, content: bytes) -> bytes:
-    """Return a PNG file with only the chunks of the image."""
-    if not content.startswith(b"\x89PNG\r\n\x1a\n"):
+    Raises:
+        ValueError: An image is not a PNG file, or a tokenizer is not a SentencePiece model.
+    """
+    if name.endswith(".png") and not content.startswith(b"\x89PNG\r\n\x1a\n"):
         raise ValueError(f"{name} is not a PNG image. Remove it. Nothing was uploaded.")
-    kept, kind, start = content[:8], b"", 8
-    while len(content) >= start + 8 and kind != b"IEND":
-        size, kind = struct.unpack_from(">I4s", content, start)
-        end = start + size + 12  # length, kind and checksum
-        kept, start = kept + content[start:end] if kind in PNG_IMAGE_CHUNKS else kept, end
-    return kept
-
-
-def strip_sentencepiece(name: str, content: bytes) -> bytes:
-    """Return a SentencePiece model without the paths of its training data. Its tokenization is unchanged."""
+    if not name.endswith((".spm", ".model")):
+        return content
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 

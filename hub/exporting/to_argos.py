@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 
+from ..run_files import language_name
 from .to_ctranslate2 import to_spec
 from .tokenizer import has_separate_vocabularies
 
@@ -26,8 +27,6 @@ USAGE = """{out} contains a package for Argos Translate. To translate with argos
     argostranslate.package.install_from_path("{out}/NAME.argosmodel")
     print(argostranslate.translate.translate("a sentence", FROM, TO))
 For LibreTranslate, copy the file to its package directory, or install it in the same way."""
-NAMES = {"cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian"}
-NAMES |= {"nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ru": "Russian", "tr": "Turkish", "uk": "Ukrainian"}
 BPE_OPTIONS = ("byte_fallback", "end_of_word_suffix", "continuing_subword_prefix", "ignore_merges")
 MASKED_SCORE = -1.0e9  # score of tokens that no merge forms: single characters
 
@@ -55,7 +54,7 @@ def convert(
     name = "translate-{}_{}".format(*languages)
     metadata = {"package_version": "1.0", "argos_version": "1.9", "type": "translate"}
     for side, code in zip(("from", "to"), languages, strict=True):
-        metadata |= {f"{side}_code": code, f"{side}_name": NAMES.get(code, code)}
+        metadata |= {f"{side}_code": code, f"{side}_name": language_name(code)}
 
     def write(folder: Path) -> None:
         with TemporaryDirectory(dir=folder) as spec_dir, zipfile.ZipFile(folder / f"{name}.argosmodel", "w") as package:

@@ -35,12 +35,9 @@ def read_checkpoint(path: Path) -> tuple[State, dict[str, Any]]:
     Raises:
         ValueError: If the file does not exist, is not a checkpoint, or would execute code when it is unpickled.
     """
-    if not path.exists():
-        raise ValueError(f"{path} does not exist.")
-    if path.is_dir():
-        raise ValueError(f"{path} is a directory. Pass the file with the weights.")
     if not path.is_file():
-        raise ValueError(f"{path} is not a regular file.")
+        problem = "is a directory. Pass the file with the weights" if path.is_dir() else "does not exist"
+        raise ValueError(f"{path} {problem}.")
     if path.suffix == ".safetensors":
         try:
             content: Any = load_file(path)
@@ -152,10 +149,6 @@ def validate_state(path: Path, state: dict) -> State:
 
 
 def strip_prefixes(state: State) -> State:
-    changed = bool(state)
-    while changed:
-        changed = False
-        for prefix in PREFIXES:
-            if all(key.startswith(prefix) for key in state):
-                state, changed = {key.removeprefix(prefix): value for key, value in state.items()}, True
+    while state and (prefix := next((each for each in PREFIXES if all(key.startswith(each) for key in state)), None)):
+        state = {key.removeprefix(prefix): value for key, value in state.items()}
     return state

@@ -211,13 +211,10 @@ def add_zero_biases(mapped: MappedTensors, layout: Layout) -> None:
 def validate_tied_weights(config: VanillaTransformerConfig, mapped: MappedTensors) -> None:
     """Raise ValueError if tied weights differ in the file."""
     source, target, output = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"
-    for first, second, name in (
-        (source, target, "share_encoder_decoder_embeddings"),
-        (target, output, "tie_word_embeddings"),
-    ):
-        if not getattr(config, name) or not {first, second} <= mapped.tensors.keys():
-            continue
-        if not torch.equal(mapped.tensors[first], mapped.tensors[second]):
+    ties = {"share_encoder_decoder_embeddings": (source, target), "tie_word_embeddings": (target, output)}
+    for name, (first, second) in ties.items():
+        is_tied = getattr(config, name) and {first, second} <= mapped.tensors.keys()
+        if is_tied and not torch.equal(mapped.tensors[first], mapped.tensors[second]):
             names = " and ".join(mapped.origin.get(key, key) for key in (first, second))
             raise ValueError(f"{names} differ, but {name} of the file requires equal weights.")
 

@@ -1,6 +1,5 @@
 """Import of native Transformers models, from a directory or the Hub."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +30,6 @@ RECOMPUTED = "positions are computed with the same formula"
 UNUSED = ("version", "embed_positions.weights", "embed_positions._float_tensor", "model.shared.weight")
 
 
-@dataclass
-class LoadedModel:
-    """Native Transformers model in float32, and the contents of its directory."""
-
-    folder: Path
-    model: PreTrainedModel
-    architecture: NativeArchitecture
-    names: set[str]  # tensor names in the files
-    tokenizer: PreTrainedTokenizerBase | None
-
-
 def is_transformers_model(location: Path) -> bool:
     """Return whether `location` is a directory or a Hub repository instead of a file."""
     is_name = len(location.parts) == 2 and not location.is_absolute() and location.suffix.lower() not in (".pt", ".pth")
@@ -52,20 +40,8 @@ def import_transformers_model(location: Path) -> tuple[ImportResult, PreTrainedT
     """Convert a model and compare it with the original. Return it with its tokenizer, if any, and the report.
 
     Raises:
-        ValueError: If the model does not exist or cannot be converted exactly.
-    """
-    loaded = load_transformers_model(location)
-    evidence = f"model_type={loaded.model.config.model_type} in config.json"
-    imported = convert_transformers_model(loaded)
-    report = {"file": location.name, "layout": loaded.architecture.model_type, "evidence": evidence, "settings": {}}
-    return imported, loaded.tokenizer, report | imported.report() | {"parity": compare_with_original(loaded, imported)}
-
-
-def load_transformers_model(location: Path) -> LoadedModel:
-    """Load a model from a directory or from the Hub, downloading only the required files.
-
-    Raises:
-        ValueError: If the model does not exist, its class is not supported, or its files are invalid.
+        ValueError: If the model does not exist, its class is not supported, its files are invalid, or it cannot be
+            converted exactly.
     """
     folder = location if location.is_dir() else download(location.as_posix())
     if not (folder / "config.json").exists():
@@ -80,7 +56,12 @@ def load_transformers_model(location: Path) -> LoadedModel:
         raise ValueError(f"{location}: {error}") from error
     names = read_tensor_names(folder)
     model = load_model(folder, str(location), dtype="float32")  # computes positions in this dtype
-    return LoadedModel(folder, model, architecture, names, read_tokenizer(folder, str(location)))
+    tokenizer = read_tokenizer(folder, str(location))
+    imported = convert_transformers_model(model, architecture, names)
+    imported.user_notes = collect_user_notes(model, tokenizer)
+    evidence = f"model_type={config.model_type} in config.json"
+    report = {"file": location.name, "layout": architecture.model_type, "evidence": evidence, "settings": {}}
+    return imported, tokenizer, report | imported.report() | {"parity": compare_with_original(model, imported)}
 
 
 def download(repo_id: str) -> Path:
@@ -119,13 +100,15 @@ def read_tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
     return load_tokenizer(folder, name)
 
 
-def convert_transformers_model(loaded: LoadedModel) -> ImportResult:
-    """Convert the model and account for every tensor in its files.
+def convert_transformers_model(
+    original: PreTrainedModel, architecture: NativeArchitecture, names: set[str]
+) -> ImportResult:
+    """Convert the model and account for every tensor in its files, which have the given names.
 
     Raises:
         ValueError: If a tensor does not exist in the class of the model.
     """
-    model = from_transformers(loaded.model)
+    model = from_transformers(original)
     config: Any = model.config
     used: dict[str, list[str]] = {}
     for name in model.state_dict():
@@ -133,27 +116,27 @@ def convert_transformers_model(loaded: LoadedModel) -> ImportResult:
     if config.share_encoder_decoder_embeddings:
         used["model.shared.weight"] = [f"model.{side}.embed_tokens.weight" for side in SIDES]
     dropped = {}
-    for name in loaded.names - used.keys():
+    for name in names - used.keys():
         if "embed_positions" in name:
             dropped[name] = RECOMPUTED
         elif name == "final_logits_bias":
             dropped[name] = "a bias of zeros"
         elif name.endswith(UNUSED):
-            dropped[name] = f"{type(loaded.model).__name__} does not use it"
+            dropped[name] = f"{type(original).__name__} does not use it"
         else:
             raise ValueError(
-                f"{name} does not exist in a {type(loaded.model).__name__}. Check the weights and config.json."
+                f"{name} does not exist in a {type(original).__name__}. Check the weights and config.json."
             )
     folds = {}
-    if loaded.architecture.positions == "sinusoidal":
+    if architecture.positions == "sinusoidal":
         folds["hidden dimensions permuted: sines and cosines of positions alternate instead of two halves"] = "exact"
-    if loaded.architecture.positions == "tensor2tensor_sinusoids":
+    if architecture.positions == "tensor2tensor_sinusoids":
         folds[f"sinusoids of tensor2tensor as a table of {config.max_position_embeddings} positions"] = "exact"
-    if offset := loaded.architecture.position_offset:
+    if offset := architecture.position_offset:
         folds[f"the first {offset} rows of the position tables, which are never used, are dropped"] = "exact"
     shapes = {name: getattr(config, name) for name in SHAPES}
-    used = {name: targets for name, targets in used.items() if name in loaded.names}
-    return ImportResult(model, shapes, folds, dropped, collect_user_notes(loaded), used)
+    used = {name: targets for name, targets in used.items() if name in names}
+    return ImportResult(model, shapes, folds, dropped, [], used)
 
 
 SHAPES = (
@@ -164,34 +147,34 @@ SHAPES = (
 )
 
 
-def collect_user_notes(loaded: LoadedModel) -> list[str]:
+def collect_user_notes(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[str]:
     """Return report lines on properties that the user must check."""
-    config, lines = loaded.model.config, []
+    config, lines = model.config, []
     if any(getattr(config, f"{side}_layerdrop", 0) for side in SIDES):
         lines.append(
             "The original training dropped complete layers at random (layerdrop). This model does not support it."
         )
-    if config.decoder_start_token_id is None and loaded.model.generation_config.decoder_start_token_id is None:
+    if config.decoder_start_token_id is None and model.generation_config.decoder_start_token_id is None:
         lines.append(
             "The config has no decoder_start_token_id. Pass it to generate(), for example the target language id."
         )
-    if loaded.tokenizer is None:
+    if tokenizer is None:
         lines.append("The directory contains no tokenizer.")
     return lines
 
 
-def compare_with_original(loaded: LoadedModel, imported: ImportResult) -> dict[str, Any]:
+def compare_with_original(original: PreTrainedModel, imported: ImportResult) -> dict[str, Any]:
     """Compare the log-probabilities with the original and return the entry of the report.
 
     Raises:
         ValueError: If the largest difference exceeds `parity.TOLERANCE`.
     """
-    name = type(loaded.model).__name__
+    name = type(original).__name__
     difference = max_log_prob_difference(
         lambda model, source, source_mask, target, target_mask: (
             model(input_ids=source, attention_mask=source_mask[:, 0, 0].long(), decoder_input_ids=target).logits
         ),
-        loaded.model,
+        original,
         imported.model,
     )
     if not difference <= TOLERANCE:

@@ -3,13 +3,16 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+import yaml
+from huggingface_hub import EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
 
 from ..run_files import (
     CheckedMapping,
     count_parameters,
     is_repository,
+    language_name,
     local_paths,
     read_mapping,
     read_samples,
@@ -17,17 +20,18 @@ from ..run_files import (
 )
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
-METRICS = {  # key of all_results.json -> (name on the Hub, label)
-    "test_bleu": ("bleu", "BLEU"),
-    "test_chrf": ("chrf", "chrF"),
-    "test_ter": ("ter", "TER (lower is better)"),
-    "test_exact_match": ("exact_match", "exact match, %"),
-    "test_wer": ("wer", "WER, % (lower is better)"),
-    "test_per": ("per", "PER, % (lower is better)"),
+METRICS = {  # key of all_results.json -> label
+    "test_bleu": "BLEU",
+    "test_chrf": "chrF",
+    "test_ter": "TER (lower is better)",
+    "test_exact_match": "exact match, %",
+    "test_wer": "WER, % (lower is better)",
+    "test_per": "PER, % (lower is better)",
 }
 SYNTHETIC = {"demo": "the built-in English-German corpus", "random": "random pairs of numbers"}
+IMAGES = ("training_curve.png", "attention_*.png")  # uploaded and shown
+MULTI30K = re.compile(r"multi30k|test_201[678]_(flickr|mscoco)", re.IGNORECASE)  # names of its data and test sets
 NON_LANGUAGE_NAMES = ("cmd", "act", "src", "tgt", "trg", "in", "out")  # column names that resemble language codes
-UNKNOWN = "unknown (not stored in the checkpoint)"
 
 
 def make_card(
@@ -50,50 +54,70 @@ def make_card(
     checkpoint = Path(checkpoint)
     if not (checkpoint / "config.json").is_file():
         raise ValueError(f"{checkpoint} is not a checkpoint: it has no config.json.")
-    names = ("config.json", "all_results.json", "import_report.json", "recipe.yaml")
-    config, results, report, recipe = (read_mapping(checkpoint / name) for name in names)
-    if report:  # other files in the directory belong to a different model
-        results, recipe = CheckedMapping({}, results.name), CheckedMapping({}, recipe.name)
-    data = results.mapping("data")
-    known_datasets = resolve_datasets(data, datasets or [])
-    base = resolve_base_model(recipe, base_model)
-    name = repo_id.rpartition("/")[2]
+    files = read_run(checkpoint)
+    results, recipe, data = files["results"], files["recipe"], files["data"]
+    base, known_datasets = resolve_base_model(recipe, base_model), resolve_datasets(data, datasets or [])
+    hub_base = base if base and is_repository(base) else None
+    codes, title = languages(recipe, data), repo_id.rpartition("/")[2]
     metadata = ModelCardData(
-        language=[each.lower() for each in languages(recipe, data) if is_language(each)] or None,
+        language=[each.lower() for each in codes if is_language(each)] or None,
         license=license,
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vanilla_transformer", "encoder-decoder", "attention-is-all-you-need"],
         datasets=known_datasets or None,
-        base_model=base if base and is_repository(base) else None,
-        model_name=name,
-        eval_results=eval_results(results, data) or None,
+        base_model=hub_base,
     )
     samples = read_samples(checkpoint / "samples.tsv") if results else []
     return ModelCard.from_template(
         metadata,
         template_path=str(TEMPLATE),
-        title=name,
+        **files,
+        title=title,
         repo_id=repo_id,
-        pair=languages(recipe, data),
-        link=f"[{base}](https://huggingface.co/{base})" if base and is_repository(base) else None,
+        pair=[language_name(each) for each in codes],
+        base=base,
+        hub_base=hub_base,
         example=json.dumps(samples[0][0] if samples else "A sentence.", ensure_ascii=False),
-        unknown=UNKNOWN,
         metrics=METRICS,
         known_sources=("hub", *SYNTHETIC),
         describe_split=describe_split,
+        is_multi30k=MULTI30K.search(describe_split(data.mapping("test"))) is not None,
         escape_markdown=escape_markdown,
-        config=config,
-        results=results,
-        report=report,
-        recipe=recipe,
-        data=data,
-        base=base,
         parameters=count_parameters(checkpoint),
         owner_datasets=datasets,
         samples=samples,
+        images=[path.name for name in IMAGES for path in sorted(checkpoint.glob(name)) if path.is_file() and results],
         recipe_text=sanitize_recipe(recipe, results, local_paths(checkpoint))[0].rstrip(),
     )
+
+
+def read_run(checkpoint: Path) -> dict[str, Any]:
+    """Read the files that describe a checkpoint. Those of a run are empty if the model was imported."""
+    names = {"config": "config.json", "results": "all_results.json", "recipe": "recipe.yaml"}
+    files = {key: read_mapping(checkpoint / name) for key, name in names.items()}
+    files["report"] = read_mapping(checkpoint / "import_report.json")
+    if files["report"]:  # other files in the directory belong to a different model
+        files |= {key: CheckedMapping({}, names[key]) for key in ("results", "recipe")}
+    return files | {"data": files["results"].mapping("data")}
+
+
+def make_eval_results(checkpoint: Path) -> dict[str, bytes]:
+    """Return files with the scores on a data set of the Hub, which shows them on the page of the model."""
+    files = read_run(checkpoint)
+    results, test = files["results"], files["data"].mapping("test")
+    contents = {}
+    for key in [key for key in METRICS if key in results and test.text("source") == "hub"]:
+        details = (METRICS[key], test.text("split"), results.text(f"{key}_signature"))
+        entry = EvalResultEntry(
+            dataset_id=test.text("dataset") or "unknown",
+            task_id=test.text("config") or "default",
+            value=round(results.number(key), 2),
+            notes=", ".join(filter(None, details)),
+        )
+        text = yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, allow_unicode=True)
+        contents[f".eval_results/{key.removeprefix('test_')}.yaml"] = text.encode()
+    return contents
 
 
 def is_language(name: str) -> bool:
@@ -152,29 +176,6 @@ def describe_split(part: CheckedMapping) -> str:
     if source == "files":
         return f"text files of the owner ({', '.join(part.texts('files'))})"
     return "unknown"
-
-
-def eval_results(results: CheckedMapping, data: CheckedMapping) -> list[EvalResult]:
-    """Return one entry of the Hub's model index per score."""
-    test = data.mapping("test")
-    is_public = test.text("source") == "hub"
-    entries = []
-    for key, (metric, label) in METRICS.items():
-        if key in results:
-            signature = results.text(f"{key}_signature")
-            entries.append(
-                EvalResult(
-                    task_type="translation",
-                    dataset_type=test.text("dataset") or "unknown" if is_public else "unknown",
-                    dataset_name=test.text("dataset") or "unknown" if is_public else describe_split(test),
-                    dataset_config=test.text("config") if is_public else None,
-                    dataset_split=(test.text("split") if is_public else None) or "test",
-                    metric_type=metric,
-                    metric_name=f"{label} ({signature})" if signature else label,
-                    metric_value=round(results.number(key), 2),
-                )
-            )
-    return entries
 
 
 def escape_markdown(text: str) -> str:

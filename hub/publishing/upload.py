@@ -17,14 +17,14 @@ from vanilla_transformer.shared.loading import EMA_SUBFOLDER
 from ..commits import commit_files, resolve_repo_id
 from ..run_files import local_paths, read_mapping, read_samples, sanitize_recipe
 from ..sensitive_data import strip_metadata, validate_no_sensitive_data
-from .card import make_card
+from .card import IMAGES, make_card, make_eval_results
 
 LARGE_FILE_PATTERN = "*.safetensors"  # uploaded without a copy in memory
 SMALL_FILE_PATTERNS = (  # all other files, such as optimizer states, pickles and logs, are not uploaded
     *("config.json", "generation_config.json", "*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
     *("vocab.json", "target_vocab.json", "merges.txt", "*.spm", "*.model"),  # tokenizers of imported models
     *("special_tokens_map.json", "source_tokenizer.json", "target_tokenizer.json", "*_vanilla_transformer.py"),
-    *("all_results.json", "samples.tsv", "import_report.json", "training_curve.png", "attention_*.png"),
+    *("all_results.json", "samples.tsv", "import_report.json", *IMAGES),
 )
 CARD = "README.md"
 SMOKE_TEST_SCRIPT = """
@@ -87,6 +87,7 @@ def push(
     metadata = {"license": license, "datasets": datasets, "base_model": base_model}
     model_card = resolve_card(checkpoint, repo_id, card, metadata)
     files[CARD] = str(model_card).encode()
+    files |= make_eval_results(checkpoint)
     validate_no_sensitive_data(files, local_paths(checkpoint))
     source = example_source(checkpoint)
     example = source, smoke_test_upload(files, source)
@@ -160,15 +161,15 @@ def smoke_test_upload(files: dict[str, Path | bytes], source: str) -> str:
         folder, home = Path(temporary, "checkpoint"), Path(temporary, "home")
         folder.mkdir()
         for name, content in files.items():
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
             if isinstance(content, bytes):
-                (folder / name).write_bytes(content)
-            else:
-                try:
-                    (folder / name).symlink_to(
-                        content.resolve()
-                    )  # a copy would stay on the disk if the process is killed
-                except OSError:  # Windows allows links only with a privilege
-                    shutil.copyfile(content, folder / name)
+                path.write_bytes(content)
+                continue
+            try:  # a copy would stay on the disk if the process is killed
+                path.symlink_to(content.resolve())
+            except OSError:  # Windows allows links only with a privilege
+                shutil.copyfile(content, path)
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         env |= {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-c", SMOKE_TEST_SCRIPT]

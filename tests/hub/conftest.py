@@ -97,6 +97,12 @@ def save_as():
 
 
 @pytest.fixture
+def save_reference(make_reference, save_as, tmp_path):
+    """Function that saves the weights of a tutorial model and returns the path of the file."""
+    return lambda name, wrapper="bare", **more: save_as(wrapper, make_reference(name, **more)[1], tmp_path)
+
+
+@pytest.fixture
 def save_checkpoint(tmp_path, make_model, make_tokenizer):
     def save(shared: bool = True, **overrides):
         """Save a small random model with a tokenizer, and return (model, tokenizer, directory)."""
@@ -135,29 +141,29 @@ def run_main(monkeypatch, tmp_path):
     return run
 
 
-SMALL = {
-    "norm_position": "post",
-    "d_model": 64,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_ffn_dim": 128,
-    "decoder_ffn_dim": 128,
-}
-SHORT = {
-    "num_processes": 1,
-    "tokens_per_update": 1024,
-    "max_steps": 600,
-    "learning_rate": 0.004,
-    "eval_strategy": "no",
-    "precision": "fp32",
-}
+@pytest.fixture
+def assert_rejected(run_main, tmp_path, capsys):
+    """Function that checks that a command fails with a message of one line, and does not write `out`."""
+
+    def check(main, *arguments, message: str) -> None:
+        run_main(main, *arguments, status=2)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert message in line
+        assert not (tmp_path / "out").exists()
+
+    return check
+
+
+DEMO = {"norm_position": "post", "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128}
+DEMO |= {"decoder_ffn_dim": 128, "num_processes": 1, "tokens_per_update": 1024, "max_steps": 600}
+DEMO |= {"learning_rate": 0.004, "eval_strategy": "no", "precision": "fp32"}
 
 
 @pytest.fixture(scope="session")
 def demo_checkpoint(tmp_path_factory, start_programs, repository) -> Path:
     """Checkpoint of a small model, trained for 600 updates on the built-in corpus."""
     folder = tmp_path_factory.mktemp("demo") / "model"
-    settings = [str(word) for key, value in (SMALL | SHORT).items() for word in (f"--{key}", value)]
+    settings = [str(word) for key, value in DEMO.items() for word in (f"--{key}", value)]
     with start_programs("training.train") as programs:
         recipe = repository / "training" / "recipes" / "demo.yaml"
         programs.run("training.train", recipe, "--output-dir", folder, *settings)
@@ -253,14 +259,7 @@ def transformers_js(tmp_path_factory, repository) -> Path:
     (package,) = re.findall(r"https://cdn.jsdelivr.net/npm/(@huggingface/transformers@[\d.]+)", page)
     folder = tmp_path_factory.mktemp("node")
     (folder / "package.json").write_text("{}")
-    npm = [
-        "npm",
-        "install",
-        "--ignore-scripts",
-        "--no-audit",
-        "--no-fund",
-        package,
-    ]  # scripts download GPU files
+    npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", package]  # scripts download GPU files
     if not shutil.which("npm") or subprocess.run(npm, cwd=folder, capture_output=True, check=False).returncode:
         pytest.skip(f"{package} cannot be installed.")
     return folder / "node_modules"

@@ -117,17 +117,28 @@ def test_exports_normalization_and_pretokenization(make_model, command, tmp_path
     assert native.generate(**batch, max_new_tokens=12).tolist() == ids.tolist()
 
 
-def test_rejects_invalid_arguments(save_checkpoint, command, tmp_path, capsys):
-    model, _, folder = save_checkpoint()
-    command(tmp_path / "nothing", tmp_path / "out", "--to", "transformers", status=2)
-    command(folder, tmp_path, "--to", "transformers", status=2)
-    assert "already exists" in capsys.readouterr().err
-    command(folder, tmp_path / "out", "--to", "transformers", "--quantization", "int8", status=2)
-    assert "--quantization requires --to ctranslate2" in capsys.readouterr().err
-    MarianMTModel(to_marian(model).config).save_pretrained(tmp_path / "native")
-    command(tmp_path / "native", tmp_path / "out", "--to", "transformers", status=2)
-    assert "has the model type marian, expected vanilla_transformer" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("to", "options", "message"),
+    [
+        ("transformers", ("--quantization", "int8"), "--quantization requires --to ctranslate2"),
+        ("onnx", ("--quantization", "int16"), "--to onnx does not support --quantization int16. Use one of int8, fp16"),
+        ("transformers", ("--source-lang", "en"), "--source-lang and --target-lang require --to argos"),
+        ("marian", (), "--to transformers"),
+    ],
+)
+def test_rejects_invalid_arguments(save_checkpoint, assert_rejected, tmp_path, to, options, message):
+    _, _, folder = save_checkpoint()
+    assert_rejected(main, folder, tmp_path / "out", "--to", to, *options, message=message)
+
+
+def test_rejects_other_directories(make_model, assert_rejected, command, tmp_path, capsys):
+    MarianMTModel(to_marian(make_model()).config).save_pretrained(tmp_path / "native")
+    message = "has the model type marian, expected vanilla_transformer"
+    assert_rejected(main, tmp_path / "native", tmp_path / "out", "--to", "transformers", message=message)
     assert isinstance(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "native"), MarianMTModel)
+    command(tmp_path / "native", tmp_path, "--to", "transformers", status=2)
+    assert "already exists" in capsys.readouterr().err
+    command(tmp_path / "nothing", tmp_path / "out", "--to", "transformers", status=2)
 
 
 @pytest.mark.parametrize("to", ["transformers", "ctranslate2", pytest.param("onnx", marks=pytest.mark.slow)])
@@ -155,13 +166,6 @@ def test_kill_leaves_no_output(save_checkpoint, command, start_programs, tmp_pat
     assert list(tmp_path.glob("out.unfinished-*"))
     command(folder, out, "--to", "transformers")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "out"]
-
-
-def test_rejects_languages_for_other_targets(save_checkpoint, command, tmp_path, capsys):
-    _, _, folder = save_checkpoint()
-    command(folder, tmp_path / "out", "--to", "transformers", "--source-lang", "en", status=2)
-    assert "--source-lang and --target-lang require --to argos" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("to", ["transformers", "ctranslate2"])

@@ -105,15 +105,11 @@ def test_rejects_two_orders_of_one_matrix(toolkits, command, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_reads_token_list_as_tokenizer(make_reference, save_as, command, tmp_path):
-    _, state, _, _, _ = make_reference("annotated")
-    (tmp_path / "en.txt").write_text(
-        "\n".join(["<s>", "</s>", "<blank>", "<unk>", *(f"w{i}" for i in range(27))]) + "\n"
-    )
-    (tmp_path / "de.txt").write_text(
-        "\n".join(["<s>", "</s>", "<blank>", "<unk>", *(f"z{i}" for i in range(33))]) + "\n"
-    )
-    path = save_as("bare", state, tmp_path)
+def test_reads_token_list_as_tokenizer(save_reference, command, tmp_path):
+    for name, letter, count in (("en.txt", "w", 27), ("de.txt", "z", 33)):
+        tokens = ["<s>", "</s>", "<blank>", "<unk>", *(f"{letter}{i}" for i in range(count))]
+        (tmp_path / name).write_text("\n".join(tokens) + "\n")
+    path = save_reference("annotated")
     tokenizers = ("--source-tokenizer", tmp_path / "en.txt", "--target-tokenizer", tmp_path / "de.txt")
     command(path, tmp_path / "out", "--num-heads", 4, *tokenizers)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -123,9 +119,8 @@ def test_reads_token_list_as_tokenizer(make_reference, save_as, command, tmp_pat
     command(path, tmp_path / "more", "--num-heads", 4, "--source-tokenizer", tmp_path / "de.txt", status=2)
 
 
-def test_requires_options_that_file_does_not_specify(make_reference, save_as, command, tmp_path, capsys):
-    _, state, _, _, _ = make_reference("notebook")
-    path = save_as("bare", state, tmp_path)
+def test_requires_options_that_file_does_not_specify(save_reference, command, tmp_path, capsys):
+    path = save_reference("notebook")
     command(path, tmp_path / "out", "--num-heads", 4)
     assert "The file does not specify bos_token_id, eos_token_id" in capsys.readouterr().out
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
@@ -140,17 +135,15 @@ def test_requires_options_that_file_does_not_specify(make_reference, save_as, co
     assert not (tmp_path / "other").exists()
 
 
-def test_accepts_options_with_underscores(make_reference, save_as, command, tmp_path):
-    _, state, _, _, _ = make_reference("notebook")
-    path = save_as("bare", state, tmp_path)
+def test_accepts_options_with_underscores(save_reference, command, tmp_path):
+    path = save_reference("notebook")
     command(path, tmp_path / "out", "--num_heads", 4, "--pad_token_id=5")
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").config
     assert (config.encoder_attention_heads, config.pad_token_id) == (4, 5)
 
 
-def test_report_contains_architecture(make_reference, save_as, command, tmp_path, capsys):
-    _, state, _, _, _ = make_reference("torch tutorial")
-    command(save_as("bare", state, tmp_path), tmp_path / "out", "--num-heads", 4)
+def test_report_contains_architecture(save_reference, command, tmp_path, capsys):
+    command(save_reference("torch tutorial"), tmp_path / "out", "--num-heads", 4)
     shapes = json.loads((tmp_path / "out" / "import_report.json").read_text())["shapes"]
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").config
     assert shapes == {name: getattr(config, name) for name in shapes}
@@ -159,32 +152,23 @@ def test_report_contains_architecture(make_reference, save_as, command, tmp_path
     assert all(f"{name} {value}" in output for name, value in shapes.items())
 
 
-def test_joeynmt_requires_scale_embedding(make_reference, save_as, command, tmp_path, capsys):
-    _, state, _, _, _ = make_reference("joeynmt, pre")
-    path = save_as("bare", state, tmp_path)
+def test_joeynmt_requires_scale_embedding(save_reference, command, tmp_path, capsys):
+    path = save_reference("joeynmt, pre")
     command(path, tmp_path / "out", "--num-heads", 4, status=2)
     assert "--set scale_embedding=true" in capsys.readouterr().err
     command(path, tmp_path / "out", "--num-heads", 4, "--set", "scale_embedding=true")
 
 
 @pytest.mark.parametrize("is_equal", [True, False])
-def test_compares_with_original_code(make_reference, save_as, command, tmp_path, capsys, is_equal, references):
-    _, state, _, _, _ = make_reference("notebook")
-    path = save_as("bare", state, tmp_path)
+def test_compares_with_original_code(save_reference, command, tmp_path, capsys, is_equal, references):
+    path = save_reference("notebook")
     heads = 4 if is_equal else 2
     (tmp_path / f"original_{is_equal}.py").write_text(
         f"import sys\nsys.path.insert(0, {str(Path(references.__file__).parent)!r})\n"
         f"from references import Notebook\ndef build(): return Notebook(heads={heads})\n"
     )
-    command(
-        path,
-        tmp_path / "out",
-        "--num-heads",
-        4,
-        "--compare-with",
-        f"original_{is_equal}:build",
-        status=0 if is_equal else 2,
-    )
+    options = ("--num-heads", 4, "--compare-with", f"original_{is_equal}:build")
+    command(path, tmp_path / "out", *options, status=0 if is_equal else 2)
     output = capsys.readouterr()
     if is_equal:
         assert "agrees: log-probabilities differ by at most" in output.out
@@ -195,9 +179,8 @@ def test_compares_with_original_code(make_reference, save_as, command, tmp_path,
         assert not (tmp_path / "out").exists()
 
 
-def test_merges_repeated_set_options(make_reference, save_as, command, tmp_path, capsys):
-    _, state, _, _, _ = make_reference("jadore, embeddings scaled")
-    path = save_as("bare", state, tmp_path)
+def test_merges_repeated_set_options(save_reference, command, tmp_path, capsys):
+    path = save_reference("jadore, embeddings scaled")
     options = ("--num-heads", 4, "--set", "proj_share_weight=true", "--set", "scale_emb_or_prj=emb")
     command(path, tmp_path / "out", *options)
     assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").config.scale_embedding
@@ -209,9 +192,8 @@ def test_merges_repeated_set_options(make_reference, save_as, command, tmp_path,
     assert not (tmp_path / "more").exists()
 
 
-def test_reports_assumed_settings(make_reference, save_as, command, tmp_path, capsys):
-    _, state, _, _, _ = make_reference("torch tutorial")
-    path = save_as("bare", state, tmp_path)
+def test_reports_assumed_settings(save_reference, command, tmp_path, capsys):
+    path = save_reference("torch tutorial")
     command(path, tmp_path / "out", "--num-heads", 4)
     assert "The file does not specify norm_first, activation" in capsys.readouterr().out
     command(path, tmp_path / "pre", "--num-heads", 4, "--set", "norm_first=true", "activation=gelu")
@@ -220,9 +202,11 @@ def test_reports_assumed_settings(make_reference, save_as, command, tmp_path, ca
     assert (config.norm_position, config.activation_function) == ("pre", "gelu")
 
 
-def test_source_bos_requires_two_tokenizers(make_reference, save_as, command, tmp_path, capsys):
-    _, state, _, _, _ = make_reference("hkproj C", sizes=(37, 37))
-    path, file = save_as("bare", state, tmp_path), word_level([*SPECIAL, *(f"w{i}" for i in range(33))], tmp_path / "t")
+def test_source_bos_requires_two_tokenizers(save_reference, command, tmp_path, capsys):
+    path, file = (
+        save_reference("hkproj C", sizes=(37, 37)),
+        word_level([*SPECIAL, *(f"w{i}" for i in range(33))], tmp_path / "t"),
+    )
     options = ("--num-heads", 4, "--set", "source_begins=true")
     for option in ((), ("--source-tokenizer", file)):
         command(path, tmp_path / "out", *options, *option, status=2)
@@ -238,9 +222,8 @@ def test_source_bos_requires_two_tokenizers(make_reference, save_as, command, tm
     assert line in capsys.readouterr().out
 
 
-def test_comparison_uses_original_row_order(make_reference, save_as, command, tmp_path, references):
+def test_comparison_uses_original_row_order(save_reference, command, tmp_path, references):
     """The comparison uses the rows of the file and the pad token of each side."""
-    _, state, _, _, _ = make_reference("hkproj C")
     files = (
         word_level([*SPECIAL, *(f"w{i}" for i in range(27))], tmp_path / "en.json"),
         word_level([*(f"z{i}" for i in range(33)), *SPECIAL], tmp_path / "it.json"),
@@ -249,17 +232,8 @@ def test_comparison_uses_original_row_order(make_reference, save_as, command, tm
         f"import sys\nsys.path.insert(0, {str(Path(references.__file__).parent)!r})\n"
         "from references import Hkproj\ndef build(): return Hkproj()\n"
     )
-    command(
-        *(
-            save_as("bare", state, tmp_path),
-            tmp_path / "out",
-            "--num-heads",
-            4,
-            "--compare-with",
-            "original_moved:build",
-        ),
-        *("--source-tokenizer", files[0], "--target-tokenizer", files[1]),
-    )
+    options = ("--num-heads", 4, "--source-tokenizer", files[0], "--target-tokenizer", files[1])
+    command(save_reference("hkproj C"), tmp_path / "out", *options, "--compare-with", "original_moved:build")
     report = json.loads((tmp_path / "out" / "import_report.json").read_text())
     assert report["parity"]["largest_difference_of_log_probabilities"] <= 1e-4
 
@@ -271,30 +245,27 @@ def test_comparison_uses_original_row_order(make_reference, save_as, command, tm
         (2, "has several tokens with the id 2"),
     ],
 )
-def test_rejects_invalid_token_ids(make_reference, save_as, command, tmp_path, capsys, number, message):
-    _, state, _, _, _ = make_reference("hkproj C")
+def test_rejects_invalid_token_ids(save_reference, command, tmp_path, capsys, number, message):
     content = json.loads(word_level([*SPECIAL, "a", "b"], tmp_path / "t.json").read_text())
     content["model"]["vocab"]["b"] = number
     (tmp_path / "t.json").write_text(json.dumps(content))
     options = ("--num-heads", 4, "--source-tokenizer", tmp_path / "t.json")
-    command(save_as("bare", state, tmp_path), tmp_path / "out", *options, status=2)
+    command(save_reference("hkproj C"), tmp_path / "out", *options, status=2)
     assert message in capsys.readouterr().err
 
 
-def test_reports_tokenizer_panic_in_one_line(make_reference, save_as, command, tmp_path, capfd):
-    _, state, _, _, _ = make_reference("hkproj C")
+def test_reports_tokenizer_panic_in_one_line(save_reference, command, tmp_path, capfd):
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
     model["continuing_subword_prefix"] = "much longer than any token"
     (tmp_path / "t.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
     options = ("--num-heads", 4, "--source-tokenizer", tmp_path / "t.json")
-    command(save_as("bare", state, tmp_path), tmp_path / "out", *options, status=2)
+    command(save_reference("hkproj C"), tmp_path / "out", *options, status=2)
     (line,) = capfd.readouterr().err.splitlines()
     assert "t.json is not a file of the library tokenizers" in line
 
 
-def test_reports_full_disk_and_removes_partial_output(make_reference, save_as, command, tmp_path, capfd, full_disk):
-    _, state, _, _, _ = make_reference("notebook")
-    path = save_as("bare", state, tmp_path)
+def test_reports_full_disk_and_removes_partial_output(save_reference, command, tmp_path, capfd, full_disk):
+    path = save_reference("notebook")
     with full_disk():
         command(path, tmp_path / "out", "--num-heads", 4, status=2)
     (line,) = capfd.readouterr().err.splitlines()

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, parse_eval_result_entries
 
 from hub.model_card import main
-from hub.publishing.card import escape_markdown, make_card
+from hub.publishing.card import escape_markdown, make_card, make_eval_results
 from hub.run_files import count_parameters
 
 HASH = "ab" * 32
@@ -55,7 +55,7 @@ def test_card_contains_all_results(folder):
     text = card.content
     for value in ("41.23", "63.46", "42.34", "28,991", "blank: 9", "9,876", "12,345,678", "55.5 minutes", "AMD EPYC"):
         assert value in text, value
-    for value in ("29,000", HASH, RESULTS["test_bleu_signature"], "beam size: 5", "A dog \\| cat.", "bf16"):
+    for value in ("29,000", HASH, "beam size: 5", "A dog \\| cat.", "bf16"):
         assert value in text, value
     assert "/home/user" not in text
     assert "energy: unknown" in text
@@ -83,12 +83,49 @@ def test_metadata_round_trip(folder):
     assert (again.language, again.license, again.pipeline_tag) == (["en", "de"], "cc-by-4.0", "translation")
     assert again.base_model == "other/model"
     assert again.datasets == ["owner/pairs"]
-    scores = {result.metric_type: result for result in again.eval_results}
-    assert scores["bleu"].metric_value == 41.23
-    assert RESULTS["test_bleu_signature"] in scores["bleu"].metric_name
-    chrf = scores["chrf"]
-    assert (chrf.dataset_name, chrf.dataset_config, chrf.dataset_split) == ("owner/pairs", "de-en", "test_2016")
     assert yaml.safe_load(card.content.split("---")[1])["library_name"] == "transformers"
+
+
+def test_scores_are_evaluation_results_of_the_hub(folder):
+    files = make_eval_results(folder)
+    assert list(files) == [".eval_results/bleu.yaml", ".eval_results/chrf.yaml"]
+    assert yaml.safe_load(files[".eval_results/bleu.yaml"]) == [
+        {
+            "dataset": {"id": "owner/pairs", "task_id": "de-en"},
+            "value": 41.23,
+            "notes": f"BLEU, test_2016, {RESULTS['test_bleu_signature']}",
+        }
+    ]
+    (entry,) = parse_eval_result_entries(yaml.safe_load(files[".eval_results/chrf.yaml"]))
+    assert entry.value == 63.46
+    assert "model-index" not in make_card(folder, "user/name").content
+
+
+@pytest.mark.parametrize(
+    ("test", "is_multi30k"),
+    [
+        (HUB | {"dataset": "bentrevett/multi30k", "split": "test"}, True),
+        ({"source": "files", "files": ["test_2016_flickr.en"]}, True),
+        (HUB | {"split": "test_2016"}, False),
+        ({"source": "files", "files": ["test.tsv"]}, False),
+    ],
+)
+def test_names_multi30k_only_for_its_test_sets(folder, test, is_multi30k):
+    (folder / "all_results.json").write_text(json.dumps(RESULTS | {"data": {"test": test}}))
+    text = make_card(folder, "user/name").content
+    assert ("| Multi30k BLEU | 42.34 |" in text) == is_multi30k
+    assert ("as papers on Multi30k report it" in text) == is_multi30k
+    assert ("| BLEU of lower-cased text | 42.34 |" in text) != is_multi30k
+
+
+def test_shows_uploaded_images_and_citation(folder):
+    for name in ("attention_2.png", "training_curve.png", "screenshot.png"):
+        (folder / name).write_bytes(b"")
+    text = make_card(folder, "user/name").content
+    assert re.findall(r"^!\[.*?\]\((.*?)\)", text, re.MULTILINE) == ["training_curve.png", "attention_2.png"]
+    assert "@inproceedings{vaswani2017attention," in text
+    (folder / "import_report.json").write_text('{"layout": "hkproj"}')  # the images belong to another model
+    assert "![" not in make_card(folder, "user/name").content
 
 
 PAPER = "The encoder-decoder of [Attention Is All You Need](https://arxiv.org/abs/1706.03762)"
@@ -105,7 +142,7 @@ COST = [
     "versions: torch 2.13.0, transformers 5.23.0",
 ]
 COUNTS = ["trained on 28,991 pairs", "excluded: blank: 9"]
-SCRATCH = f"{PAPER}, trained from scratch: from en to de."
+SCRATCH = f"{PAPER}, trained from scratch: from English to German."
 FILES = {
     "train": {"source": "files", "files": ["train.en", "train.de"], "pairs": 29000, "sha256": HASH},
     "validation": {"source": "files", "split_off": "train", "files": ["train.en", "train.de"], "pairs": 100},
@@ -190,14 +227,14 @@ RUNS = {  # (recipe changes, results changes or None, import report or None, exp
     ),
     "fine-tuned, from the Hub": (
         {"base_model": "owner/base"}, {"data": FILES}, None,
-        TRAINED | {"summary": f"{PAPER}, fine-tuned from [owner/base](https://huggingface.co/owner/base): from en "
-                              "to de.",
+        TRAINED | {"summary": f"{PAPER}, fine-tuned from [owner/base](https://huggingface.co/owner/base): from "
+                              "English to German.",
                    "limits": [GENERAL, "Fine-tuned on sentences of at most 256 tokens.", SEED, BIASES],
                    "data": OWNERS_FILES + COUNTS, "scores": SCORED.format(OWNERS_TEST_FILE)},
     ),
     "fine-tuned on the demo, from a folder": (
         {"base_model": "/home/owner/base"}, {"data": {"train": {"source": "demo"}}}, None,
-        TRAINED | {"summary": f"{PAPER}, fine-tuned from a checkpoint that is not on the Hub: from en to de.",
+        TRAINED | {"summary": f"{PAPER}, fine-tuned from a checkpoint that is not on the Hub: from English to German.",
                    "limits": [GENERAL, "Fine-tuned on sentences of at most 256 tokens.", SEED, BIASES],
                    "data": ["training: the built-in English-German corpus", *COUNTS],
                    "scores": SCORED.format(UNKNOWN)},
@@ -205,7 +242,7 @@ RUNS = {  # (recipe changes, results changes or None, import report or None, exp
     "LoRA": (
         {"base_model": "owner/base", "lora_rank": 8}, {"data": FILES}, None,
         TRAINED | {"summary": f"{PAPER}, fine-tuned with LoRA (rank 8) from "
-                              "[owner/base](https://huggingface.co/owner/base): from en to de.",
+                              "[owner/base](https://huggingface.co/owner/base): from English to German.",
                    "limits": [GENERAL, "Fine-tuned on sentences of at most 256 tokens.", SEED, BIASES],
                    "data": OWNERS_FILES + COUNTS, "scores": SCORED.format(OWNERS_TEST_FILE)},
     ),
@@ -283,8 +320,7 @@ def test_card_describes_run(make_run, kind):
     ]
     assert card.data.language == expected["languages"]
     assert card.data.datasets == expected["datasets"]
-    for result in card.data.eval_results or []:
-        assert result.dataset_type == (expected["datasets"] or ["unknown"])[0]
+    assert bool(make_eval_results(folder)) == (expected["scores"] == SCORED.format("owner/pairs (de-en), test_2016"))
     if "Recipe" in sections:
         shown = yaml.safe_load(sections["Recipe"].split("```yaml\n")[1].split("```")[0])
         assert ("dataset_name" in shown) == (expected["datasets"] is not None)
@@ -311,9 +347,7 @@ def test_marks_training_data_stated_by_owner(make_run):
     card = make_card(folder, "user/name", datasets=["other/pairs"])
     assert "training data according to the owner: other/pairs" in card.content
     assert card.data.datasets == ["other/pairs"]
-    assert {result.dataset_type for result in card.data.eval_results} == {
-        "unknown"
-    }  # the owner specified only the training data
+    assert make_eval_results(folder) == {}  # the owner specified only the training data
 
 
 def test_shows_different_encoder_and_decoder_sizes(tmp_path, make_model):

@@ -66,12 +66,11 @@ def is_toolkit_checkpoint(content: Any) -> bool:
 
 def read_arguments(content: dict) -> dict[str, Any]:
     """Return the flat command-line arguments from `args`, or from the sections `model` and `task` of `cfg`."""
-    flat = to_plain_data(content.get("args"))
-    if isinstance(flat, dict):
-        return flat
-    sections = to_plain_data(content.get("cfg"))
-    sections = sections if isinstance(sections, dict) else {}
-    flat = {}
+    arguments = to_plain_data(content.get("args"))
+    if isinstance(arguments, dict):
+        return arguments
+    sections = as_dict(to_plain_data(content.get("cfg")))
+    flat: dict[str, Any] = {}
     for name in ("task", "model"):
         for key, value in as_dict(sections.get(name)).items():
             if key in ("encoder", "decoder", "quant_noise") and isinstance(value, dict):
@@ -149,8 +148,7 @@ def computed_tensors(info: CheckpointInfo, tensors: State) -> dict[str, State]:
         names = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
         computed["sinusoids of fairseq as a table of learned positions"] = {name: table.clone() for name in names}
     if "lm_head.weight" not in tensors and "model.decoder.embed_tokens.weight" in tensors:
-        folded = any(f"decoder.project_{way}_dim.weight" in info.state for way in ("in", "out"))
-        if folded or not info.metadata.get("share_decoder_input_output_embed", True):
+        if PROJECTIONS & info.state.keys() or not info.metadata.get("share_decoder_input_output_embed", True):
             raise ValueError("the file lacks decoder.output_projection.weight (required for lm_head.weight).")
         embeddings = tensors["model.decoder.embed_tokens.weight"]
         computed["the LM head is tied to the target embeddings"] = {"lm_head.weight": embeddings}
@@ -162,7 +160,7 @@ def variant_config(info: CheckpointInfo, state: State) -> dict[str, Any]:
     if settings["encoder_normalize_before"] != settings["decoder_normalize_before"]:
         raise ValueError("encoder_normalize_before and decoder_normalize_before must be equal.")
     is_pre = settings["encoder_normalize_before"]
-    folded = any(f"decoder.project_{way}_dim.weight" in state for way in ("in", "out"))
+    folded = bool(PROJECTIONS & state.keys())
     output = state.get("decoder.output_projection.weight", state.get("decoder.embed_out"))
     source, target = (state[f"{side}.embed_tokens.weight"] for side in ("encoder", "decoder"))
     tied = output is None or settings.get("share_decoder_input_output_embed", torch.equal(output, target))
@@ -176,13 +174,14 @@ def variant_config(info: CheckpointInfo, state: State) -> dict[str, Any]:
         "embedding_norm": settings["layernorm_embedding"],
         "scale_embedding": not settings["no_scale_embedding"],
         "activation_function": ACTIVATIONS[settings["activation_fn"]],
-        "tie_word_embeddings": bool(tied and not folded),
-        "share_encoder_decoder_embeddings": bool(shared and not folded),
+        "tie_word_embeddings": tied and not folded,
+        "share_encoder_decoder_embeddings": shared and not folded,
     }
     names = ("decoder_attention_heads", "dropout", "attention_dropout", "activation_dropout")
     return fields | {name: settings[name] for name in names if name in settings}
 
 
+PROJECTIONS = {"decoder.project_in_dim.weight", "decoder.project_out_dim.weight"}
 POSITIONS = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
 SELF, BOTH, FFN = ("self_attn",), ("self_attn", "encoder_attn"), ("fc1", "fc2")
 ENC, DEC = "encoder.layers.{i}", "decoder.layers.{i}"

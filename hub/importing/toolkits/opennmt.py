@@ -20,7 +20,7 @@ from ..layout import (
     layers,
 )
 from ..pickle_stubs import ObjectStub
-from ..weight_folding import sinusoids
+from ..weight_folding import validate_sinusoidal_table
 
 SPECIAL = {"unk_token_id": "<unk>", "pad_token_id": "<blank>", "bos_token_id": "<s>", "eos_token_id": "</s>"}
 SOURCE = "encoder.embeddings.make_embedding.emb_luts.0.weight"
@@ -77,8 +77,9 @@ def parse_checkpoint(content: dict) -> tuple[dict, dict[str, Any]]:
         )
     state = dict(content["model"])
     state |= {f"generator.{key.removeprefix('0.')}": value for key, value in content["generator"].items()}
-    settings: dict[str, Any] = dict(DEFAULT_SETTINGS)
-    settings |= {name: options[name] for name in SETTINGS if options.get(name) is not None}
+    settings: dict[str, Any] = DEFAULT_SETTINGS | {
+        name: options[name] for name in SETTINGS if options.get(name) is not None
+    }
     for name in ("dropout", "attention_dropout"):  # may be a list with one value per training phase
         if isinstance(settings.get(name), list):
             settings[name] = settings[name][0] if settings[name] else 0.0
@@ -133,24 +134,17 @@ def add_special_rows(state: dict, vocabularies: dict[str, list[str]]) -> None:
 
 def fold_position_table(table: torch.Tensor, info: CheckpointInfo) -> tuple[torch.Tensor, ...]:
     """Validate and drop a table (length, 1, d_model) with the sinusoids of the paper."""
-    if info.metadata["position_encoding_type"] == "SinusoidalConcat":
-        return ()
-    fold = sinusoids().fold
-    return fold(table.transpose(0, 1), info) if fold else ()
+    is_computed = info.metadata["position_encoding_type"] == "SinusoidalConcat"
+    return () if is_computed else validate_sinusoidal_table(table.transpose(0, 1), info)
 
 
 def computed_tensors(info: CheckpointInfo, tensors: State) -> dict[str, State]:
     """Return the sinusoids of fairseq, if used, as a table of learned positions."""
-    computed: dict[str, State] = {}
-    if info.metadata["position_encoding_type"] == "SinusoidalConcat":
-        tables = {}
-        for side in ("encoder", "decoder"):
-            key = f"{side}.embeddings.make_embedding.pe.pe"
-            if key not in info.state:
-                raise ValueError(f"the file lacks {key} (required for model.{side}.embed_positions.weight).")
-            tables[f"model.{side}.embed_positions.weight"] = info.state[key].float().flatten(0, -2)
-        computed["sinusoids of fairseq as a table of learned positions"] = tables
-    return computed
+    if info.metadata["position_encoding_type"] != "SinusoidalConcat":
+        return {}
+    names = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
+    tables = [info.state[key].float().flatten(0, -2) for key in POSITIONS]
+    return {"sinusoids of fairseq as a table of learned positions": dict(zip(names, tables, strict=True))}
 
 
 def variant_config(info: CheckpointInfo, state: State) -> dict[str, Any]:

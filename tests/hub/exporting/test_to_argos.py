@@ -72,54 +72,42 @@ def test_rejects_unsupported_tokenizers(keys, message):
         to_sentencepiece(make_tokenizer(**keys))
 
 
-@pytest.mark.parametrize("options", [{"prepend_scheme": "never"}, {"replacement": "_"}])
-def test_rejects_other_word_markers(options):
-    tokenizer = make_tokenizer()
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**options)
-    with pytest.raises(ValueError, match="does not write ▁ before each word"):
-        to_sentencepiece(tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("byte_fallback", True),
-        ("end_of_word_suffix", "</w>"),
-        ("continuing_subword_prefix", "##"),
-        ("ignore_merges", True),
-    ],
-)
-def test_rejects_bpe_options(name, value):
-    tokenizer = make_tokenizer()
-    setattr(tokenizer.backend_tokenizer.model, name, value)
-    with pytest.raises(ValueError, match=f"the tokenizer uses {name}"):
-        to_sentencepiece(tokenizer)
-
-
-def test_rejects_added_tokens():
-    tokenizer = make_tokenizer()
-    tokenizer.add_tokens(["Fnord"])
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<2de>"]})
-    with pytest.raises(ValueError, match="has 2 added tokens, such as <2de>, Fnord"):
-        to_sentencepiece(tokenizer)
-
-
-def test_rejects_other_punctuation_behaviors():
-    tokenizer = make_tokenizer()
-    steps = [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation(behavior="removed")]
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    with pytest.raises(ValueError, match="the behavior of Punctuation is Removed, expected Isolated"):
-        to_sentencepiece(tokenizer)
-
-
-@pytest.mark.parametrize("template", ["$A", "<s> $A </s>", "$A </s> </s>"])
-def test_rejects_other_post_processors(template):
-    """Argos Translate adds EOS to the source."""
-    tokenizer = make_tokenizer()
+def set_template(tokenizer, template: str) -> None:
     special_tokens = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<s>", "</s>")]
     processor = processors.TemplateProcessing(single=template, special_tokens=special_tokens)
     tokenizer.backend_tokenizer.post_processor = processor
-    with pytest.raises(ValueError, match="does not add exactly one token, EOS"):
+
+
+def add_tokens(tokenizer) -> None:
+    tokenizer.add_tokens(["Fnord"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<2de>"]})
+
+
+def set_pre_tokenizer(tokenizer, *others, **options) -> None:
+    steps = [pre_tokenizers.Metaspace(**options), *others]
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if others else steps[0]
+
+
+BPE_OPTIONS = {"byte_fallback": True, "end_of_word_suffix": "</w>", "continuing_subword_prefix": "##"}
+BPE_OPTIONS |= {"ignore_merges": True}
+REMOVED = pre_tokenizers.Punctuation(behavior="removed")
+CHANGES = [  # change of a tokenizer, message
+    *((partial(set_pre_tokenizer, **options), "does not write ▁ before each word")
+      for options in ({"prepend_scheme": "never"}, {"replacement": "_"})),
+    *((lambda each, name=name, value=value: setattr(each.backend_tokenizer.model, name, value),
+       f"the tokenizer uses {name}") for name, value in BPE_OPTIONS.items()),
+    (add_tokens, "has 2 added tokens, such as <2de>, Fnord"),
+    (lambda each: set_pre_tokenizer(each, REMOVED), "the behavior of Punctuation is Removed, expected Isolated"),
+    *((partial(set_template, template=template), "does not add exactly one token, EOS")  # Argos Translate adds EOS
+      for template in ("$A", "<s> $A </s>", "$A </s> </s>")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+def test_rejects_changed_tokenizers(change, message):
+    tokenizer = make_tokenizer()
+    change(tokenizer)
+    with pytest.raises(ValueError, match=message):
         to_sentencepiece(tokenizer)
 
 

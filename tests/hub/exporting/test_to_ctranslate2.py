@@ -76,11 +76,9 @@ def test_quantizes_weights(save_checkpoint, command, tmp_path):
         ({"vocab_size": 20, "pad_token_id": 0}, "the model has only 20 embedding rows"),
     ],
 )
-def test_rejects_unsupported_models(save_checkpoint, command, tmp_path, capsys, overrides, reason):
+def test_rejects_unsupported_models(save_checkpoint, assert_rejected, tmp_path, overrides, reason):
     _, _, folder = save_checkpoint(**overrides)
-    command(folder, tmp_path / "out", "--to", "ctranslate2", status=2)
-    assert reason in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    assert_rejected(main, folder, tmp_path / "out", "--to", "ctranslate2", message=reason)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def check_greedy(translator, onnx_decoder, folder, model, tokenizer, texts) -> N
     assert translate(texts, 12) == tokenizer.batch_decode(expected, skip_special_tokens=True)
 
 
-def test_rejects_too_large_graphs(save_checkpoint, command, tmp_path, capsys, monkeypatch):
+def test_rejects_too_large_graphs(save_checkpoint, assert_rejected, tmp_path, monkeypatch):
     """Tied weights count once. The check runs before tracing."""
     model, _, folder = save_checkpoint()
     decoder = [model.get_decoder(), model.lm_head]
@@ -117,10 +117,8 @@ def test_rejects_too_large_graphs(save_checkpoint, command, tmp_path, capsys, mo
     monkeypatch.setattr(onnx_export, "MAX_BYTES", size)
     onnx_export.convert(model)
     monkeypatch.setattr(onnx_export, "MAX_BYTES", size - 1)
-    command(folder, tmp_path / "out", "--to", "onnx", status=2)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"A graph has {size:,} bytes of weights" in line
-    assert not (tmp_path / "out").exists()
+    message = f"A graph has {size:,} bytes of weights"
+    assert_rejected(main, folder, tmp_path / "out", "--to", "onnx", message=message)
 
 
 def test_onnxruntime_gives_same_results(
@@ -198,13 +196,6 @@ def test_config_has_special_ids_of_generation_config(make_model):
     assert ids.items() <= onnx_export.native_config(model).items()
     model.generation_config.update(**dict.fromkeys(ids))
     assert onnx_export.native_config(model)["eos_token_id"] == model.config.eos_token_id
-
-
-def test_rejects_other_quantizations(save_checkpoint, command, tmp_path, capsys):
-    _, _, folder = save_checkpoint()
-    command(folder, tmp_path / "out", "--to", "onnx", "--quantization", "int16", status=2)
-    assert "--to onnx does not support --quantization int16. Use one of int8, fp16" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

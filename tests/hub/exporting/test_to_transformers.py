@@ -66,14 +66,10 @@ def test_writes_merges_as_strings(save_checkpoint, command, tmp_path):
     assert [merge.split(" ") for merge in merges] == pairs
 
 
-def test_rejects_unsupported_models(save_checkpoint, command, tmp_path, capsys):
+def test_rejects_unsupported_models(save_checkpoint, assert_rejected, tmp_path):
     _, _, folder = save_checkpoint(position_embedding_type="learned")
-    command(folder, tmp_path / "native", "--to", "transformers", status=2)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("hub.export: no native Transformers class can represent this model. Not MarianMTModel:")
-    assert not (tmp_path / "native").exists()
-    command(folder, tmp_path / "native", "--to", "transformers", "--quantization", "int8", status=2)
-    assert "--quantization requires --to ctranslate2" in capsys.readouterr().err
+    message = "hub.export: no native Transformers class can represent this model. Not MarianMTModel:"
+    assert_rejected(main, folder, tmp_path / "out", "--to", "transformers", message=message)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -112,11 +108,6 @@ def test_marian_gives_same_results(save_checkpoint, shared, tied, bias):
 def test_marian_rejects_other_architectures(make_model, overrides, reason):
     with pytest.raises(ValueError, match=f"MarianMTModel cannot represent this model: .*{reason}"):
         to_marian(make_model(**overrides))
-
-
-def test_command_names_replacement_of_removed_target(command, tmp_path, capsys):
-    command(tmp_path, tmp_path / "out", "--to", "marian", status=2)
-    assert "--to transformers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("sizes", [(31, 37), (41, 37)])

@@ -22,11 +22,6 @@ LETTERS, SPECIAL = "abcde", ["<s>", "<pad>", "</s>", "<unk>"]
 DICTIONARY = ["<s>", "<pad>", "</s>", "<unk>", "a@@", "b@@", "c", "a", "b"]
 
 
-@pytest.fixture
-def tutorials(references):
-    return references
-
-
 @pytest.fixture(scope="module")
 def toolkits(load_tests_module):
     return load_tests_module("importing/toolkit_references.py")
@@ -171,7 +166,7 @@ def test_exports_rows_for_all_ids_of_earlier_versions(earlier_checkpoint, save_t
 
 
 @pytest.mark.parametrize("to", ["transformers", "ctranslate2", "onnx", "argos"])
-def test_all_targets_reject_ids_without_embedding(save_checkpoint, run_main, tmp_path, capsys, to):
+def test_all_targets_reject_ids_without_embedding(save_checkpoint, assert_rejected, tmp_path, to):
     """The tokenizer has fewer tokens than the model has rows, but gaps in its ids."""
     _, _, folder = save_checkpoint()
     content = json.loads((folder / "tokenizer.json").read_text())
@@ -185,10 +180,8 @@ def test_all_targets_reject_ids_without_embedding(save_checkpoint, run_main, tmp
     content["model"]["vocab"] = kept | {last: 64}
     (folder / "tokenizer.json").write_text(json.dumps(content))
     options = ("--source-lang", "en", "--target-lang", "de") if to == "argos" else ()
-    run_main(main, folder, tmp_path / "out", "--to", to, *options, status=2)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "The source tokenizer has the id 64, but the model has only 60 embedding rows" in line
-    assert not (tmp_path / "out").exists()
+    message = "The source tokenizer has the id 64, but the model has only 60 embedding rows"
+    assert_rejected(main, folder, tmp_path / "out", "--to", to, *options, message=message)
 
 
 def test_accepts_gaps_in_ids(save_checkpoint, run_main, tmp_path):
@@ -276,9 +269,9 @@ def test_random_toolkit_checkpoints(toolkits, save_tokenizers, tmp_path, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("two", [False, True], ids=["one tokenizer", "two"])
-def test_random_tutorial_checkpoints(make_reference, tutorials, save_tokenizers, tmp_path, monkeypatch, capsys, two):
+def test_random_tutorial_checkpoints(make_reference, references, save_tokenizers, tmp_path, monkeypatch, capsys, two):
     """Import token lists in random order. The models are compared after their rows are permuted."""
-    for number, name in enumerate(tutorials.CASES):
+    for number, name in enumerate(references.CASES):
         rng = random.Random(number)
         model, state, layout, metadata, heads = make_reference(name)
         sizes = [len(state[key]) for key in embeddings(layout)]
