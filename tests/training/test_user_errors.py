@@ -17,7 +17,11 @@ DATA = {
     "empty files": ([], {"train.en": "", "train.de": ""}, "the train set has no pairs"),
     "all lines dropped": (["--on-bad-lines", "drop"], {"train.de": "\n" * 120}, "the train set has no pairs"),
     "everything too long": (["--max-length", "2"], {}, "Increase max_length"),
-    "overlap": (["--on-eval-overlap", "error", "--test-file", "train"], {}, "have a source of the test set"),
+    "overlap": (
+        ["--on-eval-overlap", "error", "--test-file", "train"],
+        {},
+        "120 of 120 sources are also in the training data",
+    ),
     "table without tabs": (["--train-file", "t.tsv"], {"t.tsv": "one eins\n"}, "no tab"),
     "table of references": (["--train-file", "t.tsv"], {"t.tsv": "a\tb\tc\n"}, "more than two columns"),
     "no JSON": (["--train-file", "t.jsonl"], {"t.jsonl": "{\n"}, "line 1: expected a JSON object"),

@@ -9,9 +9,10 @@ from vanilla_transformer.shared.command_line import logger
 
 from ..demo import corpus as demo
 from ..recipe.arguments import DataArguments, use_dataset
+from .analysis.held_out import filter_overlap, split_off
 from .files import SEVERAL_TARGETS, TABLE_SUFFIXES, add_references, read_file
 from .hub_datasets import read_dataset
-from .parallel_text import ParallelText, format_line_numbers
+from .parallel_text import ParallelText
 
 RANDOM_PAIRS, RANDOM_LENGTH, RANDOM_WORDS = 64, 98, 4996  # see random_pairs
 
@@ -21,7 +22,7 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
 
     They come from files in `data_dir`, or are generated. If `data_dir` is the default and contains no files, they come
     from the recipe's dataset. `on_bad_lines` and `on_eval_overlap` determine what happens to invalid pairs and to
-    training pairs whose source is also in the validation or test set.
+    training pairs whose source is also in the validation or test set, or nearly.
 
     Raises:
         ValueError: If files are missing, have different lengths or the wrong format, or contain invalid pairs.
@@ -47,9 +48,10 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
         return corpus
     if corpus["train"].references:
         raise ValueError(f"{arguments.train_file} {SEVERAL_TARGETS}")
-    if "validation" not in corpus and arguments.validation_size:
-        corpus = _split_off_validation(corpus, arguments.validation_size)
-    corpus = _filter_overlap(corpus, arguments.on_eval_overlap)
+    sizes = {"validation": arguments.validation_size, "test": arguments.test_size}
+    if missing := {split: size for split, size in sizes.items() if size and split not in corpus}:
+        corpus = split_off(corpus, missing)
+    corpus = filter_overlap(corpus, arguments.on_eval_overlap)
     return corpus | {"train": _add_swapped_pairs(corpus["train"])} if arguments.both_directions else corpus
 
 
@@ -68,42 +70,6 @@ def _add_swapped_pairs(text: ParallelText) -> ParallelText:
     both = ParallelText(text.sources + text.targets, text.targets + text.sources, text.line_numbers * 2)
     both.dropped, both.origin = text.dropped, text.origin | {"both_directions": True}
     return both
-
-
-def _split_off_validation(corpus: dict[str, ParallelText], size: int) -> dict[str, ParallelText]:
-    """Move `size` training pairs to a validation set, the same ones in every run."""
-    train = corpus["train"]
-    if size >= len(train):
-        raise ValueError(f"validation_size={size} must be less than the number of training pairs, {len(train)}.")
-    order = list(range(len(train)))
-    random.Random("validation").shuffle(order)
-    parts = {"train": train.select(sorted(order[size:])), "validation": train.select(sorted(order[:size]))}
-    parts["validation"].origin = train.origin | {"split_off": "train"}
-    return parts | {name: text for name, text in corpus.items() if name != "train"}
-
-
-def _filter_overlap(corpus: dict[str, ParallelText], overlap: str) -> dict[str, ParallelText]:
-    """Report training pairs whose source is also in validation or test data, and drop or reject them."""
-    train = corpus["train"]
-    leaks: set[int] = set()
-    for split, text in corpus.items():
-        if split == "train":
-            continue
-        held_out = set(text.sources)
-        same = [i for i, source in enumerate(train.sources) if source in held_out]
-        if same:
-            lines = format_line_numbers(train.line_numbers[i] for i in same)
-            message = f"{len(same)} training pairs have a source of the {split} set, at {lines}"
-            if overlap == "error":
-                raise ValueError(f"{message}. Remove them, or set --on-eval-overlap to drop or keep.")
-            logger.info(f"{message}: {'dropped' if overlap == 'drop' else 'kept'}")
-            leaks.update(same)
-    if overlap != "drop" or not leaks:
-        return corpus
-    train.dropped["source held out"] += len(leaks)
-    if len(leaks) == len(train):
-        raise ValueError("every training pair has a source of the validation or test set: no training pairs are left.")
-    return corpus | {"train": train.select(i for i in range(len(train)) if i not in leaks)}
 
 
 def _from_pairs(pairs: Iterable[tuple[str, str]], source: str) -> ParallelText:

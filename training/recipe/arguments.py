@@ -52,12 +52,19 @@ class DataArguments:
         "have one column per language, or a column `translation`.",
     )
     dataset_config: str | None = option(None, "The configuration name of the dataset, such as de-en.")
-    validation_size: int = option(0, "The number of training pairs to hold out if there is no validation data.")
+    validation_size: int = option(
+        0,
+        "The number of training pairs to hold out if there is no validation data. Pairs with the same source or "
+        "target, or with sources that share 60 percent of their words, are not separated.",
+    )
+    test_size: int = option(0, "The number of training pairs to hold out if there is no test data, in the same way.")
     on_bad_lines: Literal["error", "drop"] = option(
         "error", "Whether to drop blank, non-UTF-8 or overlong (20,000 characters) pairs, or to raise an error."
     )
     on_eval_overlap: Literal["keep", "drop", "error"] = option(
-        "keep", "Whether to keep, drop or reject training pairs with a source from the validation or test data."
+        "keep",
+        "Whether to keep, drop or reject training pairs with a source from the validation or test data. `drop` also "
+        "drops pairs whose source shares 60 percent of its words with one of these sources (not with `streaming`).",
     )
     max_length: int = option(
         256,
@@ -76,7 +83,7 @@ class DataArguments:
     streaming: bool = option(
         False,
         "Whether to read the training data during training, if they do not fit into memory. Requires `max_steps`. Does "
-        "not support `bpe_dropout`, `both_directions`, `validation_size`, `on_eval_overlap=error` and "
+        "not support `bpe_dropout`, `both_directions`, `validation_size`, `test_size`, `on_eval_overlap=error` and "
         "`dataloader_num_workers`.",
     )
     buffer_size: int = option(

@@ -207,6 +207,7 @@ def validate_streaming(data: DataArguments, tokenizer: TokenizerArguments, train
         "dataloader_num_workers": training.dataloader_num_workers > 0,  # workers would hold the state of the stream
         "on_eval_overlap": data.on_eval_overlap == "error",  # known only after reading all data
         "validation_size": data.validation_size > 0,
+        "test_size": data.test_size > 0,
     }
     values = vars(data) | vars(tokenizer) | vars(training)
     if active := [f"{name}={values[name]}" for name, is_set in unsupported.items() if is_set]:

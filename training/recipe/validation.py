@@ -22,7 +22,7 @@ METRICS = {  # metrics of an evaluation, by the recipe's `metric`
 }
 NON_NEGATIVE_KEYS = {
     *("seed", "data_seed", "warmup_steps", "max_grad_norm", "rdrop_alpha", "simcut_alpha", "lora_rank"),
-    *("validation_size", "layer_norm_eps", "init_std", "dataloader_num_workers"),
+    *("validation_size", "test_size", "layer_norm_eps", "init_std", "dataloader_num_workers"),
 }
 MIN_ONE_KEYS = {
     *("tokens_per_update", "max_length", "buffer_size", "tokenizer_max_train_pairs", "pad_vocab_to_multiple_of"),

@@ -19,7 +19,7 @@ def test_reports_overlap_with_line_numbers(write, arguments, read_messages):
     }.items():
         write(name, lines)
     assert len(read_corpus(arguments())["train"]) == 4
-    assert "1 training pairs have a source of the validation set, at line 3: kept" in read_messages()
+    assert "validation set: 1 of 1 sources are also in the training data, 0 have" in read_messages()
     corpus = read_corpus(arguments(on_eval_overlap="drop"))
     assert corpus["train"].targets == ["1", "2", "4"]
     assert corpus["train"].dropped["source held out"] == 1

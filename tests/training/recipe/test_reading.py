@@ -165,6 +165,7 @@ def test_rejects_unknown_options(path):
         ("both_directions: true", "corpus=demo does not use both_directions=True"),
         ("streaming: true\ndataloader_num_workers: 2", "dataloader_num_workers=2"),
         ("streaming: true\nvalidation_size: 5\non_eval_overlap: error", "on_eval_overlap=error, validation_size=5"),
+        ("streaming: true\ntest_size: 5", "test_size=5"),
         ("streaming: true\nboth_directions: true\nbpe_dropout: 0.1", "both_directions=True, bpe_dropout=0.1"),
     ],
 )
