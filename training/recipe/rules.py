@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 DEFAULT_MINUTES = 30.0
+SHORT_MINUTES = 5  # in which greedy decoding of 1,000 validation sentences, 16 s on a core, would take too much time
 TRAINING_FRACTION = 0.8  # of the time; the rest is for evaluations and the test
 TOKENS_PER_SECOND = {"cpu": 3000, "mps": 10_000, "cuda": 100_000}  # target tokens per CPU core or GPU, with d_model 128
 MIN_CORE_TOKENS = 512  # per CPU core, of an update
@@ -32,9 +33,11 @@ TYPES = {
 VOCABULARY_SIZES = {2_000: 1_500, 12_000: 3_000, 25_000: 5_000, 500_000: 8_000, 2_000_000: 16_000, math.inf: 32_000}
 # epochs up to: dropout. Multi30k, 29,000 pairs: 0.1 for 5 epochs, 0.15 for 12 to 14, 0.2 for 58, 0.3 for more
 DROPOUTS = {8: 0.1, 16: 0.15, 30: 0.2, math.inf: 0.3}
-# pairs up to, target tokens of the run up to: size. For 29,000 pairs, d_model 256 was not better than 128
+SYMBOL_DROPOUTS = {60: 0.1, math.inf: 0.2}  # SCAN: 0.1 for 56 epochs; CMUdict: 0.1 for 8; dates: 0.1 for 5
+# pairs up to, target tokens of the run up to: size. Multi30k, 29,000 pairs: d_model 256 was not better than 128
 SIZES = {
-    (math.inf, 150_000_000): (128, 4, 4, 256),  # d_model, layers per side, heads, feed-forward dimension
+    (50_000, math.inf): (128, 4, 4, 256),  # d_model, layers per side, heads, feed-forward dimension
+    (math.inf, 150_000_000): (128, 4, 4, 256),
     (200_000, math.inf): (256, 4, 4, 1024),
     (math.inf, 1_500_000_000): (512, 6, 8, 1024),
     (math.inf, math.inf): (512, 6, 8, 2048),
@@ -47,9 +50,8 @@ FINE_TUNING_KEYS = {
     *("minutes", "logging_steps", "tokens_per_update", "lr_scheduler_type", "warmup_steps", "metric"),
     *("label_smoothing_factor", "max_new_tokens"),
 }
-BASE_RATE = (
-    0.003  # for d_model 128; with 0.005 and post-norm, 4,800 pairs of Multi30k gave one sentence for all sources
-)
+# for d_model 128. Multi30k, 4,800 pairs: BLEU 1.3 with 0.005 and post-norm, 20.7 with 0.003 and pre-norm
+BASE_RATE = 0.003
 MIN_UPDATE, MAX_UPDATE = 1024, 8192  # tokens; Multi30k: 1,024 for 2.4 M target tokens, 3,072 for 6.5 M, 8,192 for 24 M
 NUM_UPDATES = 2500  # at least, if an update has more than `MIN_UPDATE` tokens
 
@@ -136,7 +138,9 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
             zip(SIZE_KEYS, (d_model, layers, layers, heads, heads, ffn_dim, ffn_dim), strict=True)
         ),
         "post-norm may learn to ignore the source": {"norm_position": "pre", "initialization": "normal"},
-        f"about {epochs:.2g} epochs": {"dropout": look_up(DROPOUTS, epochs)},
+        f"about {max(1, round(epochs)):,} epochs of {summary.type}": {
+            "dropout": look_up(DROPOUTS if summary.type == "sentences" else SYMBOL_DROPOUTS, epochs)
+        },
         f"{estimate}, in {NUM_UPDATES:,} updates or more": {"tokens_per_update": update},
         f"for d_model {d_model} and pre-norm": {"learning_rate": BASE_RATE * 128 / d_model},
         "linear decay to 0, with the mean of the last weights as the result": {
@@ -156,10 +160,14 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
 
 
 def choose_duration(given: Mapping[str, Any]) -> dict[str, Choice]:
-    """Return the time of the run, unless its length is given, and how often its progress is logged."""
-    choices = {"logging_steps": Choice(100, "progress every few seconds to minutes")}
+    """Return the time of the run, unless its length is given, and the amount of logging and evaluation."""
+    choices = {"logging_steps": Choice(100, "")}
     if not {"minutes", "max_steps", "num_train_epochs"} & given.keys():
         choices["minutes"] = Choice(DEFAULT_MINUTES, "the default; --minutes changes it")
+    if given.get("minutes", SHORT_MINUTES + 1) <= SHORT_MINUTES:
+        choices["predict_with_generate"] = Choice(
+            False, f"at most {SHORT_MINUTES} minutes: evaluations have only losses"
+        )
     return choices
 
 

@@ -53,7 +53,8 @@ def test_all_choices_are_valid_recipes(tmp_path, data_type):
             values = {name: choice.value for name, choice in choices.items()} | {"output_dir": str(tmp_path / "out")}
             recipe = read_recipe([], duration, values)
             assert recipe.training.minutes == duration.get("minutes", None if "max_steps" in duration else 30)
-            assert all(choice.reason for choice in choices.values())
+            assert all(choice.reason for name, choice in choices.items() if name != "logging_steps")
+            assert recipe.training.predict_with_generate == (duration != {"minutes": 2})
 
 
 def test_choices_are_monotone():
