@@ -6,7 +6,7 @@ a warm-up of a tenth of the updates. docs/results.md has the scores.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ MIN_CORE_TOKENS = 512  # per CPU core, of an update
 MAX_SYMBOLS = 200  # distinct words of a side, or characters of both sides, that are symbols
 MIN_REPETITIONS = 20  # of a symbol, on average
 MAX_WORDS = 1.5  # mean target length of single words
+MAX_HELD_OUT, HELD_OUT_FRACTION = 500, 0.1  # training pairs that become validation or test data, if there is none
 NUM_SAMPLED_PAIRS = 20_000  # to find the type of the data
 MAX_NEW_TOKENS = 256  # a model that does not end its outputs is slow
 FINE_TUNING_RATE = 0.0005  # as in finetune.yaml
@@ -169,6 +170,12 @@ def choose_duration(given: Mapping[str, Any]) -> dict[str, Choice]:
             False, f"at most {SHORT_MINUTES} minutes: evaluations have only losses"
         )
     return choices
+
+
+def choose_held_out(num_pairs: int, splits: Iterable[str]) -> dict[str, Choice]:
+    """Return the numbers of training pairs that become validation and test data, for splits without files."""
+    size = min(MAX_HELD_OUT, int(HELD_OUT_FRACTION * num_pairs))
+    return {f"{split}_size": Choice(size, f"there is no file of {split} data") for split in splits}
 
 
 def look_up(table: Mapping[float, Any], number: float) -> Any:

@@ -17,7 +17,7 @@ from ..data.parallel_text import ParallelText
 from ..inference.translators import read_run_recipe
 from ..recipe.arguments import DataArguments, Recipe, use_dataset
 from ..recipe.reading import read_options, read_recipe
-from ..recipe.rules import Choice, choose_settings, summarize_data
+from ..recipe.rules import Choice, choose_held_out, choose_settings, summarize_data
 from .distributed import count_cores
 
 DATA_OPTIONS = "data_dir", "train_file", "validation_file", "test_file", "source_lang", "target_lang"
@@ -52,6 +52,9 @@ def read_or_choose_recipe(arguments: list[str], settings: Mapping[str, Any] | No
     train = read_training_pairs(keys)
     summary = summarize_data(train.sources, train.targets, given.get("tokenizer_type"))
     choices |= choose_settings(summary, *find_devices(bool(given.get("use_cpu"))), given)
+    missing = [split for split in ("validation", "test") if data.get(f"{split}_file", "") is None]
+    held_out = choose_held_out(len(train), [split for split in missing if f"{split}_file" not in given])
+    choices |= {name: choice for name, choice in held_out.items() if name not in given}
     saved = read_run_recipe(Path(keys["output_dir"]))
     choices = {name: choice._replace(value=saved.get(name, choice.value)) for name, choice in choices.items()}
     recipe = read_recipe(arguments, settings, {name: choice.value for name, choice in choices.items()})

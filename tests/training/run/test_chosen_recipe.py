@@ -56,6 +56,16 @@ def test_file_outside_of_a_data_directory(data_dir, tmp_path):
     assert (data.data_dir, data.train_file, data.validation_file) == (str(tmp_path), "pairs.tsv", None)
 
 
+def test_missing_validation_and_test_data_are_split_off(data_dir):
+    """Unless the user wants none."""
+    for path in [*data_dir.glob("val.*"), *data_dir.glob("test.*")]:
+        path.unlink()
+    recipe = read_or_choose_recipe(["--data-dir", str(data_dir), "--test-size", "7"])
+    assert (recipe.data.validation_size, recipe.data.test_size, recipe.training.eval_strategy) == (12, 7, "steps")
+    recipe = read_or_choose_recipe(["--data-dir", str(data_dir), "--validation-file", "null", "--test-file", "null"])
+    assert (recipe.data.validation_size, recipe.data.test_size, recipe.training.eval_strategy) == (0, 0, "no")
+
+
 def test_interrupted_run_keeps_its_settings(data_dir, tmp_path, monkeypatch):
     """Also on a faster machine, and if the time is the default."""
     keys = {"data_dir": data_dir, "output_dir": tmp_path / "out"}
