@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -20,27 +22,6 @@ def register(monkeypatch, build):
     """Make `build` importable and return its `MODULE:CALLABLE`."""
     monkeypatch.setitem(parity.sys.modules, "user_code", type("user_code", (), {"build": staticmethod(build)}))
     return "user_code:build"
-
-
-def test_rejects_nan_outputs(imported, monkeypatch):
-    model, state, layout, imported_model = imported
-    forward = model.forward
-    model.forward = lambda *batch: forward(*batch) * float("nan")
-    with pytest.raises(ValueError, match="not all finite and cannot be compared"):
-        compare_with_user_model(register(monkeypatch, lambda: model), layout, state, imported_model)
-
-
-def test_rejects_nan_in_one_batch(imported, monkeypatch):
-    model, state, layout, imported_model = imported
-    forward, calls = model.forward, []
-
-    def forward_with_one_nan(*batch):
-        calls.append(1)
-        return forward(*batch) * (float("nan") if len(calls) == 2 else 1.0)
-
-    model.forward = forward_with_one_nan
-    with pytest.raises(ValueError, match="not all finite"):
-        compare_with_user_model(register(monkeypatch, lambda: model), layout, state, imported_model)
 
 
 def test_rejects_overflowing_weights(make_reference, monkeypatch):
@@ -78,14 +59,18 @@ def test_rejects_code_without_the_model(imported, monkeypatch, build, message):
 @pytest.mark.parametrize(
     ("forward", "message"),
     [
-        (lambda *batch: exits(), "fails: SystemExit"),
-        (lambda *batch: None, "fails: AttributeError"),
-        (lambda *batch: torch.zeros(1, 1, 1), r"has the shape \(1, 1, 1\), expected \(4, 7, 37\)"),
+        (lambda logits, batch: exits(), "fails: SystemExit"),
+        (lambda logits, batch: None, "fails: AttributeError"),
+        (lambda logits, batch: torch.zeros(1, 1, 1), r"has the shape \(1, 1, 1\), expected \(4, 7, 37\)"),
+        (lambda logits, batch: logits * float("nan"), "not all finite and cannot be compared"),
+        (lambda logits, batch: logits * (float("nan") if batch == 1 else 1.0), "not all finite"),
     ],
 )
-def test_rejects_failing_forward(imported, monkeypatch, forward, message):
+def test_rejects_invalid_outputs(imported, monkeypatch, forward, message):
+    """`forward` gets the logits and the number of the batch."""
     model, state, layout, imported_model = imported
-    model.forward = forward
+    original, numbers = model.forward, itertools.count()
+    model.forward = lambda *batch: forward(original(*batch), next(numbers))
     with pytest.raises(ValueError, match=message):
         compare_with_user_model(register(monkeypatch, lambda: model), layout, state, imported_model)
 

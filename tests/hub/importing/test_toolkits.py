@@ -36,6 +36,10 @@ def batch(sizes, first):
     return source, target
 
 
+def special_ids(config) -> tuple[int | None, ...]:
+    return config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id
+
+
 NAMES = (
     *("fairseq base", "fairseq iwslt_de_en", "fairseq wmt_en_de", "fairseq vaswani big", "fairseq t2t"),
     *("fairseq embedding LayerNorm", "fairseq learned", "fairseq output dimension"),
@@ -79,12 +83,7 @@ def test_fairseq(toolkits, tmp_path, name, d, ff):
     assert_same_until_eos(generated, decode_greedily(lambda ids: reference(source, None, ids)[0], 2, never_first=2))
     assert set(imported.used) | set(imported.dropped) == set(state)
     config = imported.model.config
-    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (
-        1,
-        0,
-        2,
-        2,
-    )
+    assert special_ids(config) == (1, 0, 2, 2)
     assert (config.decoder_attention_heads, config.dropout) == (reference.namespace.decoder_attention_heads, 0.3)
     assert config.share_encoder_decoder_embeddings == reference.namespace.share_all_embeddings
     assert not imported.user_notes
@@ -110,12 +109,7 @@ def test_opennmt(toolkits, tmp_path, name, d, ff):
     )
     assert_same_until_eos(generated, decode_greedily(lambda ids: reference(source, mask, ids), start=2), eos=3)
     config = imported.model.config
-    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (
-        1,
-        2,
-        3,
-        2,
-    )
+    assert special_ids(config) == (1, 2, 3, 2)
     generation = imported.model.generation_config
     limits = (5, 0.0, 100) if reference.version == 2 else (5, 1.0, 250)  # defaults of onmt_translate
     assert (generation.num_beams, generation.length_penalty, generation.max_new_tokens) == limits
