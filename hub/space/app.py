@@ -7,6 +7,7 @@ tokenizers of OPUS-MT models. The model's code is loaded from the checkpoint.
 
 import html
 import queue
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -69,7 +70,8 @@ class Translator:
         average = Path(checkpoint, "ema")
         weights = average if (average / "config.json").exists() else checkpoint
         model = AutoModelForSeq2SeqLM.from_pretrained(weights, trust_remote_code=True, attn_implementation="eager")
-        self.model = model.eval()  # only eager attention returns the weights
+        self.model, config = model.eval(), model.config  # only eager attention returns the weights
+        self.positions = config.max_position_embeddings if config.position_embedding_type == "learned" else sys.maxsize
         table, unknown = self.model.get_input_embeddings().weight, self.tokenizer.unk_token_id
         self.unknown_ids = set() if unknown is None else {*(table == table[unknown]).all(-1).nonzero()[:, 0].tolist()}
         self.target = self.tokenizer.stock("target") if hasattr(self.tokenizer, "stock") else self.tokenizer
@@ -80,9 +82,7 @@ class Translator:
         if not words:
             raise ValueError("Type a sentence first.")
         batch = self.tokenizer(text.strip(), return_tensors="pt")
-        limit = MAX_SOURCE_TOKENS
-        if self.model.config.position_embedding_type == "learned":
-            limit = min(limit, self.model.config.max_position_embeddings)
+        limit = min(MAX_SOURCE_TOKENS, self.positions)
         if (length := batch["input_ids"].shape[1]) > limit:
             raise ValueError(f"The text has {length} tokens, the maximum is {limit}. Split it into sentences.")
         if len(self.unknown_words(text)) == len(words):
@@ -154,10 +154,7 @@ class Translator:
         """Return the maximum number of new tokens, from the generation config or else from section 6.1."""
         config = self.model.generation_config
         limit = config.max_new_tokens or (config.max_length and config.max_length - 1)
-        limit = limit or batch["input_ids"].shape[1] + EXTRA_TOKENS
-        if self.model.config.position_embedding_type == "learned":
-            limit = min(limit, self.model.config.max_position_embeddings - 1)
-        return limit
+        return min(limit or batch["input_ids"].shape[1] + EXTRA_TOKENS, self.positions - 1)
 
 
 def heat_map(attention: dict[str, Any] | None, kind: str, layer: str, head: str) -> str:

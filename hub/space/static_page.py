@@ -5,6 +5,7 @@ The browser loads the model as ONNX graphs with 8-bit weights and runs them with
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 from huggingface_hub import RepoCard
@@ -30,10 +31,9 @@ def create_page(checkpoint: str, out: Path) -> None:
     validate_new_dir(out)
     model, tokenizer = load(checkpoint, "onnx")
     config = model.config
-    limit = config.max_position_embeddings if config.position_embedding_type == "learned" else None
+    positions = config.max_position_embeddings if config.position_embedding_type == "learned" else sys.maxsize
     generation = model.generation_config
     max_new_tokens = generation.max_new_tokens or (generation.max_length and generation.max_length - 1)
-    upper_limit = max_new_tokens or MAX_SOURCE_TOKENS + EXTRA_TOKENS
     name = Path(checkpoint).resolve().name if Path(checkpoint).exists() else checkpoint
     here = Path(__file__).parent / "static"
 
@@ -53,9 +53,9 @@ def create_page(checkpoint: str, out: Path) -> None:
             "name": name,
             "source": source.as_posix(),
             "target": target.as_posix(),
-            "max_source_tokens": min(MAX_SOURCE_TOKENS, limit or MAX_SOURCE_TOKENS),
+            "max_source_tokens": min(MAX_SOURCE_TOKENS, positions),
             "extra_tokens": max_new_tokens or EXTRA_TOKENS,
-            "max_new_tokens": min(upper_limit, limit - 1) if limit else upper_limit,
+            "max_new_tokens": min(max_new_tokens or MAX_SOURCE_TOKENS + EXTRA_TOKENS, positions - 1),
             "unknown_ids": [] if unknown is None else (table == table[unknown]).all(-1).nonzero()[:, 0].tolist(),
             "file_sizes": {f"onnx/{file}": (model_dir / "onnx" / file).stat().st_size for file in GRAPHS},
         }
