@@ -123,15 +123,16 @@ def score_translations(
 
 
 def bootstrap_scores(systems: list, metrics: dict[str, Any], columns: list, samples: int) -> dict[str, Any]:
-    """Compute score, half-width of the 95 % interval and signature per metric, and the p-value of a difference."""
+    """Compute score, half-width of the 95 % interval and signature per metric, and p-values compared with the first."""
     signatures, table = PairedTest(systems, metrics, columns, test_type="bs", n_samples=samples)()
     results: dict[str, Any] = {}
     for name, (key, signature) in zip(metrics, signatures.items(), strict=True):
         rows = [{"score": float(row.score), "interval_95": float(row.ci)} for row in table[key]]
-        if len(rows) == 2:
-            is_equal = rows[0]["score"] == rows[1]["score"]  # sacreBLEU returns 0 instead of 1
-            rows[1]["p_value"] = 1.0 if is_equal else float(table[key][1].p_value)
-            results[name] = {systems[i][0]: row for i, row in enumerate(rows)}
+        if len(rows) > 1:
+            for row, compared in zip(rows[1:], table[key][1:], strict=True):
+                is_equal = row["score"] == rows[0]["score"]  # sacreBLEU returns 0 instead of 1
+                row["p_value"] = 1.0 if is_equal else float(compared.p_value)
+            results[name] = {system: row for (system, _), row in zip(systems, rows, strict=True)}
         else:
             results[name] = rows[0]
         results[f"{name}_signature"] = str(signature)

@@ -132,7 +132,7 @@ def run(recipe: Recipe, started: float) -> TrainingResult:
     results = outcome.metrics | run_metadata(recipe, corpus, trainer)
     results |= {"train_runtime": seconds, **last_metrics(trainer)}
     if "test" in corpus:
-        results |= score_test_set(recipe, folder, corpus["test"], trainer)
+        results |= score_test_set(recipe, folder, corpus["test"], trainer, corpus.get("train"))
     if trainer.is_world_process_zero():
         save_results(trainer, results, folder)
         if args.push_to_hub:

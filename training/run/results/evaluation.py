@@ -25,6 +25,7 @@ from ..callbacks import MIN_SHUFFLED_LOSS_INCREASE
 from ..factories import count_positions
 from ..hardware import describe
 from ..trainer import TokenBatchTrainer
+from .baselines import BASELINES, compare_with_baselines
 from .plots import plot_cross_attention
 
 RESULTS = "all_results.json"  # the last file of a run
@@ -35,10 +36,13 @@ MAX_REPETITIONS = 0.5  # fraction of the test sentences with one and the same tr
 MAX_ALIGNMENT_SOURCE_CHARS = 300  # longer pairs are skipped: each source word takes a forward pass
 
 
-def score_test_set(recipe: Recipe, folder: Path, test: ParallelText, trainer: TokenBatchTrainer) -> dict[str, Any]:
+def score_test_set(
+    recipe: Recipe, folder: Path, test: ParallelText, trainer: TokenBatchTrainer, train: ParallelText | None = None
+) -> dict[str, Any]:
     """Score the test set with the saved checkpoint, and write samples and attention heat maps.
 
-    All processes translate, and the main process writes the files.
+    All processes translate. The main process writes the files, and compares the scores with those of baselines, one of
+    which uses the training pairs `train`.
     """
     args = trainer.args
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(args.device)
@@ -48,6 +52,7 @@ def score_test_set(recipe: Recipe, folder: Path, test: ParallelText, trainer: To
     scores, translations = translate_and_score(model, tokenizer, test, metric.compute, args, recipe.decoding.engine)
     scores["seconds"] = time.perf_counter() - start
     if args.process_index == 0:
+        scores |= compare_with_baselines(translations, test, train, recipe.decoding.metric)
         rows = list(zip(test.sources, test.targets, translations, strict=True))
         cells = [("source", "reference", "translation"), *rows[:NUM_SAMPLES]]
         lines = ["\t".join(map(sanitize_tsv_cell, row)) + "\n" for row in cells]
@@ -65,13 +70,18 @@ def score_test_set(recipe: Recipe, folder: Path, test: ParallelText, trainer: To
 
 
 def find_failure(scores: dict[str, Any], test: ParallelText, translations: list[str]) -> str | None:
-    """Return why a trained model is useless: it ignores the source, or gives one translation for most sources."""
+    """Return why a trained model is useless: it ignores the source, repeats a translation, or loses to a baseline."""
     if (gain := scores.get("source_gain", MIN_SHUFFLED_LOSS_INCREASE)) < MIN_SHUFFLED_LOSS_INCREASE:
         return f"the model ignores the source: other sources raise the loss by only {gain:.3f} nats per token"
     (text, count), *_ = Counter(translations).most_common(1)
     expected = Counter(test.targets).most_common(1)[0][1]
     if len(translations) > 1 and count > max(2 * expected, MAX_REPETITIONS * len(translations)):
         return f"{count} of {len(translations)} test translations are {text[:80]!r}"
+    key, label = ("bleu", "BLEU") if "bleu" in scores else ("exact_match", "exact match")
+    for name, baseline in BASELINES.items():
+        value = scores.get(f"{name}_{key}")
+        if value is not None and scores.get(key, 100) <= value < 100:
+            return f"the model is not better than {baseline}: {label} {scores[key]:.1f}, compared with {value:.1f}"
     return None
 
 
@@ -144,11 +154,17 @@ def describe_results(folder: Path, results: dict[str, Any]) -> str:
             lines += [f"{name:>12}: {text}" for name, text in zip(names, line.split("\t"), strict=True)] + [""]
     if "test_bleu" in results:
         for name, label in (("bleu", "BLEU"), ("chrf", "chrF"), ("ter", "TER")):
-            lines.append(f"{label:>12} {results[f'test_{name}']:.1f}   {results[f'test_{name}_signature']}")
+            lines.append(f"{label:>12} {format_score(results, name, 1)}   {results[f'test_{name}_signature']}")
         lines.append(f"{'BLEU':>12} {results['test_bleu_tokenized_lc']:.1f}   normalized, lower-cased, Moses tokens")
     elif "test_exact_match" in results:
         for name, label in (("exact_match", "exact match"), ("wer", "WER"), ("per", "PER")):
-            lines.append(f"{label:>12} {results[f'test_{name}']:.2f} %")
+            lines.append(f"{label:>12} {format_score(results, name, 2)} %")
+    key = "bleu" if "test_bleu" in results else "exact_match"
+    for name, baseline in BASELINES.items():
+        if (value := results.get(f"test_{name}_{key}")) is not None:
+            lines.append(
+                f"{'compared with':>12} {value:.1f}   {key.replace('_', ' ').replace('bleu', 'BLEU')} of {baseline}"
+            )
     if "test_source_gain" in results:
         lines.append(f"{'source gain':>12} {results['test_source_gain']:.2f} nats per token")
     lines.append(
@@ -156,6 +172,12 @@ def describe_results(folder: Path, results: dict[str, Any]) -> str:
         f"output directory: {folder}"
     )
     return "\n".join(lines + [f"  {path.name}" for path in sorted(folder.glob("*.png"))])
+
+
+def format_score(results: dict[str, Any], name: str, digits: int) -> str:
+    """Return a test score with half of its 95 % confidence interval, if available."""
+    interval = results.get(f"test_{name}_interval_95")
+    return f"{results[f'test_{name}']:.{digits}f}" + ("" if interval is None else f" ± {interval:.{digits}f}")
 
 
 def push(recipe: Recipe, folder: Path) -> None:

@@ -4,8 +4,10 @@ from types import SimpleNamespace
 import pytest
 
 from training.data.parallel_text import ParallelText
+from training.inference.metrics import TranslationMetric
 from training.inference.translators import read_run_recipe
 from training.recipe.arguments import DataArguments, DecodingArguments
+from training.run.results.baselines import compare_with_baselines
 from training.run.results.evaluation import describe_results, find_failure, save_alignment_heads, score_test_set
 from vanilla_transformer.shared.text_lines import sanitize_tsv_cell
 
@@ -45,7 +47,7 @@ def test_alignment_heads_ignore_pairs_beyond_the_positions(short_run):
 def test_no_attention_plot_beyond_the_positions(short_run, monkeypatch):
     """A translation may have more tokens when it is tokenized again."""
     text = ParallelText(["the dog", "the dog"], ["der Hund", "der Hund"])
-    outputs = {"exact_match": 0.0}, ["der Hund " * 5, "der Hund"]
+    outputs = {"exact_match": 50.0}, ["der Hund " * 5, "der Hund"]
     monkeypatch.setattr("training.run.results.evaluation.translate_and_score", lambda *args: outputs)
     decoding = DecodingArguments(metric="sequence", attention_plot_lines=[1, 2])
     recipe = SimpleNamespace(decoding=decoding, data=DataArguments())
@@ -86,6 +88,43 @@ def test_failed_training_ends_with_a_warning_that_names_two_keys(short_run, monk
     score_test_set(recipe, short_run, text, SimpleNamespace(args=args))
     advice = {"pre": "a lower dropout", "post": "norm_position: pre"}[norm]
     assert f"Set {advice} and a lower learning_rate (now 0.005)" in read_messages()
+
+
+TRAIN = ParallelText(["a b c", "d e f", "g h i"], ["Aa Bb Cc Dd", "Ee Ff Gg Hh", "Ii Jj Kk Ll"])
+TEST = ParallelText(["A b x", "g h i", "z"], ["Aa Bb Cc Dd", "Ii Jj Kk Ll", "z"])
+
+
+def test_scores_are_compared_with_baselines():
+    found = compare_with_baselines(TEST.targets, TEST, TRAIN, "sequence")
+    assert found == {
+        "copied_source_exact_match": pytest.approx(100 / 3),
+        "translation_memory_exact_match": pytest.approx(200 / 3),
+        "exact_match_interval_95": 0,
+    }
+    assert compare_with_baselines(TEST.sources, TEST, None, "sequence")["exact_match_interval_95"] > 20
+    found = compare_with_baselines(TEST.targets[::-1], TEST, TRAIN, "translation")
+    memory = ["Aa Bb Cc Dd", "Ii Jj Kk Ll", "Aa Bb Cc Dd"]
+    for name, outputs in (("copied_source", TEST.sources), ("translation_memory", memory)):
+        scores = TranslationMetric().compute(predictions=outputs, references=TEST.targets)
+        for key in ("bleu", "chrf", "ter"):
+            assert found[f"{name}_{key}"] == pytest.approx(scores[key])
+    assert found["bleu_interval_95"] > 0
+    assert "translation_memory_bleu" not in compare_with_baselines(TEST.targets, TEST, None, "translation")
+
+
+@pytest.mark.parametrize(("bleu", "message"), [(8.0, "BLEU 8.0, compared with 9.5"), (9.6, None)])
+def test_model_below_a_baseline_has_failed(bleu, message):
+    scores = {"bleu": bleu, "copied_source_bleu": 1.0, "translation_memory_bleu": 9.5}
+    problem = find_failure(scores, TEST, TEST.targets)
+    assert problem is None if message is None else message in problem
+
+
+def test_report_contains_intervals_and_baselines(tmp_path):
+    results = {"train_runtime": 60, "train_target_tokens": 7, "test_exact_match": 71.234, "test_wer": 1, "test_per": 2}
+    results |= {"test_exact_match_interval_95": 1.5, "test_copied_source_exact_match": 3}
+    report = describe_results(tmp_path, results)
+    assert "exact match 71.23 ± 1.50 %" in report
+    assert "3.0   exact match of the copied source" in report
 
 
 def test_report_contains_the_source_gain(tmp_path):
