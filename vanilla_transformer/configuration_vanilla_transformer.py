@@ -12,6 +12,9 @@ from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import logging
+from transformers.utils.versions import require_version
+
+require_version("transformers>=5.18", "Run: pip install --upgrade transformers")  # before classes that it cannot define
 
 logger = logging.get_logger(__name__)
 

@@ -1,3 +1,6 @@
+import importlib.metadata
+import runpy
+
 import pytest
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import AutoConfig
@@ -14,6 +17,15 @@ def test_default_is_base_model_of_paper():
     assert config.position_embedding_type == "sinusoidal"
     assert config.tie_word_embeddings
     assert config.share_encoder_decoder_embeddings
+
+
+def test_old_transformers_are_an_error_that_names_the_required_version(repository, monkeypatch):
+    """The version is the lower bound of pyproject.toml."""
+    requirement = "transformers>=5.18"
+    assert f'"{requirement},' in (repository / "pyproject.toml").read_text()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.57.1")
+    with pytest.raises(ImportError, match=rf"{requirement} is required .* found transformers==4\.57\.1"):
+        runpy.run_path(str(repository / "vanilla_transformer" / "configuration_vanilla_transformer.py"))
 
 
 @pytest.mark.parametrize(("size", "expected"), [("base", 63e6), ("big", 214e6)])
