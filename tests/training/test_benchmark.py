@@ -13,7 +13,7 @@ from training import benchmark
 from training.benchmarks import runner
 from training.benchmarks.decoding import DecodingBenchmark, quantize_int8
 from training.benchmarks.forward_backward import DTYPES
-from training.benchmarks.model_sizes import SIZES
+from training.benchmarks.models import SIZES
 
 
 @pytest.mark.slow

@@ -202,15 +202,6 @@ def test_skips_invalid_checkpoints(programs, recipe, tmp_path, damage):
 
 
 @pytest.mark.slow
-def test_stream_resumes_bit_for_bit(programs, recipe, tmp_path):
-    stream = (*LONG, "--streaming", "true", "--buffer-size", "50")
-    programs.run("training.train", recipe, *stream, "--output-dir", tmp_path / "uninterrupted")
-    programs.run("training.train", recipe, *stream, setup_code=KILL.format("checkpoint-20"), status=-signal.SIGKILL)
-    assert "resuming from" in programs.run("training.train", recipe, *stream).stderr
-    assert same(tmp_path / "uninterrupted", tmp_path / "out")
-
-
-@pytest.mark.slow
 def test_full_disk_keeps_the_last_checkpoint(programs, recipe, tmp_path):
     """A limit on the file size simulates a full disk."""
     out = tmp_path / "out"

@@ -2,23 +2,20 @@
 
 import argparse
 import copy
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import sacrebleu
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 from vanilla_transformer.shared.text_lines import read_lines
-from vanilla_transformer.shared.transformers_conversion import to_transformers
 
-from .model_sizes import SENTENCE_LENGTH, SIZES
+from .models import SENTENCE_LENGTH, SIZES, build_variants
 
 NUM_RANDOM_TOKENS = 30  # per translation of random text
 Decoder = Callable[[], list[list[int]]]
@@ -47,33 +44,29 @@ class DecodingBenchmark:
             self.model = VanillaTransformerForConditionalGeneration(copy.deepcopy(SIZES[size]))
         if arguments.source:
             lines = read_lines(arguments.source)[: arguments.sentences]
-            sources = self.tokenizer(lines)["input_ids"]
+            lengths = [len(ids) for ids in self.tokenizer(lines)["input_ids"]]
             self.limits = {"max_new_tokens": 80}
         else:
-            sources = torch.randint(4, self.model.config.vocab_size, (arguments.sentences, SENTENCE_LENGTH)).tolist()
+            sources = torch.randint(4, self.model.config.vocab_size, (arguments.sentences, SENTENCE_LENGTH))
+            lengths = [SENTENCE_LENGTH] * arguments.sentences
             self.model.generation_config.eos_token_id = None  # a random model ends anywhere
             self.limits = {"max_new_tokens": NUM_RANDOM_TOKENS}
-        self.native = to_transformers(self.model)
-        self.peer = re.sub("MTModel$|ForConditionalGeneration$", "", type(self.native).__name__)  # such as Marian
+        self.peer, self.variants = build_variants(self.model.eval(), device)
         self.references = read_lines(arguments.reference)[: arguments.sentences] if arguments.reference else None
-        self.order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-        pad_id = self.model.config.pad_token_id
+        self.order = sorted(range(len(lengths)), key=lengths.__getitem__)
         self.batches = []
-        for start in range(0, len(sources), arguments.batch_size):
-            rows = [torch.tensor(sources[i]) for i in self.order[start : start + arguments.batch_size]]
-            ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
-            mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-            self.batches.append({"input_ids": ids.to(device), "attention_mask": mask.to(device)})
+        for start in range(0, len(lengths), arguments.batch_size):
+            rows = self.order[start : start + arguments.batch_size]
+            if arguments.source:
+                batch = self.tokenizer([lines[i] for i in rows], padding=True, return_tensors="pt")
+            else:
+                batch = {"input_ids": sources[rows], "attention_mask": torch.ones_like(sources[rows])}
+            self.batches.append({name: batch[name].to(device) for name in ("input_ids", "attention_mask")})
 
     def decoders(self, options: dict[str, Any]) -> dict[str, Decoder]:
         """Return the decoders by name: functions that return the ids of all translations, without special tokens."""
-        models: dict[str, tuple[PreTrainedModel, dict[str, Any]]] = {}
-        for name, model in (("Vanilla", self.model), (self.peer, self.native)):
-            for attention in ("eager", "sdpa"):
-                variant = copy.deepcopy(model).to(self.device).eval()
-                variant.set_attn_implementation(attention)
-                models[f"{name} {attention}"] = variant, {}
-        sdpa, search = models["Vanilla sdpa"][0], {"custom_generate": beam_search}
+        models = {name: (model, dict[str, Any]()) for name, model in self.variants.items()}
+        sdpa, search = self.variants["Vanilla sdpa"], {"custom_generate": beam_search}
         models["Vanilla beam_search"] = sdpa, search
         models["Vanilla beam_search, bf16"] = copy.deepcopy(sdpa).to(torch.bfloat16), search
         if self.device.type == "cpu":
@@ -85,16 +78,12 @@ class DecodingBenchmark:
 
     @torch.no_grad()
     def generate(self, model: PreTrainedModel, options: dict[str, Any]) -> list[list[int]]:
+        """Return the ids of all translations, without the decoder start token, up to the first EOS token."""
         rows = []
         for batch in self.batches:
-            rows += model.generate(**batch, **self.limits, **options).tolist()
-        return [self.strip_special_tokens(row) for row in rows]
-
-    def strip_special_tokens(self, row: list[int]) -> list[int]:
-        """Drop the decoder start token, and everything from the first EOS token on."""
-        row = row[1:]
+            rows += [row[1:] for row in model.generate(**batch, **self.limits, **options).tolist()]
         eos_id = self.model.generation_config.eos_token_id
-        return row[: row.index(eos_id)] if eos_id in row else row
+        return [row[: row.index(eos_id)] if eos_id in row else row for row in rows]
 
     def bleu(self, rows: list[list[int]]) -> float:
         texts = [""] * len(rows)

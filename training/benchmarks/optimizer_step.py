@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models
 from torch import nn
-from transformers import PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
+from transformers import TrainerCallback
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.transformers_conversion import to_marian
 
 from ..data.collators import PaddingCollator
 from ..recipe.arguments import TrainingArguments
+from ..run.callbacks import LogMessages
 from ..run.trainer import TokenBatchTrainer
 
 SMOOTHING = 0.1
@@ -34,16 +34,13 @@ def build_candidates(
     config: VanillaTransformerConfig, batch: Batch, tokens: int, precision: str, updates: int
 ) -> dict[str, Callable[[], Measurement]]:
     """Return the candidates by name. Each runs `updates` updates of `tokens` target tokens, including padding."""
-    model = VanillaTransformerForConditionalGeneration(config)
-    device = batch["labels"].device
-    candidates = {
-        "Vanilla eager": trainer_updates(deepcopy(model), batch, tokens, precision, "eager"),
-        "Marian eager": loop_updates(to_marian(model).to(device), batch, precision),
-    }
-    if device.type == "cuda":  # on a CPU, compilation is not faster
-        candidates["Vanilla compiled"] = trainer_updates(deepcopy(model), batch, tokens, precision, "compiled")
-        candidates["Marian compiled"] = loop_updates(torch.compile(to_marian(model).to(device)), batch, precision)
-    return {name: partial(measure, run, updates, device) for name, run in candidates.items()}
+    model, device = VanillaTransformerForConditionalGeneration(config), batch["labels"].device
+    runs: dict[str, Updates] = {}
+    for mode in ("eager", "compiled") if device.type == "cuda" else ("eager",):  # on a CPU, compilation is not faster
+        native: Any = to_marian(model).to(device)
+        runs[f"Vanilla {mode}"] = trainer_updates(deepcopy(model), batch, tokens, precision, mode)
+        runs[f"Marian {mode}"] = loop_updates(native if mode == "eager" else torch.compile(native), batch, precision)
+    return {name: partial(measure, run, updates, device) for name, run in runs.items()}
 
 
 def measure(run: Updates, updates: int, device: torch.device) -> Measurement:
@@ -64,23 +61,19 @@ def loop_updates(model: Any, batch: Batch, precision: str) -> Updates:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, 1e-4, (0.9, 0.98), 1e-9, weight_decay=0, fused=True)
 
-    def update() -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            logits = model(**batch)["logits"]
-            logits, labels = logits.float().flatten(0, 1), batch["labels"].flatten()
-            loss = nn.functional.cross_entropy(logits, labels, label_smoothing=SMOOTHING)
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad()
+    count = int((batch["labels"] != -100).sum())
 
     def run(updates: int) -> tuple[int, float]:
-        synchronize(device)
-        start = time.perf_counter()
+        start = read_clock(device)
         for _ in range(updates):
-            update()
-        synchronize(device)
-        return updates * int((batch["labels"] != -100).sum()), time.perf_counter() - start
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                logits, labels = model(**batch)["logits"].float().flatten(0, 1), batch["labels"].flatten()
+                loss = nn.functional.cross_entropy(logits, labels, label_smoothing=SMOOTHING)
+            loss.backward()
+            nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+            optimizer.step()
+            optimizer.zero_grad()
+        return updates * count, read_clock(device) - start
 
     return run
 
@@ -88,18 +81,13 @@ def loop_updates(model: Any, batch: Batch, precision: str) -> Updates:
 class Stopwatch(TrainerCallback):
     """Callback that records the time and the target tokens at the end of the first and of the last update."""
 
-    first: tuple[float, int]  # seconds, target tokens
-    last: tuple[float, int]
-
     def __init__(self, trainer: TokenBatchTrainer):
         self.trainer = trainer
+        self.laps: list[tuple[float, int]] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step in (1, state.max_steps):
-            synchronize(args.device)
-            self.last = time.perf_counter(), self.trainer.target_tokens
-            if state.global_step == 1:
-                self.first = self.last
+            self.laps.append((read_clock(args.device), self.trainer.target_tokens))
 
 
 def trainer_updates(model: Any, batch: Batch, tokens: int, precision: Any, step_mode: Any) -> Updates:
@@ -107,10 +95,6 @@ def trainer_updates(model: Any, batch: Batch, tokens: int, precision: Any, step_
     pairs = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
     columns = {"input_ids": [ids[mask].tolist() for ids, mask in pairs] * 8}
     columns["labels"] = [labels[labels != -100].tolist() for labels in batch["labels"]] * 8
-    vocabulary = {f"t{i}": i for i in range(model.config.vocab_size)}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="t3"))
-    special = {name: f"t{getattr(model.config, name + '_id')}" for name in ("pad_token", "eos_token")}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(),
         tokens_per_update=tokens,
@@ -127,23 +111,23 @@ def trainer_updates(model: Any, batch: Batch, tokens: int, precision: Any, step_
         logging_steps=100,
         use_cpu=batch["labels"].device.type == "cpu",
     )
-    data, collator = Dataset.from_dict(columns), PaddingCollator(tokenizer.pad_token_id)
-    trainer = TokenBatchTrainer(
-        model=model, args=arguments, train_dataset=data, processing_class=tokenizer, data_collator=collator
-    )
-    trainer.pop_callback(PrinterCallback)
+    data, collator = Dataset.from_dict(columns), PaddingCollator(model.config.pad_token_id)
+    trainer = TokenBatchTrainer(model=model, args=arguments, train_dataset=data, data_collator=collator)
+    trainer.pop_callback(LogMessages)
     watch = Stopwatch(trainer)
     trainer.add_callback(watch)
 
     def run(updates: int) -> tuple[int, float]:
         trainer.args.max_steps = updates + 1
         trainer.train()
-        (start, before), (end, after) = watch.first, watch.last
+        (start, before), (end, after) = watch.laps[-2:]
         return after - before, end - start
 
     return run
 
 
-def synchronize(device: torch.device) -> None:
+def read_clock(device: torch.device) -> float:
+    """Return the wall time in seconds, after all work on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize()
+    return time.perf_counter()

@@ -1,4 +1,4 @@
-"""Training speed of a recipe, compared with `Seq2SeqTrainer` and a `MarianMTModel` of the same size.
+"""Training speed of a recipe, compared with `Seq2SeqTrainer` and the native class that fits the model.
 
 Both train on the same text with the same tokenizer. The baseline runs in float32, with shuffled batches of a fixed
 number of sentences and otherwise the defaults of Transformers. The runs alternate, each in a separate process. The
@@ -10,17 +10,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from datasets import Dataset
-from transformers import AutoTokenizer, DataCollatorForSeq2Seq, MarianMTModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.shared.transformers_conversion import to_marian
+from vanilla_transformer.shared.transformers_conversion import to_transformers
 
-from ..data.files import read_pair
+from ..data.corpora import read_corpus
+from ..recipe.reading import read_recipe
 
 RECIPE, BASELINE = "training.train", "Seq2SeqTrainer"
 ROUNDS, UPDATES = 3, 120  # runs of each, updates per run
@@ -28,8 +30,8 @@ SENTENCES = 64  # batch size of the baseline
 
 
 def main() -> None:
-    """Train the baseline of `compare`. Arguments: recipe, directory of its text files, output directory of its run."""
-    print(json.dumps(train_baseline(*map(Path, sys.argv[1:]))))
+    """Train the baseline of `compare`. Argument: output directory of its run of the recipe."""
+    print(json.dumps(train_baseline(Path(sys.argv[1]))))
 
 
 def compare(recipe: Path, data_dir: Path, show: Callable[[str], Any]) -> dict[str, list[float]]:
@@ -39,7 +41,7 @@ def compare(recipe: Path, data_dir: Path, show: Callable[[str], Any]) -> dict[st
         for i in range(ROUNDS):
             run = Path(directory, f"run{i}")
             speeds[RECIPE].append(tokens_per_second(train_recipe(recipe, data_dir, run)))
-            command = [sys.executable, "-m", f"{__package__}.recipe", str(recipe), str(data_dir), str(run)]
+            command = [sys.executable, "-m", f"{__package__}.recipe", str(run)]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             speeds[BASELINE].append(tokens_per_second(json.loads(output.splitlines()[-1])))
             show(str({name: round(values[-1]) for name, values in speeds.items()}))
@@ -54,7 +56,7 @@ def train_recipe(recipe: Path, data_dir: Path, run: Path) -> dict[str, Any]:
     """Run the recipe without evaluation, checkpoints and test set, and return its results."""
     keys = yaml.safe_load(recipe.read_text(encoding="utf-8"))
     keys |= {"data_dir": str(data_dir), "output_dir": str(run), "max_steps": UPDATES, "disable_tqdm": True}
-    keys |= {"test_file": None, "test_references": None, "eval_strategy": "no", "save_strategy": "no"}
+    keys |= {"test_file": None, "test_references": None, "test_size": 0, "eval_strategy": "no", "save_strategy": "no"}
     keys |= {"average_checkpoints": 1, "average_by": "last", "early_stopping_patience": None}
     path = run.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(keys), encoding="utf-8")
@@ -66,20 +68,15 @@ def train_recipe(recipe: Path, data_dir: Path, run: Path) -> dict[str, Any]:
     return json.loads((run / "all_results.json").read_text(encoding="utf-8"))
 
 
-def train_baseline(recipe: Path, data_dir: Path, run: Path) -> dict[str, Any]:
-    """Train a random `MarianMTModel` with `Seq2SeqTrainer`, and return its results."""
-    keys = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    languages = [keys.get("source_lang", "en"), keys.get("target_lang", "de")]
-    name = keys.get("train_file", "train")
-    source, target = (data_dir / f"{name}.{language}" for language in languages)
-    text = read_pair(source, target, "drop")
+def train_baseline(run: Path) -> dict[str, Any]:
+    """Train a random native model on the data of a run with `Seq2SeqTrainer`, and return its results."""
+    recipe = read_recipe([str(run.with_suffix(".yaml"))])
+    text = read_corpus(replace(recipe.data, streaming=False))["train"]
     tokenizer = AutoTokenizer.from_pretrained(run)
     config = VanillaTransformerConfig.from_pretrained(run)
-    model = MarianMTModel(to_marian(VanillaTransformerForConditionalGeneration(config)).config)  # random weights
-    columns = {"source": text.sources, "target": text.targets}
-    data = Dataset.from_dict(columns).map(
-        lambda rows: tokenizer(rows["source"], text_target=rows["target"]), batched=True, remove_columns=list(columns)
-    )
+    native = to_transformers(VanillaTransformerForConditionalGeneration(config))
+    model = type(native)(native.config)  # random weights
+    data = Dataset.from_dict(dict(tokenizer(text.sources, text_target=text.targets)))
     collator, tokens = DataCollatorForSeq2Seq(tokenizer, model=model), 0
 
     def collate(rows: list) -> dict[str, Any]:
@@ -96,7 +93,7 @@ def train_baseline(recipe: Path, data_dir: Path, run: Path) -> dict[str, Any]:
         save_strategy="no",
         logging_steps=1000,
         disable_tqdm=True,
-        use_cpu=keys.get("use_cpu", False),
+        use_cpu=recipe.training.use_cpu,
     )
     outcome = Seq2SeqTrainer(model=model, args=training_arguments, train_dataset=data, data_collator=collate).train()
     return {"train_target_tokens": tokens, "train_runtime": outcome.metrics["train_runtime"]}

@@ -1,13 +1,14 @@
 """Runner of the benchmarks: candidates are timed in alternation, and compared with the native class."""
 
 import argparse
+import copy
+import itertools
 import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,13 +22,14 @@ from vanilla_transformer.shared.command_line import logger, shows_progress
 from ..inference.translators import select_device
 from ..run.hardware import describe
 from .decoding import DecodingBenchmark
-from .forward_backward import DTYPES, make_batch, peak_flops, run_step, step_models, validate_models
-from .model_sizes import SENTENCE_LENGTH, SIZES, WMT_SIZES
+from .forward_backward import DTYPES, peak_flops, run_step, validate_models
+from .models import SENTENCE_LENGTH, SIZES, WMT_SIZES, build_variants, make_batch
 from .optimizer_step import build_candidates
 from .recipe import BASELINE, compare
 
 UPDATES = 20  # per candidate and round
 NUM_BEAMS = 5
+TRAINING_UNIT = "target tokens/s"
 MIN_EQUAL_FRACTION = 0.995  # minimum fraction of equal translations; the others are ties
 Rates = dict[str, list[float]]
 
@@ -54,11 +56,15 @@ def run_benchmarks(arguments: argparse.Namespace, show: Callable[[str], Any]) ->
     benchmark = Benchmark(arguments, device, show)
     for name in arguments.benchmarks:
         benchmark.measure(name)
-    return benchmark.save(arguments.output_dir)
+    result = {"machine": benchmark.machine, "rows": benchmark.rows}
+    arguments.output_dir.mkdir(parents=True, exist_ok=True)
+    (arguments.output_dir / "benchmark.json").write_text(json.dumps(result, indent=2), encoding="utf-8")
+    logger.info(f"Results saved to {arguments.output_dir}/benchmark.json")
+    return result
 
 
 class Benchmark:
-    """Runner of the benchmarks. It shows each comparison when it is complete, and collects all for benchmark.json."""
+    """Runner of the benchmarks. It shows each comparison when it is complete, and collects all in `rows`."""
 
     def __init__(self, arguments: argparse.Namespace, device: torch.device, show: Callable[[str], Any]):
         self.arguments, self.device, self.show = arguments, device, show
@@ -73,19 +79,20 @@ class Benchmark:
         arguments = self.arguments
         if name == "recipe":
             rates = compare(arguments.recipe, arguments.data_dir, self.show)
-            self.add_comparison("", f"complete recipe compared with {BASELINE}", rates, BASELINE, "target tokens/s")
+            self.add_comparison("", f"complete recipe compared with {BASELINE}", rates, BASELINE, TRAINING_UNIT)
         elif name in ("step", "update"):
-            measure = self.step if name == "step" else self.update
-            for size in arguments.sizes:
-                for tokens in arguments.target_tokens:
-                    measure(size, tokens)
+            for size, tokens in itertools.product(arguments.sizes, arguments.target_tokens):
+                (self.step if name == "step" else self.update)(size, tokens)
         else:
             for size in [arguments.model] if arguments.model else arguments.sizes:
                 self.decode(size, name)
 
     def step(self, size: str, tokens: int) -> None:
-        """Measure forward and backward passes with the unsmoothed cross-entropy."""
-        models = step_models(SIZES[size], self.device)
+        """Measure forward and backward passes with the unsmoothed cross-entropy, on a GPU also compiled."""
+        peer, models = build_variants(VanillaTransformerForConditionalGeneration(SIZES[size]), self.device)
+        if self.device.type == "cuda":
+            for name in ("Vanilla sdpa", f"{peer} sdpa"):
+                models[f"{name} compiled"] = torch.compile(copy.deepcopy(models[name]))
         batch = make_batch(tokens // SENTENCE_LENGTH, SIZES[size].vocab_size, self.device)
         validate_models(models, batch)
         count = int((batch["labels"] != -100).sum())
@@ -93,8 +100,9 @@ class Benchmark:
             steps = {name: partial(run_step, name, model, batch, precision) for name, model in models.items()}
             limit = self.limit(steps["Vanilla eager"], count, precision)
             rates, _ = self.time_interleaved(steps, lambda _, seconds: count / seconds)
-            title = f"training step of {tokens} tokens, {precision}"
-            self.add_comparison(size, title, rates, "Marian", "target tokens/s", limit)
+            self.add_comparison(
+                size, f"training step of {tokens} tokens, {precision}", rates, peer, TRAINING_UNIT, limit
+            )
 
     def update(self, size: str, tokens: int) -> None:
         """Measure complete optimizer steps. The fraction of the limit is the model FLOPs utilization (MFU)."""
@@ -106,9 +114,9 @@ class Benchmark:
             limit = self.limit(step, int((batch["labels"] != -100).sum()), precision)
             candidates = build_candidates(config, batch, tokens, precision, UPDATES)
             rates, results = self.time_interleaved(candidates, lambda result, _: result[0])
-            peaks = {name: peak for name, (_, peak) in results.items() if peak}
+            peaks = {name: peak for name, (_, peak) in results.items()}
             title = f"update of {tokens} tokens, vocabulary of {config.vocab_size}, {precision}"
-            self.add_comparison(size, title, rates, "Marian", "target tokens/s", limit, peaks)
+            self.add_comparison(size, title, rates, "Marian", TRAINING_UNIT, limit, peaks)
 
     def decode(self, size: str, name: str) -> None:
         """Measure greedy decoding or beam search. Raises AssertionError if exact decoders differ from the peer."""
@@ -162,7 +170,7 @@ class Benchmark:
         baseline: str,
         unit: str,
         limit: float | None = None,
-        notes: Any = None,
+        notes: Mapping[str, str] | None = None,
     ) -> None:
         """Store and show a comparison. `limit` is the maximum rate in `unit` if only matrix products took time."""
         medians = {name: statistics.median(values) for name, values in rates.items()}
@@ -170,20 +178,10 @@ class Benchmark:
         row: dict[str, Any] = {"size": size, "line": title, "unit": unit, "limit": limit, "rates": {}}
         self.show(f"\n{size}  {title}  ({unit})")
         for name, value in medians.items():
-            low, high = min(rates[name]), max(rates[name])
+            low, high, note = min(rates[name]), max(rates[name]), (notes or {}).get(name)
             row["rates"][name] = {"median": value, "low": low, "high": high, "ratio": value / best}
+            row["rates"][name] |= {"note": note} if note else {}
             text = f"  {name:26}{value:11,.1f}   {value / best:5.2f}   ({low:,.1f} to {high:,.1f})"
             text += f"   {100 * value / limit:5.1f} % of limit" if limit else ""
-            if notes:
-                row["rates"][name]["note"] = notes[name]
-                text += f"   {notes[name]}"
-            self.show(text)
+            self.show(f"{text}   {note}" if note else text)
         self.rows.append(row)
-
-    def save(self, directory: Path) -> dict[str, Any]:
-        """Write `benchmark.json`, and return its contents."""
-        result = {"machine": self.machine, "rows": self.rows}
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "benchmark.json").write_text(json.dumps(result, indent=2), encoding="utf-8")
-        logger.info(f"Results saved to {directory}/benchmark.json")
-        return result

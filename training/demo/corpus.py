@@ -16,13 +16,8 @@ from pathlib import Path
 from vanilla_transformer.shared.atomic_io import atomic_write
 from vanilla_transformer.shared.command_line import CommandLineParser, exit_on_user_error
 
-from . import lexicon
 from .grammar import DETERMINERS, PRONOUNS, Clause, NounPhrase, Pronoun, Row, finish, join
-
-NOUNS, VERBS, MODALS = map(lexicon.rows, (lexicon.NOUNS, lexicon.VERBS, lexicon.MODALS))
-CLAUSE_VERBS, ADJECTIVES = map(lexicon.rows, (lexicon.CLAUSE_VERBS, lexicon.ADJECTIVES))
-TIMES, MANNERS, PLACES = map(lexicon.rows, (lexicon.TIMES, lexicon.MANNERS, lexicon.PLACES))
-PREPOSITIONS = lexicon.rows(lexicon.PREPOSITIONS)
+from .lexicon import ADJECTIVES, CLAUSE_VERBS, MANNERS, MODALS, NOUNS, PLACES, PREPOSITIONS, TIMES, VERBS
 
 
 @dataclass
@@ -163,26 +158,29 @@ class SentenceGenerator:
         if kind == "question":
             return self.question(clause)
         if kind == "statement":
-            return finish(clause.english(), "."), finish(clause.german(), ".")
-        if kind == "that":
+            english, german = clause.english(), clause.german()
+        elif kind == "that":
             subject = self.subject(["person"], "")
             tense = self.rng.choice(["present", "past"])
             verb = self.rng.choice(CLAUSE_VERBS)
             outer = Clause(subject, subject.number, tense, verb, complement=clause)
             clause.time_first = False
-            return finish(outer.english(), "."), finish(outer.german(), ".")
-        second = self.clause()
-        second.time_first = False
-        if kind == "and":
-            english = join(clause.english(), "and", second.english())
-            return finish(english, "."), finish(join(clause.german(), "und", second.german()), ".")
-        if kind == "because":
-            english = join(clause.english(), "because", second.english())
-            return finish(english, "."), finish(join(clause.german(), ",", "weil", second.german("final")), ".")
-        clause.time_first = False
-        when = "als" if second.tense == "past" else "wenn"  # "als": once in the past
-        english = join("when", second.english(), ",", clause.english())
-        return finish(english, "."), finish(join(when, second.german("final"), ",", clause.german("inverted")), ".")
+            english, german = outer.english(), outer.german()
+        else:
+            second = self.clause()
+            second.time_first = False
+            if kind == "and":
+                english = join(clause.english(), "and", second.english())
+                german = join(clause.german(), "und", second.german())
+            elif kind == "because":
+                english = join(clause.english(), "because", second.english())
+                german = join(clause.german(), ",", "weil", second.german("final"))
+            else:
+                clause.time_first = False
+                when = "als" if second.tense == "past" else "wenn"  # "als": once in the past
+                english = join("when", second.english(), ",", clause.english())
+                german = join(when, second.german("final"), ",", clause.german("inverted"))
+        return finish(english, "."), finish(german, ".")
 
     def question(self, clause: Clause) -> tuple[str, str]:
         words = {"": ""}

@@ -3,9 +3,16 @@
 Columns are separated by `|`, the forms of a word by spaces. `_` is a space inside a form.
 """
 
+
+def parse(table: str) -> list[list[list[str]]]:
+    """Return the rows of a table, each a list of columns. A column is a list of forms."""
+    lines = table.strip().splitlines()
+    return [[[form.replace("_", " ") for form in column.split()] for column in line.split("|")] for line in lines]
+
+
 # English singular, plural | German singular, plural | gender (m, f, n; with w: weak, -n/-en except in the nominative) |
 # semantic classes, which verbs, adjectives and prepositions select
-NOUNS = """
+NOUNS = parse("""
 man men|Mann Männer|m|person
 woman women|Frau Frauen|f|person
 child children|Kind Kinder|n|person
@@ -156,12 +163,12 @@ carpet carpets|Teppich Teppiche|m|surface
 door doors|Tür Türen|f|openable
 window windows|Fenster Fenster|n|openable
 cupboard cupboards|Schrank Schränke|m|openable
-"""
+""")
 
 # English base, third person, past | German infinitive (separable prefix before a +), third person, participle |
 # auxiliary (h: haben, s: sein) | frame | classes of subjects | classes of objects
 # Frames: intransitive, transitive, dative, ditransitive, motion (into, onto), placement (in, on, under)
-VERBS = """
+VERBS = parse("""
 sleep sleeps slept|schlafen schläft geschlafen|h|intransitive|person animal|
 laugh laughs laughed|lachen lacht gelacht|h|intransitive|person|
 cry cries cried|weinen weint geweint|h|intransitive|person|
@@ -241,29 +248,29 @@ jump jumps jumped|springen springt gesprungen|s|motion|person animal|
 climb climbs climbed|klettern klettert geklettert|s|motion|person animal|
 put puts put|legen legt gelegt|h|placement|person|thing food
 place places placed|stellen stellt gestellt|h|placement|person|fragile openable
-"""
+""")
 
 # English third person, plural | German infinitive, first and third person singular; followed by an infinitive
-MODALS = """
+MODALS = parse("""
 can can|können kann
 must must|müssen muss
 wants_to want_to|wollen will
 should should|sollen soll
 may may|dürfen darf
-"""
+""")
 
 # English base, third person, past | German infinitive, first person, third person, participle; followed by "that"
-CLAUSE_VERBS = """
+CLAUSE_VERBS = parse("""
 say says said|sagen sage sagt gesagt
 think thinks thought|denken denke denkt gedacht
 know knows knew|wissen weiß weiß gewusst
 hope hopes hoped|hoffen hoffe hofft gehofft
 believe believes believed|glauben glaube glaubt geglaubt
 dream dreams dreamed|träumen träume träumt geträumt
-"""
+""")
 
 # English | German, attributive stem if different | classes of nouns
-ADJECTIVES = """
+ADJECTIVES = parse("""
 old|alt|person animal thing room
 young|jung|person animal
 big|groß|person animal thing food room surface
@@ -314,10 +321,10 @@ long|lang|surface
 short|kurz|surface
 round|rund|surface
 broken|kaputt|machine
-"""
+""")
 
 # English | German | tenses
-TIMES = """
+TIMES = parse("""
 today|heute|present past future
 yesterday|gestern|past
 tomorrow|morgen|future
@@ -340,10 +347,10 @@ last_week|letzte_Woche|past
 last_year|letztes_Jahr|past
 next_week|nächste_Woche|future
 next_year|nächstes_Jahr|future
-"""
+""")
 
 # English | German
-MANNERS = """
+MANNERS = parse("""
 quickly|schnell
 slowly|langsam
 quietly|leise
@@ -352,27 +359,21 @@ happily|fröhlich
 patiently|geduldig
 secretly|heimlich
 alone|allein
-"""
-PLACES = """
+""")
+PLACES = parse("""
 here|hier
 there|dort
 at_home|zu_Hause
 outside|draußen
 upstairs|oben
-"""
+""")
 
 # English | German (with the dative) | classes of nouns
-PREPOSITIONS = """
+PREPOSITIONS = parse("""
 in|in|room
 on|auf|surface
 under|unter|surface
 behind|hinter|building surface
 next_to|neben|building surface openable
 in_front_of|vor|building openable
-"""
-
-
-def rows(table: str) -> list[list[list[str]]]:
-    """Parse a table into rows, each a list of columns. A column is a list of forms."""
-    lines = table.strip().splitlines()
-    return [[[form.replace("_", " ") for form in column.split()] for column in line.split("|")] for line in lines]
+""")

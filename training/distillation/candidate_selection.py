@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from sacrebleu.metrics import BLEU
 from vanilla_transformer import TranslationPipeline
 
 from ..data.parallel_text import invalid_pair_reason
-from ..inference.translators import GREEDY_OVERRIDES, validate_numbers
+from ..inference.translators import get_decoding_options, validate_numbers
 
 MAX_COPY_OVERLAP = 0.2  # `word_overlap` is 0.07 for English and German or French, from 0.25 within English
 MIN_WORDS_FOR_CHECK = 500  # per block
@@ -105,13 +105,10 @@ def make_pairs(
 
 def decoding_options(section: TableSection, translator: TranslationPipeline) -> dict[str, Any]:
     """Return the options that `translate` passes to the pipeline."""
-    config = translator.model.generation_config
-    num_beams = section.num_beams or max(section.nbest, config.num_beams or 1)
-    options: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": section.nbest or num_beams}
-    options |= {"batch_size": section.batch_size, "return_scores": section.min_score is not None}
-    overrides = {"length_penalty": section.length_penalty, "max_new_tokens": section.max_new_tokens}
-    options |= {name: value for name, value in overrides.items() if value is not None}
-    return GREEDY_OVERRIDES | options if num_beams == 1 else options
+    num_beams = section.num_beams or max(section.nbest, translator.model.generation_config.num_beams or 1)
+    options = get_decoding_options(replace(section, num_beams=num_beams))
+    options |= {"num_return_sequences": section.nbest or num_beams, "batch_size": section.batch_size}
+    return options | {"return_scores": section.min_score is not None}
 
 
 def translate(section: TableSection, translator: TranslationPipeline, lines: list[str]) -> list[list[Candidate]]:

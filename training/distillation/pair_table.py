@@ -33,7 +33,7 @@ from ..inference.translators import load_translator, select_engine
 from .candidate_selection import TableSection, decoding_options, make_pairs
 
 STATE_FILES = {"all_results.json", "trainer_state.json", "progress.json", "files.json"}  # no effect on translations
-PART = re.compile(r"[0-9]+-[0-9]+\.json")  # section-block
+PART = re.compile(r"[0-9]+-[0-9]+\.json(\.unfinished-[0-9]+)?")  # section-block, complete or left by a killed process
 BATCHES_PER_BLOCK = 16  # maximum work that is lost if the process is killed
 DROPPED_KEY = "left_out"  # in the files of parts
 

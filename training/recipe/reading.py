@@ -186,8 +186,9 @@ def known_keys(parser: HfArgumentParser) -> list[str]:
 def validate_key(name: str, known: list[str], location: str = "") -> None:
     """Raise ValueError for an unknown key."""
     if name not in known:
-        close = closest_match(name, known)
+        renamed, close = RENAMED_OPTIONS.get(name), closest_match(name, known)
         hint = UNSUPPORTED_ADVICE.get(name) or (f"did you mean {close!r}?" if close else "")
+        hint = f"it was renamed to {renamed!r}." if renamed in known else hint
         raise ValueError(f"{location}unknown key {name[:100]!r}" + (f"; {hint}" if hint else "."))
 
 

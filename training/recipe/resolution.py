@@ -13,7 +13,6 @@ from .arguments import (
     UNKNOWN_UPDATES,
     DataArguments,
     Recipe,
-    TokenizerArguments,
     TrainingArguments,
     former_tokens_per_update,
     use_dataset,
@@ -33,92 +32,101 @@ LOWER_IS_BETTER = ("loss", "per", "wer", "ter")
 
 def resolve_recipe(recipe: Recipe) -> None:
     """Set values that depend on other keys. Raise ValueError for invalid values and combinations."""
-    data, tokenizer, training, decoding = recipe.data, recipe.tokenizer, recipe.training, recipe.decoding
-    validate_values([data, tokenizer, recipe.model, training, decoding])
-    validate_fractions(recipe)
-    if abs(decoding.length_penalty) > MAX_EXPONENT:
-        raise ValueError(f"length_penalty={decoding.length_penalty} must be from -{MAX_EXPONENT} to {MAX_EXPONENT}.")
+    training = recipe.training
+    validate_values([recipe.data, recipe.tokenizer, recipe.model, training, recipe.decoding])
     if training.base_model is None:
         validate_model(vars(recipe.model))
-    validate_tokenizer(tokenizer)
-    if training.rdrop_alpha and training.simcut_alpha:
-        raise ValueError("rdrop_alpha and simcut_alpha cannot be combined. Remove one of them.")
-    if data.both_directions and not tokenizer.shared_vocabulary:
-        raise ValueError("both_directions requires shared_vocabulary.")
     validate_tokens_per_update(training, recipe.explicit_keys)
-    if data.streaming:
-        validate_streaming(data, tokenizer, training)
-    validate_data(data)
+    validate_streaming(recipe)
+    validate_used_data_keys(recipe.data)
+    validate_combinations(recipe)
+    validate_evaluated_checkpoints(training)
     resolve_checkpoint_selection(recipe)
-    plateau = training.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
-    if plateau and training.greater_is_better and isinstance(training.lr_scheduler_kwargs, dict | None):
-        training.lr_scheduler_kwargs = {"mode": "max"} | (training.lr_scheduler_kwargs or {})
-    validate_metric(training, decoding.metric)
+    validate_metric(training, recipe.decoding.metric)
     validate_attention(training)
     resolve_base_model(recipe)
     if training.learning_rate is None:
         if training.lr_scheduler_type != "inverse_sqrt" or training.warmup_steps < 1:
             raise ValueError("learning_rate is required unless lr_scheduler_type=inverse_sqrt and warmup_steps >= 1.")
         training.learning_rate = (recipe.model.d_model * training.warmup_steps) ** -0.5
-    if training.bf16 and training.precision in ("fp32", "fp16"):
-        raise ValueError(f"bf16=true contradicts precision={training.precision}. Remove bf16.")
     if training.bf16:
         training.precision = "bf16"
     validate_training_setup(training)
 
 
-def validate_fractions(recipe: Recipe) -> None:
-    """Raise ValueError for probabilities and factors outside of 0 to 1."""
-    fractions = {"bpe_dropout": recipe.tokenizer.bpe_dropout, "ema_decay": recipe.training.ema_decay}
-    fractions |= {"label_smoothing_factor": recipe.training.label_smoothing_factor}
-    fractions |= {name: value for name, value in vars(recipe.model).items() if name.endswith("dropout")}
-    for name, value in fractions.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"{name}={value} is invalid: it must be at least 0 and less than 1.")
-
-
-def validate_tokenizer(tokenizer: TokenizerArguments) -> None:
-    """Raise ValueError for contradicting settings of the tokenizer."""
-    if tokenizer.tokenizer_vocab_size < 5 and tokenizer.tokenizer_path is None:
-        raise ValueError(f"tokenizer_vocab_size={tokenizer.tokenizer_vocab_size} must be at least 5.")
-    if tokenizer.bpe_dropout and tokenizer.tokenizer_type != "bpe":
-        raise ValueError("bpe_dropout requires tokenizer_type=bpe.")
-    if tokenizer.moses and tokenizer.tokenizer_type not in ("bpe", "unigram"):
-        raise ValueError("moses requires tokenizer_type=bpe or unigram.")
-
-
-def validate_data(data: DataArguments) -> None:
-    """Raise ValueError for settings of the data that contradict each other or have no effect."""
-    if data.max_length_ratio is not None and data.max_length_ratio < 1:
-        raise ValueError(f"max_length_ratio={data.max_length_ratio} is invalid: it must be at least 1.")
-    validate_used_data_keys(data)
-    files = filter(None, (data.train_file, data.validation_file, data.test_file))
-    if data.corpus == "files" and data.source_lang == data.target_lang and any(Path(f).suffix != ".tsv" for f in files):
-        raise ValueError(
-            f"source_lang={data.source_lang} is also target_lang: both sides would be the same files or columns. Set "
-            f"two names, such as src and tgt for train.src and train.tgt, or use .tsv files."
-        )
+def validate_combinations(recipe: Recipe) -> None:
+    """Raise ValueError for settings that contradict each other, or that require another one."""
+    data, tokenizer, training, decoding = recipe.data, recipe.tokenizer, recipe.training, recipe.decoding
+    files = [name for name in (data.train_file, data.validation_file, data.test_file) if name]
+    has_columns = use_dataset(data) or any(Path(name).suffix != ".tsv" for name in files)
+    has_validation = data.validation_file or data.dataset_name or data.validation_size
+    evaluates, saves = training.eval_strategy != "no", training.save_strategy != "no"
+    averages_best = training.average_by == "best"
+    averages = training.ema_decay or training.average_checkpoints > 1 or averages_best
+    conflicts = {
+        f"length_penalty={decoding.length_penalty} must be from -{MAX_EXPONENT} to {MAX_EXPONENT}.": (
+            abs(decoding.length_penalty) > MAX_EXPONENT
+        ),
+        f"tokenizer_vocab_size={tokenizer.tokenizer_vocab_size} must be at least 5.": (
+            tokenizer.tokenizer_vocab_size < 5 and tokenizer.tokenizer_path is None
+        ),
+        "bpe_dropout requires tokenizer_type=bpe.": tokenizer.bpe_dropout and tokenizer.tokenizer_type != "bpe",
+        "moses requires tokenizer_type=bpe or unigram.": (
+            tokenizer.moses and tokenizer.tokenizer_type not in ("bpe", "unigram")
+        ),
+        "rdrop_alpha and simcut_alpha cannot be combined. Remove one of them.": (
+            training.rdrop_alpha and training.simcut_alpha
+        ),
+        "both_directions requires shared_vocabulary.": data.both_directions and not tokenizer.shared_vocabulary,
+        f"max_length_ratio={data.max_length_ratio} is invalid: it must be at least 1.": (
+            data.max_length_ratio is not None and data.max_length_ratio < 1
+        ),
+        f"source_lang={data.source_lang} is also target_lang: both sides would be the same files or columns. Set two "
+        f"names, such as src and tgt for train.src and train.tgt, or use .tsv files.": (
+            data.corpus == "files" and data.source_lang == data.target_lang and has_columns
+        ),
+        "eval_strategy requires validation data. Set validation_file or validation_size.": (
+            evaluates and (data.corpus == "random" or not (data.corpus == "demo" or has_validation))
+        ),
+        "early_stopping_patience requires eval_strategy.": (
+            training.early_stopping_patience is not None and not evaluates
+        ),
+        "average_by=best requires eval_strategy and save_strategy.": averages_best and not (evaluates and saves),
+        "save_strategy=best is not supported. Use steps or epoch, and average_by: best.": (
+            training.save_strategy == "best"
+        ),
+        "average_checkpoints requires save_strategy=steps or save_strategy=epoch.": (
+            training.average_checkpoints > 1 and not saves
+        ),
+        f"bf16=true contradicts precision={training.precision}. Remove bf16.": (
+            training.bf16 and training.precision in ("fp32", "fp16")
+        ),
+        "base_model requires learning_rate: its default is for randomly initialized models.": (
+            training.base_model is not None and training.learning_rate is None
+        ),
+        "lora_rank requires base_model, because LoRA cannot train a randomly initialized model.": (
+            training.lora_rank and training.base_model is None
+        ),
+        "lora_rank cannot be combined with ema_decay, average_checkpoints or average_by.": (
+            training.lora_rank and averages
+        ),
+    }
+    for message, is_active in conflicts.items():
+        if is_active:
+            raise ValueError(message)
 
 
 def resolve_checkpoint_selection(recipe: Recipe) -> None:
-    """Set the metric that selects checkpoints. Raise ValueError if evaluations or checkpoints are missing for it."""
-    data, training = recipe.data, recipe.training
-    evaluates = training.eval_strategy != "no"
-    sources = data.validation_file or data.dataset_name or data.validation_size
-    if evaluates and (data.corpus == "random" or not (data.corpus == "demo" or sources)):
-        raise ValueError("eval_strategy requires validation data. Set validation_file or validation_size.")
+    """Set the metric that selects checkpoints, and its direction, also for a schedule that follows it."""
+    training = recipe.training
     uses_metric = training.average_by == "best" or training.early_stopping_patience is not None
-    if uses_metric and (not evaluates or (training.average_by == "best" and training.save_strategy == "no")):
-        raise ValueError(
-            "early_stopping_patience requires eval_strategy. average_by=best requires eval_strategy and save_strategy."
-        )
-    validate_checkpoint_strategy(training)
-    if training.average_checkpoints > 1 and training.save_strategy == "no":
-        raise ValueError("average_checkpoints requires save_strategy=steps or save_strategy=epoch.")
     if uses_metric and "metric_for_best_model" not in recipe.explicit_keys:  # transformers may have set "loss"
         training.metric_for_best_model = default_metric(recipe.decoding.metric, training.predict_with_generate)
     if training.metric_for_best_model is not None and "greater_is_better" not in recipe.explicit_keys:
         training.greater_is_better = training.metric_for_best_model.removeprefix("eval_") not in LOWER_IS_BETTER
+    plateau = training.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+    if plateau and training.greater_is_better and isinstance(training.lr_scheduler_kwargs, dict | None):
+        training.lr_scheduler_kwargs = {"mode": "max"} | (training.lr_scheduler_kwargs or {})
 
 
 def resolve_minutes(recipe: Recipe, options: set[str]) -> None:
@@ -159,10 +167,8 @@ def default_metric(metric: str, predict_with_generate: bool) -> str:
     return METRICS[metric][1] if predict_with_generate else "loss"
 
 
-def validate_checkpoint_strategy(training: TrainingArguments) -> None:
-    """Raise ValueError for an unsupported `save_strategy`, or if `average_by=best` lacks evaluated checkpoints."""
-    if training.save_strategy == "best":
-        raise ValueError("save_strategy=best is not supported. Use steps or epoch, and average_by: best.")
+def validate_evaluated_checkpoints(training: TrainingArguments) -> None:
+    """Raise ValueError if `average_by=best` lacks evaluated checkpoints."""
     if training.average_by != "best":
         return
     if training.eval_strategy != training.save_strategy:
@@ -196,21 +202,24 @@ def validate_tokens_per_update(training: TrainingArguments, explicit_keys: Conta
             )
 
 
-def validate_streaming(data: DataArguments, tokenizer: TokenizerArguments, training: TrainingArguments) -> None:
+def validate_streaming(recipe: Recipe) -> None:
     """Raise ValueError for settings that streaming does not support."""
+    data, tokenizer, training = recipe.data, recipe.tokenizer, recipe.training
+    if not data.streaming:
+        return
     if training.max_steps < 1:
         raise ValueError("streaming requires max_steps, because the number of updates per epoch is unknown.")
     unsupported = {
-        "corpus": data.corpus != "files",
-        "both_directions": data.both_directions,
-        "bpe_dropout": tokenizer.bpe_dropout > 0,
-        "dataloader_num_workers": training.dataloader_num_workers > 0,  # workers would hold the state of the stream
-        "on_eval_overlap": data.on_eval_overlap == "error",  # known only after reading all data
-        "validation_size": data.validation_size > 0,
-        "test_size": data.test_size > 0,
+        f"corpus={data.corpus}": data.corpus != "files",
+        f"both_directions={data.both_directions}": data.both_directions,
+        f"bpe_dropout={tokenizer.bpe_dropout}": tokenizer.bpe_dropout > 0,
+        # workers would hold the state of the stream
+        f"dataloader_num_workers={training.dataloader_num_workers}": training.dataloader_num_workers > 0,
+        f"on_eval_overlap={data.on_eval_overlap}": data.on_eval_overlap == "error",  # known only after reading all data
+        f"validation_size={data.validation_size}": data.validation_size > 0,
+        f"test_size={data.test_size}": data.test_size > 0,
     }
-    values = vars(data) | vars(tokenizer) | vars(training)
-    if active := [f"{name}={values[name]}" for name, is_set in unsupported.items() if is_set]:
+    if active := [setting for setting, is_set in unsupported.items() if is_set]:
         raise ValueError(
             f"streaming does not support {', '.join(active)}. Use the defaults. Alternatives: validation_file for "
             f"validation_size, on_eval_overlap=drop for on_eval_overlap=error."
@@ -246,18 +255,12 @@ def validate_used_data_keys(data: DataArguments) -> None:
 
 
 def resolve_base_model(recipe: Recipe) -> None:
-    """Make a local `base_model` absolute. Raise ValueError for keys that contradict `base_model` or `lora_rank`."""
+    """Make a local `base_model` absolute. Raise ValueError for keys that it determines."""
     training = recipe.training
-    if training.base_model is not None:
-        keys = {*vars(recipe.model), *vars(recipe.tokenizer)} & recipe.explicit_keys
-        if invalid := sorted(name for name in keys if not name.endswith("dropout")):
-            raise ValueError(f"{invalid[0]} is determined by base_model={training.base_model}. Remove {invalid[0]}.")
-        if training.learning_rate is None:
-            raise ValueError("base_model requires learning_rate: its default is for randomly initialized models.")
-        if training.base_model.startswith(".") or Path(training.base_model).exists():  # not a Hub repository
-            training.base_model = str(Path(training.base_model).resolve())
-    if training.lora_rank and training.base_model is None:
-        raise ValueError("lora_rank requires base_model, because LoRA cannot train a randomly initialized model.")
-    averages = training.ema_decay or training.average_checkpoints > 1 or training.average_by == "best"
-    if training.lora_rank and averages:
-        raise ValueError("lora_rank cannot be combined with ema_decay, average_checkpoints or average_by.")
+    if training.base_model is None:
+        return
+    keys = {*vars(recipe.model), *vars(recipe.tokenizer)} & recipe.explicit_keys
+    if invalid := sorted(name for name in keys if not name.endswith("dropout")):
+        raise ValueError(f"{invalid[0]} is determined by base_model={training.base_model}. Remove {invalid[0]}.")
+    if training.base_model.startswith(".") or Path(training.base_model).exists():  # not a Hub repository
+        training.base_model = str(Path(training.base_model).resolve())

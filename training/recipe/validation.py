@@ -30,7 +30,9 @@ MIN_ONE_KEYS = {
     *("save_total_limit", "early_stopping_patience", "d_model", "encoder_attention_heads", "decoder_attention_heads"),
     *MACHINE_KEYS,
 }
+MINIMA = dict.fromkeys(NON_NEGATIVE_KEYS, 0) | dict.fromkeys(MIN_ONE_KEYS, 1)
 POSITIVE_KEYS = {"minutes", "logging_steps", "eval_steps", "save_steps", "num_train_epochs"}
+FRACTION_KEYS = {"ema_decay", "label_smoothing_factor"}  # and all that end with "dropout"
 # exception types that libraries raise for invalid settings
 LIBRARY_ERRORS = ValueError, TypeError, ImportError, RuntimeError, AttributeError, KeyError, ArithmeticError
 MAX_PARAMETERS = 4 * 10**12  # more than fit into the memory of any machine
@@ -40,18 +42,20 @@ def validate_values(parts: list[Any]) -> None:
     """Raise ValueError for values that are invalid independently of the other keys."""
     values = {f.name: getattr(part, f.name) for part in parts for f in fields(part)}
     for name, value in values.items():
-        minimum = 0 if name in NON_NEGATIVE_KEYS else 1 if name in MIN_ONE_KEYS else None
-        if minimum is not None and value not in (None, "auto") and value < minimum:
-            raise ValueError(f"{name}={value} is invalid: it must be at least {minimum}.")
-        if name in POSITIVE_KEYS and value is not None and value <= 0:
+        if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
+            raise ValueError(f"{name}={value!r} contains a NUL or surrogate character. Remove it.")
+        if value in (None, "auto"):
+            continue
+        if name in MINIMA and value < MINIMA[name]:
+            raise ValueError(f"{name}={value} is invalid: it must be at least {MINIMA[name]}.")
+        if name in POSITIVE_KEYS and value <= 0:
             raise ValueError(f"{name}={value} is invalid: it must be greater than 0.")
+        if (name in FRACTION_KEYS or name.endswith("dropout")) and not 0 <= value < 1:
+            raise ValueError(f"{name}={value} is invalid: it must be at least 0 and less than 1.")
     if values["max_steps"] == 0 or values["max_steps"] < -1:
         raise ValueError(f"max_steps={values['max_steps']} is invalid: it must be at least 1, or -1 for epochs.")
     if invalid := [line for line in values["attention_plot_lines"] if line < 1]:
         raise ValueError(f"attention_plot_lines={invalid[0]} is invalid: sentence numbers are 1-based.")
-    for name, value in values.items():
-        if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
-            raise ValueError(f"{name}={value!r} contains a NUL or surrogate character. Remove it.")
     if not values["output_dir"].strip():
         raise ValueError("output_dir is empty. Set it to a directory.")
 

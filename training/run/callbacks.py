@@ -21,20 +21,9 @@ from transformers import (
 
 from vanilla_transformer.shared.command_line import discard_output, logger
 
-from ..data.batching import TokenBatchSampler
 from .distributed import STOP_SIGNALS, exit_with_signal_status, launcher
 
 MIN_SHUFFLED_LOSS_INCREASE = 0.1  # nats per token, compared with `eval_source_gain`
-
-
-class SamplerEpochCallback(TrainerCallback):
-    """Sets the epoch of the sampler. In a resumed run, Accelerate does not set it, because the sampler is wrapped."""
-
-    def __init__(self, sampler: TokenBatchSampler):
-        self.sampler = sampler
-
-    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.sampler.set_epoch(int(state.epoch or 0))
 
 
 class EmaCallback(TrainerCallback):
@@ -88,9 +77,7 @@ class StopOnSignal(TrainerCallback):
     is_checkpoint_temporary = False  # whether the next checkpoint only serves to resume the run
     _is_stopping = False  # whether training ends after the next checkpoint
     _is_finished = False  # whether training ends at this update even without the signal
-    _is_save_due = (
-        False  # whether the checkpoint of the last update of an epoch is still to be saved, after the evaluation
-    )
+    _is_save_due = False  # whether the checkpoint of the last update of an epoch follows its evaluation
     _is_epoch_end = False  # whether all updates of the epoch are done
     _saved_update = -1  # update of the last checkpoint
 

@@ -1,8 +1,4 @@
-"""The compiled training step: forward pass and loss, on a GPU optionally captured as one CUDA graph per batch shape.
-
-The loss equals that of `training.run.losses`. It covers all positions and multiplies padding by zero, so that all
-tensor sizes follow from the batch shape, without host-device synchronization.
-"""
+"""The compiled training step: forward pass and loss, on a GPU optionally captured as one CUDA graph per batch shape."""
 
 import math
 import os
@@ -27,7 +23,7 @@ from vanilla_transformer.shared.command_line import logger
 
 from ..data.tokenization import sequence_lengths
 from ..recipe.arguments import TrainingArguments
-from .losses import cross_entropy, supports_fused_loss, training_loss
+from .losses import supports_fused_loss, training_loss
 
 BACKEND = "inductor"
 MIN_UPDATES = 5_000  # for `auto`; on an H100, compilation took 90 s and saved 40 ms per step of the base model
@@ -54,7 +50,7 @@ def resolve_step_mode(
     reasons = {
         "FSDP shards the weights": bool(args.fsdp),
         "LoRA adds layers": isinstance(model, PeftModel),
-        "gradient_checkpointing repeats parts of the forward pass": args.gradient_checkpointing,
+        "activation_checkpointing repeats parts of the forward pass": args.activation_checkpointing,
         "with BPE-dropout, sentences can become longer than the batch shapes": lengths_vary,
         "SimCut masks embeddings in hooks": bool(args.simcut_alpha),
         f"model type {model.config.model_type} is not supported": not supports_fused_loss(model),
@@ -178,17 +174,8 @@ def average_gradients(model: nn.Module) -> None:
 def masked_training_loss(
     model: nn.Module, inputs: dict[str, torch.Tensor], smoothing: float, rdrop_alpha: float
 ) -> torch.Tensor:
-    """Return the label-smoothed cross-entropy (section 5.4) with R-Drop, summed over target tokens."""
-    labels = inputs["labels"]  # (B, T)
-    passes = 2 if rdrop_alpha else 1
-    rest = {name: torch.cat([value] * passes) for name, value in inputs.items() if name != "labels"}
-    log_p = model(**rest).logits.float().log_softmax(-1)  # (passes * B, T, V)
-    loss = cross_entropy(log_p, labels.repeat(passes, 1), smoothing) / passes
-    if passes == 2:
-        p, q = log_p.chunk(2)
-        divergence = ((p.exp() - q.exp()) * (p - q)).sum(-1) / 2  # (B, T)
-        loss = loss + rdrop_alpha / 2 * (divergence * (labels != -100)).sum()
-    return loss
+    """Return `training_loss` with fixed shapes."""
+    return training_loss(model, inputs, smoothing, rdrop_alpha, use_fused_loss=False, has_fixed_shapes=True)[0]
 
 
 @contextmanager

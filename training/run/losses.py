@@ -25,13 +25,15 @@ def training_loss(
     rdrop_alpha: float,
     use_fused_loss: bool,
     simcut_alpha: float = 0.0,
+    has_fixed_shapes: bool = False,
 ) -> tuple[torch.Tensor, Any]:
     """Return the label-smoothed cross-entropy (section 5.4), with R-Drop or SimCut, and the outputs of the model.
 
     The loss is summed over target tokens. `use_fused_loss` selects the chunked loss of the model, which takes less
-    memory. R-Drop and SimCut ignore it, because they need all logits.
+    memory. R-Drop and SimCut ignore it, because they need all logits. With `has_fixed_shapes`, padding is multiplied by
+    zero instead of removed, so that all tensor sizes follow from the batch shape, without host-device synchronization.
     """
-    labels = inputs["labels"]
+    labels = inputs["labels"]  # (B, T)
     if use_fused_loss and not rdrop_alpha and not simcut_alpha:
         outputs = model(**inputs, smoothing=smoothing, num_items_in_batch=1)
         return outputs.loss, outputs
@@ -39,14 +41,18 @@ def training_loss(
     inputs = {name: torch.cat([value] * passes) for name, value in inputs.items() if name != "labels"}
     with token_cutoff(model, len(labels)) if simcut_alpha else nullcontext():
         outputs = model(**inputs)
-    logits = outputs.logits[torch.cat([labels] * passes) != -100]  # (passes * tokens, V), without padding
+    is_target = labels != -100
+    targets, logits = labels, outputs.logits  # (B, T), (passes * B, T, V)
+    if not has_fixed_shapes:
+        targets, logits = labels[is_target], logits[torch.cat([is_target] * passes)]  # (n), (passes * n, V)
     log_p = logits.float().log_softmax(-1)
-    targets = labels[labels != -100]
     if simcut_alpha:
         log_p, log_q = log_p.chunk(2)  # without and with token cutoff
         return cross_entropy(log_p, targets, smoothing) + simcut_alpha * kl_divergence(log_p, log_q), outputs
-    loss = cross_entropy(log_p, targets.repeat(passes), smoothing) / passes
+    loss = cross_entropy(log_p, torch.cat([targets] * passes), smoothing) / passes
     if rdrop_alpha:
+        if has_fixed_shapes:
+            log_p = log_p * torch.cat([is_target] * passes)[..., None]
         loss = loss + rdrop_alpha / 2 * symmetric_kl_divergence(*log_p.chunk(2))
     return loss, outputs
 
@@ -85,7 +91,7 @@ def cross_entropy(log_p: torch.Tensor, targets: torch.Tensor, smoothing: float) 
 
 
 def kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """Return KL(p, q), summed over tokens; both arguments are (tokens, V)."""
+    """Return KL(p, q), summed over tokens; both arguments are log-probabilities (..., V)."""
     return (log_p.exp() * (log_p - log_q)).sum()
 
 

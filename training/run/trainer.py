@@ -5,8 +5,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.utils.data import DataLoader
-from transformers import EarlyStoppingCallback, PreTrainedModel, Seq2SeqTrainer, TrainerControl
-from transformers.trainer import FSDP_MODEL_NAME
+from transformers import EarlyStoppingCallback, PreTrainedModel, Seq2SeqTrainer, TrainerControl, TrainerState
+from transformers.trainer import FSDP_MODEL_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import speed_metrics
 from transformers.utils import SAFE_WEIGHTS_NAME
 
@@ -41,7 +40,6 @@ from ..recipe.arguments import TrainingArguments
 from .callbacks import (
     EmaCallback,
     IgnoredSourceWarning,
-    SamplerEpochCallback,
     SkippedUpdates,
     StopOnSignal,
     replace_progress_callback,
@@ -81,6 +79,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         # Other classes may have unused parameters: LED's global attention, and the layers that layerdrop skips.
         args.ddp_find_unused_parameters = not supports_fused_loss(kwargs["model"])
         super().__init__(args=args, **kwargs)
+        # Transformers would delete checkpoints that are averaged later. `keep_only` deletes checkpoints instead.
+        self.save_total_limit, args.save_total_limit = args.save_total_limit, None
         if isinstance(self.train_dataset, TokenBatchStream):
             self.args.ignore_data_skip = True  # the stream resumes from its own state
         self.stop = StopOnSignal()
@@ -105,8 +105,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.add_callback(skipped_updates := SkippedUpdates(self.accelerator.scaler))
             self.skipped_updates = skipped_updates
         self.compiled_loss = make_compiled_loss(self.model, self.args, self.train_dataset)
+        self.sampler: TokenBatchSampler | None = None
         self._target_tokens, self._uncounted_tokens = 0, list[Any]()
-        self._had_stopped_early = False  # whether early stopping had ended the resumed run
         # of the resumed checkpoint: loss up to its last log entry, loss after this entry, and update of this entry
         self._saved_loss: tuple[float, float, int] | None = None
         self.previous_seconds = 0.0  # training time before the run was resumed
@@ -124,11 +124,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
 
     @property
-    def uses_fused_loss(self) -> bool:
-        """Whether the model computes the label-smoothed loss; this needs the unsharded LM head."""
-        return supports_fused_loss(self.unwrapped_model) and not self.is_fsdp_enabled
-
-    @property
     def seconds(self) -> float:
         """Wall time of training and evaluation, including the resumed runs."""
         return self.previous_seconds + time.perf_counter() - self._start
@@ -140,16 +135,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
-    def _load_callback_state(self) -> None:
-        """Override that also restores whether early stopping ended the run, and the estimate of `minutes`."""
-        super()._load_callback_state()
-        if self.budget is not None:
-            self.budget.max_updates = self.state.max_steps  # which transformers then overwrites
-        callbacks = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
-        self._had_stopped_early = any(
-            each.early_stopping_patience_counter >= each.early_stopping_patience for each in callbacks
-        )
-
     def _restore_losses(self) -> None:
         """Restore the running mean of the loss, which transformers restarts at the checkpoint."""
         if self._saved_loss is not None:
@@ -158,36 +143,27 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self._saved_loss, self._initial_global_step = None, 0
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Override that reports the mean loss of all processes, and keeps all checkpoints.
-
-        Transformers would report the loss of the main process, and delete checkpoints that are averaged later.
-        """
+        """Override that reports the mean loss of all processes, not that of the main process."""
         self._restore_losses()  # if resumed after the last epoch, `_run_epoch` was not called
         self._tr_loss = self._mean_loss()
-        with self.unlimited_checkpoints():
-            return super()._finalize_training(*args, **kwargs)
+        return super()._finalize_training(*args, **kwargs)
 
     def _mean_loss(self) -> torch.Tensor:
         """Return the loss since the last log entry, averaged over processes."""
         return self.accelerator.gather(self._tr_loss).mean()
 
-    @contextmanager
-    def unlimited_checkpoints(self) -> Iterator[None]:
-        """Context manager in which transformers deletes no checkpoints; `keep_only` does this later."""
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
-            yield
-        finally:
-            self.args.save_total_limit = limit
-
-    def _run_epoch(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+    def _run_epoch(self, model: nn.Module, epoch: int, **kwargs: Any) -> None:
         """Override that ends training at once if it had ended before the checkpoint was resumed."""
         self._restore_losses()
         fix_bucket_order(model)
-        if self._had_stopped_early or self.state.global_step >= self.state.max_steps:
+        if self.sampler is not None:  # in a resumed run with multiple processes, it is wrapped twice
+            self.sampler.set_epoch(epoch)
+        callbacks = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
+        has_stopped = any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in callbacks)
+        if has_stopped or self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
         else:
-            super()._run_epoch(model, *args, **kwargs)
+            super()._run_epoch(model=model, epoch=epoch, **kwargs)
 
     @property
     def target_tokens(self) -> int:
@@ -213,20 +189,18 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if shapes:
             micro_batches_per_group = micro_batches // (dataset.groups if is_stream else 1)
             micro_batch_shapes = [shape.split(micro_batches_per_group).without_ones() for shape in shapes]
-            loading["collate_fn"] = FixedShapeCollator(micro_batch_shapes, self.processing_class.pad_token_id)
+            loading["collate_fn"] = FixedShapeCollator(micro_batch_shapes, self.data_collator.pad_id)
         if is_stream:
             generator = torch.Generator()  # separate: sampling a seed from the global one would break resuming
             return DataLoader(dataset, batch_size=None, generator=generator, **loading)
-        sampler = TokenBatchSampler(sequence_lengths(dataset), tokens, seed, micro_batches, shapes)
+        self.sampler = TokenBatchSampler(sequence_lengths(dataset), tokens, seed, micro_batches, shapes)
         if shapes and self.args.device.type == "cuda" and not loading["num_workers"]:  # faster for small models
             # The workers are kept between epochs, because without fork, they take seconds to start.
             loading |= {"num_workers": NUM_DATALOADER_WORKERS, "persistent_workers": True}
         if shapes:
-            logger.info(f"batches of {len(shapes)} shapes, with {100 * sampler.padding:.1f} % padding")
+            logger.info(f"batches of {len(shapes)} shapes, with {100 * self.sampler.padding:.1f} % padding")
             dataset = ShapedPairs(dataset)
-        self.pop_callback(SamplerEpochCallback)  # of an earlier call
-        self.add_callback(SamplerEpochCallback(sampler))
-        return self.accelerator.prepare(DataLoader(dataset, batch_sampler=sampler, **loading))
+        return self.accelerator.prepare(DataLoader(dataset, batch_sampler=self.sampler, **loading))
 
     def get_batch_samples(self, *args: Any) -> tuple[list, torch.Tensor | int | None]:
         batches, num_items = super().get_batch_samples(*args)
@@ -268,7 +242,10 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.compiled_loss is not None and not return_outputs:
             loss = self.compiled_loss(self.model, inputs, smoothing, self.args.rdrop_alpha)
         else:
-            settings = self.args.rdrop_alpha, self.uses_fused_loss, self.args.simcut_alpha
+            is_fused = (
+                supports_fused_loss(self.unwrapped_model) and not self.is_fsdp_enabled
+            )  # needs the LM head's weights
+            settings = self.args.rdrop_alpha, is_fused, self.args.simcut_alpha
             loss, outputs = training_loss(model, inputs, smoothing, *settings)
         loss = loss / items
         loss = loss * self.args.world_size  # DDP takes the mean over processes
@@ -334,8 +311,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         run = Path(self.args.output_dir)
         folder = run / f"checkpoint-{self.state.global_step}"
         try:
-            with self.unlimited_checkpoints():
-                super()._save_checkpoint(model, trial)
+            super()._save_checkpoint(model, trial)
             if self.ema_model is not None and self.args.should_save:
                 self.ema_model.save_pretrained(folder / EMA_SUBFOLDER)
             if isinstance(self.train_dataset, TokenBatchStream) and self.args.should_save:
@@ -345,7 +321,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             if self.args.should_save:
                 if self.stop.is_checkpoint_temporary:
                     (folder / TEMPORARY).touch()
-                else:
+                else:  # the checkpoint of a stopped run is saved again
                     (folder / TEMPORARY).unlink(missing_ok=True)
                 progress = {
                     "loss": [self._total_loss_scalar, loss, self._globalstep_last_logged],
@@ -373,7 +349,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
 
     def checkpoints_to_keep(self) -> list[Path]:
         """Return the newest checkpoints and those to average."""
-        last = select_checkpoints(Path(self.args.output_dir), self.args.save_total_limit or sys.maxsize, "last")
+        last = select_checkpoints(Path(self.args.output_dir), self.save_total_limit or sys.maxsize, "last")
         return last + self.checkpoints_to_average()
 
     def checkpoints_to_average(self) -> list[Path]:
@@ -395,6 +371,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self._target_tokens = self._tokens_at_last_log = progress["target_tokens"]
         self.previous_seconds = progress["seconds"]
         self._saved_loss = progress.get("loss")
+        if self.budget is not None:
+            self.budget.max_updates = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME)).max_steps
         if self.ema_model is not None:
             self.ema_model.load_state_dict(type(self.model).from_pretrained(folder / EMA_SUBFOLDER).state_dict())
         if isinstance(self.train_dataset, TokenBatchStream):

@@ -5,7 +5,8 @@ import time
 import pytest
 import torch
 
-from training.benchmarks.forward_backward import compute_loss, make_batch, peak_flops, validate_models
+from training.benchmarks.forward_backward import compute_loss, peak_flops, validate_models
+from training.benchmarks.models import make_batch
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.transformers_conversion import to_marian
 

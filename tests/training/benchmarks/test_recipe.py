@@ -23,20 +23,25 @@ def test_recipes_that_average_checkpoints(tmp_path, monkeypatch, repository, nam
     assert recipe.train_recipe(path, tmp_path, tmp_path / "run") == {"updates": recipe.UPDATES}
 
 
-@pytest.mark.parametrize("use_cpu", [False, True])
-def test_baseline_uses_the_device_of_the_recipe(tmp_path, monkeypatch, make_tokenizer, make_config, sentences, use_cpu):
+@pytest.mark.parametrize(("use_cpu", "norm_position", "peer"), [(False, "pre", "pegasus"), (True, "post", "marian")])
+def test_baseline_has_data_device_and_architecture_of_the_recipe(
+    tmp_path, monkeypatch, make_tokenizer, make_config, sentences, use_cpu, norm_position, peer
+):
     tokenizer, sizes = make_tokenizer(True)
-    for each in (tokenizer, make_config(**sizes)):
-        each.save_pretrained(tmp_path)
-    for language, lines in sentences.items():
-        (tmp_path / f"train.{language}").write_text("".join(f"{line}\n" for line in lines))
-    (tmp_path / "mine.yaml").write_text(json.dumps({"use_cpu": True} if use_cpu else {}))
-    devices = []
+    run = tmp_path / "run"
+    for each in (tokenizer, make_config(**sizes, norm_position=norm_position)):
+        each.save_pretrained(run)
+    pairs = list(zip(sentences["en"], sentences["de"], strict=True))
+    (tmp_path / "train.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+    keys = {"data_dir": str(tmp_path), "train_file": "train.tsv", "validation_file": None, "use_cpu": use_cpu}
+    run.with_suffix(".yaml").write_text(json.dumps(keys | {"output_dir": str(run), "learning_rate": 0.001}))
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)  # otherwise, `read_recipe` sets `use_cpu`
+    trainers = []
 
-    def make_trainer(args, **keys):
-        devices.append(args.use_cpu)
+    def make_trainer(model, args, train_dataset, **keys):
+        trainers.append((model.config.model_type, args.use_cpu, len(train_dataset)))
         return SimpleNamespace(train=lambda: SimpleNamespace(metrics={"train_runtime": 1}))
 
     monkeypatch.setattr(recipe, "Seq2SeqTrainer", make_trainer)
-    recipe.train_baseline(tmp_path / "mine.yaml", tmp_path, tmp_path)
-    assert devices == [use_cpu]
+    recipe.train_baseline(run)
+    assert trainers == [(peer, use_cpu, len(pairs))]

@@ -29,11 +29,11 @@ def corpus():
 
 
 def adjective(english):
-    return next(row for row in lexicon.rows(lexicon.ADJECTIVES) if row[0][0] == english)
+    return next(row for row in lexicon.ADJECTIVES if row[0][0] == english)
 
 
 def time(english):
-    return next(row for row in lexicon.rows(lexicon.TIMES) if row[0][0] == english)
+    return next(row for row in lexicon.TIMES if row[0][0] == english)
 
 
 def noun(english, determiner="the", plural=False, adj=None):
@@ -160,7 +160,7 @@ def test_adjective_endings_after_articles(corpus):
         "einem": {"en"},
         "eine": {"e"},
     }
-    stems = {row[1][-1].removesuffix("e") for row in lexicon.rows(lexicon.ADJECTIVES)}
+    stems = {row[1][-1].removesuffix("e") for row in lexicon.ADJECTIVES}
     checked = 0
     for _, german in corpus["train"]:
         for article, word in re.findall(r"(?<!, )\b(dem|den|das|ein|einen|einem|eine) ([a-zäöüß]+) [A-ZÄÖÜ]", german):
@@ -173,7 +173,7 @@ def test_adjective_endings_after_articles(corpus):
 
 def test_subordinate_clauses_end_with_their_finite_verb(corpus):
     finite = {"ist", "sind", "bin", "war", "waren", "hat", "habe", "haben", "wird", "werde", "werden"}
-    finite |= {form for row in lexicon.rows(lexicon.MODALS) for form in row[1]}
+    finite |= {form for row in lexicon.MODALS for form in row[1]}
     for row in VERBS:
         prefix, _, infinitive = row[1][0].rpartition("+")
         finite |= {prefix + form for form in (infinitive, row[1][1], first_person(row))}
@@ -188,7 +188,7 @@ def test_subordinate_clauses_end_with_their_finite_verb(corpus):
 
 def test_lexicon_is_large_enough():
     names = ("NOUNS", "VERBS", "MODALS", "CLAUSE_VERBS", "ADJECTIVES", "TIMES", "MANNERS", "PLACES", "PREPOSITIONS")
-    tables = [lexicon.rows(getattr(lexicon, name)) for name in names]
+    tables = [getattr(lexicon, name) for name in names]
     assert sum(map(len, tables)) > 300
     english = [row[0][0] for row in tables[0]]
     assert len(set(english)) == len(english)

@@ -141,6 +141,18 @@ def test_cleans_up_after_kill(make_table, monkeypatch):
         make_table().build()
 
 
+def test_resumes_after_kill_while_the_first_part_is_written(make_table):
+    builder = make_table()
+    builder.write_part(builder.parts / "job.json", builder.job)
+    (builder.parts / "0-000000.json.unfinished-0").write_text("{")
+    assert builder.build().lines == LINES
+    assert not builder.parts.exists()
+    builder.parts.mkdir()
+    (builder.parts / "mine.json.unfinished-0").touch()
+    with pytest.raises(ValueError, match=r"contains mine.json.unfinished-0. Move this file"):
+        make_table().validate_parts()
+
+
 def test_blocks_are_distributed_over_processes(make_table, monkeypatch):
     """The last process merges the parts, and the table is identical."""
     single = make_table("single.tsv")

@@ -131,8 +131,8 @@ def test_rejects_wrong_selection(make_run, tmp_path, selection):
 
 def test_averages_last_checkpoints_if_none_has_the_metric(make_run):
     run = make_run()
-    args = SimpleNamespace(output_dir=str(run), average_by="best", average_checkpoints=2, save_total_limit=1)
-    trainer = SimpleNamespace(args=args)
+    args = SimpleNamespace(output_dir=str(run), average_by="best", average_checkpoints=2)
+    trainer = SimpleNamespace(args=args, save_total_limit=1)
     trainer.checkpoints_to_average = partial(TokenBatchTrainer.checkpoints_to_average, trainer)
     for metric, chosen in (("chrf", [2, 3]), ("loss", [3, 2])):
         vars(args).update(metric_for_best_model=metric, greater_is_better=False)

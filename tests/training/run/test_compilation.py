@@ -264,27 +264,9 @@ def test_nonfinite_loss_ends_the_run(make_trainer):
 
 
 def make_args(device="cuda", **keys):
-    defaults = {"fsdp": False, "gradient_checkpointing": False, "simcut_alpha": 0.0, "world_size": 1}
+    defaults = {"fsdp": False, "activation_checkpointing": False, "simcut_alpha": 0.0, "world_size": 1}
     defaults |= {"gradient_accumulation_steps": 1, "device": torch.device(device)}
     return SimpleNamespace(**(defaults | keys))
-
-
-@pytest.mark.parametrize(
-    ("keys", "reason"),
-    [
-        ({"fsdp": True}, "FSDP"),
-        ({"gradient_checkpointing": True}, "gradient_checkpointing"),
-        ({"simcut_alpha": 3.0}, "SimCut"),
-    ],
-)
-def test_unsupported_settings_are_not_compiled(make_model, read_messages, keys, reason):
-    assert resolve_step_mode("compiled", make_model(), make_args(**keys)) == "eager"
-    assert reason in read_messages()
-
-
-def test_bpe_dropout_is_not_compiled(make_model, read_messages):
-    assert resolve_step_mode("cuda_graph", make_model(), make_args(), lengths_vary=True) == "eager"
-    assert "BPE-dropout" in read_messages()
 
 
 def test_bpe_dropout_trains_with_step_mode_compiled(make_trainer, tokenizer, sentences):
@@ -304,7 +286,13 @@ def test_bpe_dropout_trains_with_step_mode_compiled(make_trainer, tokenizer, sen
     [
         ("auto", {"device": "cpu"}, "eager", ""),
         ("auto", {}, "compiled", ""),
+        ("auto", {"updates": 1600}, "eager", "too short"),
+        ("compiled", {"updates": 1600}, "compiled", ""),
         ("compiled", {}, "compiled", ""),
+        ("compiled", {"fsdp": True}, "eager", "FSDP"),
+        ("compiled", {"activation_checkpointing": True}, "eager", "activation_checkpointing"),
+        ("compiled", {"simcut_alpha": 3.0}, "eager", "SimCut"),
+        ("cuda_graph", {"lengths_vary": True}, "eager", "BPE-dropout"),
         ("cuda_graph", {}, "cuda_graph", ""),
         ("cuda_graph", {"device": "cpu"}, "compiled", "require a GPU"),
         ("cuda_graph", {"world_size": 2}, "compiled", "require a single process"),
@@ -313,15 +301,10 @@ def test_bpe_dropout_trains_with_step_mode_compiled(make_trainer, tokenizer, sen
     ],
 )
 def test_resolve_step_mode(make_model, read_messages, requested, keys, expected, reason):
-    assert resolve_step_mode(requested, make_model(), make_args(**keys)) == expected
+    options = {name: keys[name] for name in ("updates", "lengths_vary") if name in keys}
+    assert resolve_step_mode(requested, make_model(), make_args(**keys), **options) == expected
     assert reason in (output := read_messages())
     assert bool(output) == bool(reason)
-
-
-@pytest.mark.parametrize(("requested", "expected"), [("auto", "eager"), ("compiled", "compiled")])
-def test_short_run_is_only_compiled_on_request(make_model, read_messages, requested, expected):
-    assert resolve_step_mode(requested, make_model(), make_args(), updates=1600) == expected
-    assert ("too short" in read_messages()) == (requested == "auto")
 
 
 @pytest.mark.parametrize(("minutes", "is_compiled"), [(9, False), (10, True)])

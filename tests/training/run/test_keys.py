@@ -1,6 +1,7 @@
 """Each field of `Seq2SeqTrainingArguments` is a key with a tested effect, or it is rejected."""
 
 import dataclasses
+import logging
 import re
 import subprocess
 from pathlib import Path
@@ -17,6 +18,7 @@ from training.recipe import reading
 from training.recipe.arguments import SUPPORTED, UNSUPPORTED, UNSUPPORTED_ADVICE, TrainingArguments
 from training.recipe.reading import make_parser, read_recipe, validate_supported_keys
 from training.run.results.evaluation import push
+from vanilla_transformer.shared.command_line import logger
 
 FIELDS = {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 1}
@@ -152,7 +154,7 @@ def test_keys_of_the_hardware(tmp_path, make_trainer):
         make_trainer(fsdp=True)
 
 
-def test_keys_of_the_hub(read, monkeypatch):
+def test_keys_of_the_hub(read, monkeypatch, caplog):
     calls = []
 
     def call(command, env, **options):
@@ -163,14 +165,17 @@ def test_keys_of_the_hub(read, monkeypatch):
     keys = {"push_to_hub": True, "hub_model_id": "me/mine", "hub_private_repo": True, "hub_revision": "v1"}
     recipe = read(*(f"--{key}={value}" for key, value in keys.items()), "--hub-token=secret")
     assert recipe.training.push_to_hub
-    push(recipe, Path("out"))
-    assert calls == [["hub.push", str(Path("out").resolve()), "me/mine", "--private", "--revision", "v1", "secret"]]
+    options = ["hub.push", str(Path("out").resolve()), "me/mine", "--private", "--revision", "v1"]
+    for level, quiet in ((logging.INFO, []), (logging.ERROR, ["--quiet"])):
+        caplog.set_level(level, logger.name)
+        push(recipe, Path("out"))
+        assert calls.pop() == [*options, *quiet, "secret"]
 
 
 def test_reports_a_hub_that_cannot_be_reached(monkeypatch, capsys):
     """With `push_to_hub`, transformers creates the repository before training."""
 
-    def fail(arguments):
+    def fail(*arguments):
         raise ConnectError("no route to host")
 
     monkeypatch.setattr(reading, "read_recipe", fail)

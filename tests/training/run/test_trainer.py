@@ -201,8 +201,7 @@ def test_timing_uses_the_training_loss(make_trainer, monkeypatch, tmp_path, rdro
 def test_data_seed_may_be_0(make_trainer, data_seed, same_as):
     trainer = make_trainer(data_seed=data_seed, tokens_per_update=9)
     trainer.get_train_dataloader()
-    sampler = trainer.callback_handler.callbacks[-1].sampler
-    assert sampler.seed == same_as
+    assert trainer.sampler.seed == same_as
 
 
 @pytest.mark.parametrize("has_shapes", [False, True])

@@ -1,6 +1,7 @@
 """Results of a run: test scores, metadata, console report, upload to the Hub."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -187,6 +188,7 @@ def push(recipe: Recipe, folder: Path) -> None:
     command = [sys.executable, "-m", module, str(folder.resolve()), args.hub_model_id or folder.resolve().name]
     command += ["--private"] if args.hub_private_repo else []
     command += ["--revision", args.hub_revision] if args.hub_revision else []
+    command += [] if logger.isEnabledFor(logging.INFO) else ["--quiet"]
     environment = os.environ | ({"HF_TOKEN": args.hub_token} if args.hub_token else {})
     root = Path(__file__).parents[__name__.count(".")]
     process = subprocess.run(command, env=environment, check=False, cwd=root, stdout=subprocess.PIPE, text=True)
