@@ -145,7 +145,8 @@ def read_recipe(
     except (OSError, *LIBRARY_ERRORS) as error:  # raised by transformers
         raise ValueError(str(error)) from error
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        hint = "" if chosen is None else ". A recipe must be the first argument"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     data, tokenizer, model, training, decoding = parts
     recipe = Recipe(Path(path).stem, data, tokenizer, model, training, decoding, frozenset(keys))
     for part in parts:

@@ -78,9 +78,11 @@ def test_interrupted_run_keeps_its_settings(data_dir, tmp_path, monkeypatch):
     assert read_or_choose_recipe([], keys | {"output_dir": tmp_path / "new"}).to_dict() != first.to_dict()
 
 
-def test_neither_recipe_nor_data():
+def test_neither_recipe_nor_data(data_dir):
     with pytest.raises(ValueError, match="--data-dir"):
         read_or_choose_recipe(["--minutes", "3"])
+    with pytest.raises(ValueError, match="unrecognized arguments: demo. A recipe must be the first argument"):
+        read_or_choose_recipe(["--data-dir", str(data_dir), "demo"])
     with pytest.raises(ValueError, match="streaming requires a recipe"):
         read_or_choose_recipe(["--data-dir", "data", "--streaming", "true"])
 
