@@ -5,6 +5,8 @@ import json
 import subprocess
 import sys
 import warnings
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -90,6 +92,16 @@ def test_reports_missing_torchao_before_measuring(monkeypatch, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert "torchao" in line
     assert "pip install" in line
+
+
+@pytest.mark.parametrize(("supported", "limit"), [(True, 4 * 1000 / 16), (False, None)])
+def test_emulated_bf16_has_no_limit(monkeypatch, supported, limit):
+    """Without bf16 instructions, a large matrix product is slower than small ones, and no limit."""
+    monkeypatch.setattr(runner, "has_bf16", lambda: supported)
+    benchmark = SimpleNamespace(device=torch.device("cpu"), speeds={"bf16": 1000.0, "fp32": 1000.0})
+    run = partial(torch.mm, torch.ones(2, 2), torch.ones(2, 2))  # 16 FLOP
+    assert runner.Benchmark.limit(benchmark, run, 4, "bf16") == limit
+    assert runner.Benchmark.limit(benchmark, run, 4) == 250
 
 
 def test_int8_model_raises_no_deprecation_warning(make_model):

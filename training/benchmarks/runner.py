@@ -20,7 +20,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.command_line import logger, shows_progress
 
 from ..inference.translators import select_device
-from ..run.hardware import describe
+from ..run.hardware import describe, has_bf16
 from .decoding import DecodingBenchmark
 from .forward_backward import DTYPES, peak_flops, run_step, validate_models
 from .models import SENTENCE_LENGTH, SIZES, WMT_SIZES, build_variants, make_batch
@@ -137,8 +137,13 @@ class Benchmark:
         title = f"{f'{NUM_BEAMS} beams' if name == 'beam' else 'greedy'}, {len(expected)} sentences"
         self.add_comparison(size, title, rates, task.peer, "tokens/s", limit, notes)
 
-    def limit(self, run: Callable[[], Any], count: int, precision: str = "fp32") -> float:
-        """Return the tokens per second if a run for `count` tokens consisted only of matrix products."""
+    def limit(self, run: Callable[[], Any], count: int, precision: str = "fp32") -> float | None:
+        """Return the tokens per second if a run for `count` tokens consisted only of matrix products.
+
+        Returns None for bf16 on a CPU without bf16 instructions, where large products are slower than small ones.
+        """
+        if precision == "bf16" and self.device.type == "cpu" and not has_bf16():
+            return None
         with FlopCounterMode(display=False) as counter:
             run()
         return count * self.speeds[precision] / counter.get_total_flops()
