@@ -35,6 +35,8 @@ VOCABULARY_SIZES = {2_000: 1_500, 12_000: 3_000, 25_000: 5_000, 500_000: 8_000, 
 # epochs up to: dropout. Multi30k, 29,000 pairs: 0.1 for 5 epochs, 0.15 for 12 to 14, 0.2 for 58, 0.3 for more
 DROPOUTS = {8: 0.1, 16: 0.15, 30: 0.2, math.inf: 0.3}
 SYMBOL_DROPOUTS = {60: 0.1, math.inf: 0.2}  # SCAN: 0.1 for 56 epochs; CMUdict: 0.1 for 8; dates: 0.1 for 5
+# updates up to: the highest dropout. Multi30k, 1,000 pairs, 500 updates: validation loss 4.25 with 0.3, 4.21 with 0.1
+MAX_DROPOUTS = {1000: 0.1, math.inf: 0.3}
 # pairs up to, target tokens of the run up to: size. Multi30k, 29,000 pairs: d_model 256 was not better than 128
 SIZES = {
     (50_000, math.inf): (128, 4, 4, 256),  # d_model, layers per side, heads, feed-forward dimension
@@ -139,8 +141,11 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
             zip(SIZE_KEYS, (d_model, layers, layers, heads, heads, ffn_dim, ffn_dim), strict=True)
         ),
         "post-norm may learn to ignore the source": {"norm_position": "pre", "initialization": "normal"},
-        f"about {max(1, round(epochs)):,} epochs of {summary.type}": {
-            "dropout": look_up(DROPOUTS if summary.type == "sentences" else SYMBOL_DROPOUTS, epochs)
+        f"about {max(1, round(epochs)):,} epochs of {summary.type}, {round(tokens / update):,} updates": {
+            "dropout": min(
+                look_up(DROPOUTS if summary.type == "sentences" else SYMBOL_DROPOUTS, epochs),
+                look_up(MAX_DROPOUTS, tokens / update),
+            )
         },
         f"{estimate}, in {NUM_UPDATES:,} updates or more": {"tokens_per_update": update},
         f"for d_model {d_model} and pre-norm": {"learning_rate": BASE_RATE * 128 / d_model},
