@@ -21,7 +21,7 @@ failed), 2 (a mistake of the user, described in one line), 130 (Ctrl-C) or 143 (
 """
 WITHOUT_PARSER = {
     "demo": "`vanilla-transformer demo` is `vanilla-transformer train demo`, and has the same options.",
-    "recipes": "- **`--json`**: Print the names and descriptions as one JSON document.\n"
+    "recipes": "- **`--json`**: Print data, hardware, time and score of each recipe as one JSON document.\n"
     "- **`show NAME`**: Print one recipe.",
 }
 
@@ -72,7 +72,7 @@ def page() -> str:
 
 def entry(action: argparse.Action) -> str:
     """Return a list item with the names of an argument, its value, choices and help text."""
-    metavar = action.metavar or action.dest.upper()
+    metavar = (action.metavar or action.dest).upper()
     value = "" if action.nargs == 0 or not action.option_strings else f" {metavar}"
     names = ", ".join(f"`{name}{value}`" for name in action.option_strings) or f"`{metavar}`"
     choices = f" One of {', '.join(f'`{choice}`' for choice in action.choices)}." if action.choices else ""

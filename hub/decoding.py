@@ -9,27 +9,29 @@ The code is not part of model repositories: transformers would then use it in ev
 
 from functools import partial
 
-from vanilla_transformer.shared.command_line import CommandLineParser, add_options, exit_on_user_error, new_path
+from vanilla_transformer.shared.command_line import CommandLineParser, new_path
+
+from .publishing import UploadSettings
 
 
 def main() -> None:
     parser = CommandLineParser("hub.decoding", __doc__)
     parser.add_argument("output", type=new_path, help="Path of the new directory.")
     parser.add_argument("--push", metavar="USER/NAME", help="Name of the repository to upload to.")
-    add_options(parser, "private", "replace")
-    arguments = parser.parse_args()
+    parser.add_settings(UploadSettings)
+    options = parser.parse_options()
     from .commits import resolve_repo_id  # slow imports
     from .hub_errors import TransportError, hub_error_message
     from .publishing.decoding_code import push, write
 
-    output = arguments.output
-    formatter = partial(hub_error_message, repo_id=arguments.push or str(output))
-    with exit_on_user_error(parser.prog, TransportError, formatter=formatter):
-        name = resolve_repo_id(arguments.push) if arguments.push else output.name
+    output, repo_id = options.pop("output"), options.pop("push")
+    formatter = partial(hub_error_message, repo_id=repo_id or str(output))
+    with parser.exit_on_user_error(TransportError, formatter=formatter):
+        name = resolve_repo_id(repo_id) if repo_id else output.name
         write(output, name)
-        if arguments.push:
-            print(push(output, name, arguments.private, arguments.replace))
-        print(f"{output}: model.generate(custom_generate={str(output)!r}, trust_remote_code=True)")
+        url = push(output, name, **options) if repo_id else None
+        usage = f"{output}: model.generate(custom_generate={str(output)!r}, trust_remote_code=True)"
+        parser.print_result({"folder": output, "url": url}, f"{url}\n{usage}" if url else usage)
 
 
 if __name__ == "__main__":

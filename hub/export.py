@@ -8,47 +8,23 @@
 In a clone also: `python -m hub.export`. The output directory is written atomically.
 """
 
-from argparse import ArgumentTypeError
+from vanilla_transformer.shared.command_line import CommandLineParser, checkpoint_name, new_path
 
-from vanilla_transformer.shared.command_line import (
-    CommandLineParser,
-    add_options,
-    checkpoint_name,
-    exit_on_user_error,
-    new_path,
-    print_result,
-)
-
-from .exporting import QUANTIZATIONS, TARGETS
-
-
-def target_name(text: str) -> str:
-    """Return the value of `--to`. Raise ArgumentTypeError for `marian`, a target of earlier versions."""
-    if text == "marian":
-        raise ArgumentTypeError("marian was removed. Use --to transformers, which exports to MarianMTModel if it fits")
-    return text
+from .exporting import ExportSettings
 
 
 def main() -> None:
     parser = CommandLineParser("hub.export", __doc__)
-    parser.add_argument(
-        "checkpoint", type=checkpoint_name, help="Path to a checkpoint with its tokenizer, or a repository on the Hub."
-    )
+    checkpoint_help = "Path to a checkpoint with its tokenizer, or a repository on the Hub."
+    parser.add_argument("checkpoint", type=checkpoint_name, help=checkpoint_help)
     parser.add_argument("output", type=new_path, help="Path of the new directory.")
-    parser.add_argument("--to", type=target_name, choices=TARGETS, required=True, help="The format to export to.")
-    choices = sorted({each for types in QUANTIZATIONS.values() for each in types})
-    by_target = "; ".join(f"{to}: {', '.join(types)}" for to, types in QUANTIZATIONS.items())
-    parser.add_argument("--quantization", choices=choices, help=f"Type of the weights. Default: float32. {by_target}.")
-    for side in ("source", "target"):
-        parser.add_argument(f"--{side}-lang", help="With argos: language code such as en. Default: the recipe's.")
-    add_options(parser, "json", "quiet")
-    arguments = vars(parser.parse_args())
-    as_json, quiet = arguments.pop("json"), arguments.pop("quiet")
+    parser.add_settings(ExportSettings)
+    options = parser.parse_options()
     from .exporting.exporter import export, usage  # slow import
 
-    with exit_on_user_error(parser.prog, quiet=quiet):
-        folder = export(**arguments)
-        print_result({"folder": folder, "to": arguments["to"]}, as_json, usage(folder, arguments["to"]))
+    with parser.exit_on_user_error():
+        folder = export(**options)
+        parser.print_result({"folder": folder, "to": options["to"]}, usage(folder, options["to"]))
 
 
 if __name__ == "__main__":

@@ -15,57 +15,23 @@ does not specify. No code in the file is executed: it is read with `weights_only
 from pathlib import Path
 from typing import Any
 
-from vanilla_transformer.shared.command_line import (
-    CommandLineParser,
-    add_options,
-    checkpoint_name,
-    existing_path,
-    exit_on_user_error,
-    new_path,
-    print_result,
-    start_of_command,
-)
+from vanilla_transformer.shared.command_line import CommandLineParser, checkpoint_name, new_path, start_of_command
+
+from .importing import ImportSettings
 
 
 def main() -> None:
     parser = CommandLineParser("hub.import_checkpoint", __doc__)
-    parser.add_argument(
-        "file", type=checkpoint_name, help="Checkpoint file, or directory or Hub id of a Transformers model."
-    )
+    file_help = "Checkpoint file, or directory or Hub id of a Transformers model."
+    parser.add_argument("file", type=checkpoint_name, help=file_help)
     parser.add_argument("output", type=new_path, help="Path of the new directory.")
-    parser.add_argument("--layout", help="Layout of the file. Default: detected.")
-    parser.add_argument("--num-heads", type=int, help="Number of attention heads, if the file does not specify it.")
-    parser.add_argument(
-        "--source-tokenizer", type=existing_path, help="A tokenizer.json or a text file, one token per line."
-    )
-    parser.add_argument(
-        "--target-tokenizer", type=existing_path, help="The same for the target. Default: the source tokenizer."
-    )
-    parser.add_argument("--fairseq-data", type=existing_path, help="Directory with fairseq's dict.*.txt files.")
-    parser.add_argument(
-        "--bpe-codes", nargs="+", type=existing_path, default=[], metavar="FILE",
-        help="With fairseq and OpenNMT-py: BPE codes or SentencePiece models, one file for both sides or one per side.",
-    )  # fmt: skip
-    for name in ("pad", "bos", "eos"):
-        parser.add_argument(
-            f"--{name}-token-id", type=int, help="Token id, if neither the layout nor the tokenizer defines it."
-        )
-    parser.add_argument(
-        "--set", nargs="+", action="extend", default=[], dest="settings", metavar="KEY=VALUE", help="Layout settings."
-    )
-    parser.add_argument(
-        "--compare-with",
-        metavar="MODULE:CALLABLE",
-        help="Function that builds the original model, to compare the results.",
-    )
-    add_options(parser, "json", "quiet")
-    arguments = vars(parser.parse_args())
-    as_json, quiet = arguments.pop("json"), arguments.pop("quiet")
+    parser.add_settings(ImportSettings)
+    options = parser.parse_options()
     from .importing.importer import import_checkpoint  # slow import
 
-    with exit_on_user_error(parser.prog, quiet=quiet):
-        result = import_checkpoint(**arguments)
-        print_result({"folder": result.folder} | result.report, as_json, summarize(result.report, result.folder))
+    with parser.exit_on_user_error():
+        result = import_checkpoint(**options)
+        parser.print_result({"folder": result.folder} | result.report, summarize(result.report, result.folder))
 
 
 def summarize(report: dict[str, Any], folder: Path) -> str:

@@ -12,15 +12,9 @@ else, such as the code of hub.decoding, which is otherwise an error.
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vanilla_transformer.shared.command_line import (
-    CommandLineParser,
-    add_options,
-    existing_path,
-    exit_on_user_error,
-    print_result,
-)
+from vanilla_transformer.shared.command_line import CommandLineParser, existing_path
 
-from .model_card import add_metadata_options
+from .publishing import PushSettings
 
 if TYPE_CHECKING:
     from .publishing.upload import PushResult
@@ -30,24 +24,15 @@ def main() -> None:
     parser = CommandLineParser("hub.push", __doc__)
     parser.add_argument("checkpoint", type=existing_path, help="Path to the checkpoint directory.")
     parser.add_argument("repo_id", help="Name of the repository, user/name.")
-    parser.add_argument("--revision", default="main", help="Branch, created if it is missing. Default: %(default)s.")
-    parser.add_argument("--message", default="Upload of the checkpoint", help="The commit message.")
-    parser.add_argument("--dry-run", action="store_true", help="Only print the files and the card.")
-    parser.add_argument(
-        "--card", choices=("generated", "local", "keep"),
-        help="Card from the results (default), README.md of the checkpoint directory, or card in the repository.",
-    )  # fmt: skip
-    add_metadata_options(parser)
-    add_options(parser, "private", "replace", "json", "quiet")
-    arguments = vars(parser.parse_args())
-    as_json, quiet = arguments.pop("json"), arguments.pop("quiet")
+    parser.add_settings(PushSettings)
+    options = parser.parse_options()
     from .hub_errors import TransportError, hub_error_message  # slow imports
     from .publishing.upload import push
 
-    formatter = partial(hub_error_message, repo_id=arguments["repo_id"])
-    with exit_on_user_error(parser.prog, TransportError, formatter=formatter, quiet=quiet):
-        result = push(**arguments)
-        print_result(vars(result), as_json, summarize(result))
+    formatter = partial(hub_error_message, repo_id=options["repo_id"])
+    with parser.exit_on_user_error(TransportError, formatter=formatter):
+        result = push(**options)
+        parser.print_result(vars(result), summarize(result))
 
 
 def summarize(result: "PushResult") -> str:

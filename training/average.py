@@ -13,41 +13,34 @@ import sys
 
 from vanilla_transformer.shared.command_line import (
     CommandLineParser,
-    add_options,
     existing_path,
-    exit_on_user_error,
     new_path,
     positive_int,
-    print_result,
     start_of_command,
 )
 
 
-def make_parser() -> CommandLineParser:
+def main() -> None:
     parser = CommandLineParser("training.average", __doc__)
+    add = parser.add_argument
     checkpoints_help = "Checkpoints, or one run with --last or --best."
-    parser.add_argument("checkpoint", type=existing_path, nargs="+", help=checkpoints_help)
+    add("checkpoints", type=existing_path, nargs="+", metavar="checkpoint", help=checkpoints_help)
     output_help = "Path to write the averaged model and its tokenizer to."
-    parser.add_argument("--output", type=new_path, required=True, help=output_help)
+    add("--output", type=new_path, required=True, help=output_help)
     selection = parser.add_mutually_exclusive_group()
     selection.add_argument("--last", type=positive_int, metavar="N", help="Average the last N checkpoints of the run.")
     selection.add_argument("--best", type=positive_int, metavar="N", help="Average the best N checkpoints of the run.")
-    add_options(parser, "json", "quiet")
-    return parser
-
-
-def main() -> None:
-    parser = make_parser()
     reject_former_order(parser, sys.argv[1:])
-    arguments = parser.parse_args()
+    options = parser.parse_options()
 
     from .run.checkpoints import average, choose_checkpoints  # slow imports
 
-    with exit_on_user_error(parser.prog, quiet=arguments.quiet):
-        checkpoints = choose_checkpoints(arguments.checkpoint, last=arguments.last, best=arguments.best)
-        output = average(checkpoints, arguments.output)
+    with parser.exit_on_user_error():
+        output = options.pop("output")
+        checkpoints = choose_checkpoints(**options)
+        average(checkpoints, output)
         result = {"output": output, "checkpoints": checkpoints}
-        print_result(result, arguments.json, f"{output}: mean of {', '.join(map(str, checkpoints))}")
+        parser.print_result(result, f"{output}: mean of {', '.join(map(str, checkpoints))}")
 
 
 def reject_former_order(parser: CommandLineParser, arguments: list[str]) -> None:

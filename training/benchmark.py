@@ -12,27 +12,27 @@ are CPU times.
 """
 
 import os
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
 from vanilla_transformer.shared.command_line import (
     CommandLineParser,
-    add_options,
     checkpoint_name,
     existing_path,
-    exit_on_user_error,
     logger,
     positive_int,
-    print_result,
 )
 from vanilla_transformer.shared.text_lines import read_lines
+
+from .inference.settings import ModelSettings
 
 BENCHMARKS = ("step", "greedy", "beam", "update", "recipe")
 SIZES = ("t128", "d256", "base", "big")
 PRECISIONS = ("fp32", "bf16")
 
 
-def make_parser() -> CommandLineParser:
+def main() -> None:
     parser = CommandLineParser("training.benchmark", __doc__)
     add = parser.add_argument
     add("--benchmarks", nargs="+", choices=BENCHMARKS, default=BENCHMARKS[:3], help="The measurements to run.")
@@ -52,13 +52,8 @@ def make_parser() -> CommandLineParser:
     add("--recipe", type=existing_path, help="Path to a recipe with text files, for the benchmark `recipe`.")
     add("--data-dir", type=existing_path, help="The directory of the recipe's text files. Requires --recipe.")
     add("--output-dir", type=Path, default=Path("runs/benchmark"), help="The directory to write benchmark.json to.")
-    add_options(parser, "device", "json", "quiet")
-    return parser
-
-
-def main() -> None:
-    parser = make_parser()
-    arguments = parser.parse_args()
+    parser.add_settings(ModelSettings, "device")
+    arguments = Namespace(**parser.parse_options())
     if arguments.source and not arguments.model:
         parser.error("--source requires --model")
     if arguments.reference and not arguments.source:
@@ -71,7 +66,7 @@ def main() -> None:
     from .benchmarks.runner import run_benchmarks  # slow imports
     from .run.hardware import configure_malloc
 
-    with exit_on_user_error(parser.prog, quiet=arguments.quiet):
+    with parser.exit_on_user_error():
         if arguments.reference:
             lines = [len(read_lines(path)) for path in (arguments.source, arguments.reference)]
             if lines[0] != lines[1]:
@@ -80,9 +75,9 @@ def main() -> None:
                 )
         if not arguments.default_malloc:
             configure_malloc()
-        result = run_benchmarks(arguments, logger.info if arguments.json else partial(print, flush=True))
-        if arguments.json:
-            print_result(result, as_json=True)
+        result = run_benchmarks(arguments, logger.info if parser.json else partial(print, flush=True))
+        if parser.json:
+            parser.print_result(result)
 
 
 if __name__ == "__main__":

@@ -12,52 +12,28 @@ function with the same options is `training.distillation.distilling.distill`.
 
 from dataclasses import asdict
 
-from vanilla_transformer.shared.command_line import (
-    CHECKPOINTS,
-    CommandLineParser,
-    add_options,
-    checkpoint_name,
-    existing_path,
-    exit_on_user_error,
-    positive_int,
-    print_result,
-)
+from vanilla_transformer.shared.command_line import CommandLineParser, existing_path
 
-
-def make_parser() -> CommandLineParser:
-    parser = CommandLineParser("training.distill", __doc__)
-    add = parser.add_argument
-    add("teacher", nargs="+", type=checkpoint_name, help=CHECKPOINTS)
-    add("--source", type=existing_path, required=True, help="Text file with one source sentence per line.")
-    target_help = "Text file with reference translations. The closest of the n best translations is used."
-    add("--target", type=existing_path, help=target_help)
-    add("--with-references", action="store_true", help="With --target: write the reference pairs first.")
-    add("--output", required=True, help="Table (.tsv) to write: source, translation.")
-    nbest_help = "Translations per line. With --target: candidates per line, by default one per beam."
-    add("--nbest", type=positive_int, help=nbest_help)
-    score_help = "Drop translations with a lower score: log-probability / length ** length_penalty."
-    add("--min-score", type=float, help=score_help)
-    ratio_help = "Drop pairs in which one side has more than this many times the tokens of the other."
-    add("--max-length-ratio", type=float, help=ratio_help)
-    copies_help = "Keep translations that are identical to their source. By default they are dropped."
-    add("--keep-copies", action="store_true", help=copies_help)
-    add_options(parser, "num_beams", "length_penalty", "max_new_tokens", "batch_size", "engine", "quantization")
-    add_options(parser, "device", "json", "quiet")
-    return parser
+from .distillation.settings import DistillationSettings
+from .inference.settings import CHECKPOINTS
 
 
 def main() -> None:
-    parser = make_parser()
-    options = vars(parser.parse_args())
+    parser = CommandLineParser("training.distill", __doc__)
+    parser.add_argument("teachers", **CHECKPOINTS | {"metavar": "teacher"})
+    source_help = "Text file with one source sentence per line."
+    parser.add_argument("--source", type=existing_path, required=True, help=source_help)
+    parser.add_argument("--output", required=True, help="Table (.tsv) to write: source, translation.")
+    parser.add_settings(DistillationSettings)
+    options = parser.parse_options()
 
     from .distillation.distilling import distill  # slow imports
     from .run.hardware import configure_malloc
 
     configure_malloc()
-    as_json, quiet = options.pop("json"), options.pop("quiet")
-    with exit_on_user_error(parser.prog, quiet=quiet):
-        if table := distill(options.pop("teacher"), options.pop("source"), options.pop("output"), **options):
-            print_result(asdict(table), as_json, table.describe())
+    with parser.exit_on_user_error():
+        if table := distill(**options):
+            parser.print_result(asdict(table), table.describe())
 
 
 if __name__ == "__main__":

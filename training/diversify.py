@@ -11,17 +11,12 @@ with the same options is `training.distillation.distilling.diversify`.
 
 from dataclasses import asdict
 
-from vanilla_transformer.shared.command_line import (
-    CommandLineParser,
-    add_options,
-    checkpoint_name,
-    existing_path,
-    exit_on_user_error,
-    print_result,
-)
+from vanilla_transformer.shared.command_line import CommandLineParser, checkpoint_name, existing_path
+
+from .inference.settings import EngineSettings
 
 
-def make_parser() -> CommandLineParser:
+def main() -> None:
     parser = CommandLineParser("training.diversify", __doc__)
     add = parser.add_argument
     add("forward", type=checkpoint_name, help="Source-to-target checkpoint: directory, or repository on the Hub.")
@@ -32,27 +27,18 @@ def make_parser() -> CommandLineParser:
     for side in ("forward", "backward"):
         ensemble_help = f"Checkpoints to ensemble with {side}."
         add(f"--{side}-with", nargs="+", type=checkpoint_name, default=[], help=ensemble_help)
-    add_options(parser, "batch_size", "engine", "quantization", "device", "json", "quiet")
-    return parser
-
-
-def main() -> None:
-    parser = make_parser()
-    arguments = parser.parse_args()
+    parser.add_settings(EngineSettings)
+    options = parser.parse_options()
 
     from .distillation.distilling import diversify  # slow imports
     from .run.hardware import configure_malloc
 
     configure_malloc()
-    with exit_on_user_error(parser.prog, quiet=arguments.quiet):
-        checkpoints = (
-            [arguments.forward, *arguments.forward_with],
-            [arguments.backward, *arguments.backward_with],
-        )
-        paths = arguments.source, arguments.target, arguments.output
-        options = {name: getattr(arguments, name) for name in ("batch_size", "engine", "quantization", "device")}
-        if table := diversify(*checkpoints, *paths, **options):
-            print_result(asdict(table), arguments.json, table.describe())
+    with parser.exit_on_user_error():
+        for side in ("forward", "backward"):
+            options[side] = [options[side], *options.pop(f"{side}_with")]
+        if table := diversify(**options):
+            parser.print_result(asdict(table), table.describe())
 
 
 if __name__ == "__main__":

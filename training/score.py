@@ -10,56 +10,55 @@ The functions with the same options are `score` and `compute_likelihood` of `tra
 """
 
 import json
+from dataclasses import fields
 from typing import Any
 
 from vanilla_transformer.shared.command_line import (
-    CHECKPOINTS,
     CommandLineParser,
-    add_options,
-    checkpoint_name,
     existing_path,
-    exit_on_user_error,
     new_path,
     option_name,
-    positive_int,
-    print_result,
 )
 
-TRANSLATION_OPTIONS = ("num_beams", "length_penalty", "max_new_tokens", "engine", "quantization", "target_lang")
+from .inference.settings import CHECKPOINTS, LikelihoodSettings, ScoreSettings
+
 TITLES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "bleu_tokenized_lc": "BLEU, Moses tokens, lowercase"}
-TITLES |= {"exact_match": "exact match", "wer": "word error rate", "per": "phoneme error rate"}
+TITLES |= {key: key.replace("_", " ") for key in ("exact_match", "token_error_rate", "character_error_rate")}
 TITLES |= {"nll_per_token": "nats per token", "perplexity": "perplexity", "target_tokens": "tokens", "pairs": "pairs"}
 
 
-def make_parser() -> CommandLineParser:
+def main() -> None:
     parser = CommandLineParser("training.score", __doc__)
     add = parser.add_argument
-    add("checkpoint", nargs="+", type=checkpoint_name, help=CHECKPOINTS)
+    add("checkpoints", **CHECKPOINTS)
     source_help = "Text file with one sentence per line, or .tsv file with references in the further columns."
     add("--source", type=existing_path, required=True, help=source_help)
-    add("--reference", type=existing_path, nargs="+", default=[], help="One or more text files.")
-    compare_help = "Checkpoint or ensemble to compare with, by paired bootstrap resampling (Koehn 2004)."
-    add("--compare", nargs="+", type=checkpoint_name, help=compare_help)
-    add("--metric", choices=("translation", "sequence"), help="Metric. Default: the recipe's.")
-    samples_help = "Number of bootstrap resamples. Default: %(default)s."
-    add("--num-bootstrap-samples", type=positive_int, default=1000, help=samples_help)
+    reference_help = "One or more text files."
+    add(
+        "--reference",
+        dest="references",
+        metavar="REFERENCE",
+        type=existing_path,
+        nargs="+",
+        default=[],
+        help=reference_help,
+    )
     likelihood_help = "Compute the likelihood of the references instead of translating."
     add("--likelihood", "--nll", action="store_true", help=likelihood_help)
-    output_help = "With --likelihood: file to write the nats and tokens of each pair to."
-    add("--per-pair-output", type=new_path, help=output_help)
+    parser.add_settings(ScoreSettings)
+    parser.add_settings(LikelihoodSettings, "per_pair_output")
     add("--output", type=new_path, help="JSON file to write the scores to.")
-    add_options(parser, *TRANSLATION_OPTIONS, "batch_size", "device", "json", "quiet")
-    return parser
-
-
-def main() -> None:
-    parser = make_parser()
-    arguments = parser.parse_args()
-    for name in ("compare", "metric", *TRANSLATION_OPTIONS) if arguments.likelihood else ():
-        if getattr(arguments, name) != parser.get_default(name):
-            parser.error(f"--likelihood does not translate. Remove {option_name(name)} or --likelihood.")
-    if arguments.per_pair_output and not arguments.likelihood:
-        parser.error("--per-pair-output requires --likelihood.")
+    options = parser.parse_options()
+    is_likelihood, output = options.pop("likelihood"), options.pop("output")
+    used, others = (LikelihoodSettings, ScoreSettings) if is_likelihood else (ScoreSettings, LikelihoodSettings)
+    for name in [each.name for each in fields(others) if each.name not in {each.name for each in fields(used)}]:
+        if options.pop(name) != parser.get_default(name):
+            advice = f"Remove {option_name(name)} or --likelihood."
+            parser.error(
+                f"--likelihood does not translate. {advice}"
+                if is_likelihood
+                else f"{option_name(name)} requires --likelihood."
+            )
 
     from vanilla_transformer.shared.atomic_io import atomic_write
 
@@ -67,15 +66,11 @@ def main() -> None:
     from .run.hardware import configure_malloc
 
     configure_malloc()
-    with exit_on_user_error(parser.prog, quiet=arguments.quiet):
-        names: tuple[str, ...] = ("compare", "metric", "num_bootstrap_samples", *TRANSLATION_OPTIONS)
-        names = ("per_pair_output",) if arguments.likelihood else names
-        options = {name: getattr(arguments, name) for name in (*names, "batch_size", "device")}
-        compute = compute_likelihood if arguments.likelihood else score
-        results = compute(arguments.checkpoint, arguments.source, arguments.reference, **options)
-        print_result(results, arguments.json, format_scores(results))
-        if arguments.output:
-            with atomic_write(arguments.output) as path:
+    with parser.exit_on_user_error():
+        results = (compute_likelihood if is_likelihood else score)(**options)
+        parser.print_result(results, format_scores(results))
+        if output:
+            with atomic_write(output) as path:
                 path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -7,6 +7,7 @@ vanilla-transformer translate runs/demo --input source.en
 
 import importlib.util
 import json
+import re
 import signal
 import sys
 from difflib import get_close_matches
@@ -24,7 +25,11 @@ SUBCOMMANDS = {  # group: {name: (module, extra of the package, description)}
         "distill": ("training.distill", "training", "translate training data with teachers, to train a student"),
         "diversify": ("training.diversify", "training", "add translations in both directions to training data"),
         "benchmark": ("training.benchmark", "training", "measure the speed of training and decoding"),
-        "recipes": ("", "training", "list the packaged recipes (--json); `recipes show NAME` prints one"),
+        "recipes": (
+            "",
+            "training",
+            "list the recipes with data, time and score (--json); `recipes show NAME` prints one",
+        ),
     },
     "Using a model": {
         "translate": ("training.translate", "training", "translate text with a checkpoint or an ensemble"),
@@ -87,27 +92,30 @@ def recipes_folder() -> Path:
 
 
 def show_recipes(arguments: list[str]) -> None:
-    """Print the names of all recipes with their descriptions, also as JSON, or the text of one recipe."""
-    recipes = {path.stem: path.read_text(encoding="utf-8") for path in sorted(recipes_folder().glob("*.yaml"))}
-    if arguments == ["--json"]:
-        print(json.dumps({name: describe_recipe(text) for name, text in recipes.items()}, indent=2))
-    elif not arguments:
-        for name, text in recipes.items():
-            print(f"{name:<24} {describe_recipe(text)}")
-    elif len(arguments) == 2 and arguments[0] == "show" and arguments[1] in recipes:
-        print(recipes[arguments[1]], end="")
+    """Print the data, time and score of all recipes, also as JSON, or the text of one recipe."""
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(recipes_folder().glob("*.yaml"))}
+    if arguments in ([], ["--json"]):
+        recipes = {name: describe_recipe(text) for name, text in texts.items()}
+        if arguments:
+            print(json.dumps(recipes, indent=2, ensure_ascii=False))
+            return
+        for name, facts in recipes.items():
+            measured = "{time} on {hardware}: {score}".format(**facts) if facts["score"] else "NOT RUN BY US"
+            print(f"{name:<20} {facts['data']}\n{'':<20} {measured}")
+    elif len(arguments) == 2 and arguments[0] == "show" and arguments[1] in texts:
+        print(texts[arguments[1]], end="")
     else:
         exit_with_error(f"{' '.join(arguments)} is not a recipe. Use `recipes` or `recipes show NAME`.")
 
 
-def describe_recipe(text: str) -> str:
-    """Return the first sentence of the comment at the top of a recipe."""
-    comment = []
-    for line in text.splitlines():
-        if not line.startswith("# ") or line.startswith("#  "):
-            break
-        comment.append(line.removeprefix("# "))
-    return " ".join(comment).partition(". ")[0].rstrip(".:")
+def describe_recipe(text: str) -> dict[str, str | None]:
+    """Return data, hardware, time and score from the comment at the top of a recipe. None if it was not run by us."""
+    lines = [line[1:] for line in text.splitlines() if line.startswith("#")]
+    comment = " ".join("\0" if line.startswith("    ") else line.strip() for line in lines)  # \0: example commands
+    data = re.split(r"\. |[.:]? ?\0", comment)[0]
+    measured = re.search(r"Measured on (.+?): ([\d.]+ minutes).*?[,;] (.+?)\.( See .*| docs.*)?$", comment)
+    facts = measured.groups() if measured else (None, None, None)
+    return {"data": data, **dict(zip(("hardware", "time", "score"), facts, strict=False))}
 
 
 def exit_with_error(message: str) -> NoReturn:

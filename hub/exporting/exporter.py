@@ -1,34 +1,31 @@
 """Export of a checkpoint to a format that runs without this package."""
 
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.atomic_io import validate_new_dir, write_dir_atomically
+from vanilla_transformer.shared.command_line import accept_settings
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 
 from ..hub_errors import import_with_extra
 from ..run_files import read_mapping
-from . import QUANTIZATIONS, TARGETS
+from . import QUANTIZATIONS, TARGETS, ExportSettings
 from .tokenizer import prepare_for_export, save_tokenizer
 
 Codes = tuple[str | None, str | None]  # language codes of source and target
 
 
-def export(
-    checkpoint: str | Path, output: str | Path, *, to: str, quantization: str | None = None,
-    source_lang: str | None = None, target_lang: str | None = None,
-) -> Path:  # fmt: skip
+@accept_settings(ExportSettings)
+def export(checkpoint: str | Path, output: str | Path, **options: Any) -> Path:
     """Convert a checkpoint for other libraries. The new directory is written atomically.
 
     Args:
         checkpoint: Directory of a checkpoint with its tokenizer, or a repository on the Hub.
         output: Path of the new directory.
-        to: Format: `"transformers"`, `"ctranslate2"`, `"argos"` or `"onnx"`.
-        quantization: Type of the weights, which depends on the format. Defaults to float32.
-        source_lang: Language code, only for argos. Defaults to the code in the recipe.
-        target_lang: The same for the target.
+        options: Fields of `ExportSettings`.
 
     Returns:
         The path of the new directory.
@@ -36,6 +33,9 @@ def export(
     Raises:
         ValueError: If the format cannot represent the model, an argument is not supported, or `output` exists.
     """
+    settings = ExportSettings(**options)
+    to, quantization = settings.to, settings.quantization
+    languages = settings.source_lang, settings.target_lang
     if to not in TARGETS:
         raise ValueError(f"to={to} is not supported. Use one of {', '.join(TARGETS)}.")
     output = Path(output)
@@ -43,11 +43,11 @@ def export(
     types = QUANTIZATIONS.get(to)
     if quantization and types and quantization not in types:
         raise ValueError(f"--to {to} does not support --quantization {quantization}. Use one of {', '.join(types)}.")
-    if (source_lang or target_lang) and to != "argos":
+    if any(languages) and to != "argos":
         raise ValueError(f"--source-lang and --target-lang require --to argos, got --to {to}. Remove them.")
     target = import_with_extra(f".exporting.to_{to}", f"--to {to}")
     model, tokenizer = load(checkpoint, to)
-    extra = (resolve_languages(checkpoint, (source_lang, target_lang)),) if to == "argos" else ()
+    extra = (resolve_languages(checkpoint, languages),) if to == "argos" else ()
     save_model = target.convert(model, tokenizer, quantization, *extra)
 
     def write(folder: Path) -> None:

@@ -1,18 +1,18 @@
 """Import of a checkpoint file or of a native Transformers model, with its tokenizer and a report."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.shared.atomic_io import validate_new_dir, write_dir_atomically
-from vanilla_transformer.shared.command_line import option_name
+from vanilla_transformer.shared.command_line import accept_settings, option_name
 
+from . import ImportSettings
 from .checkpoint_file import read_checkpoint
 from .conversion import SPECIAL_IDS, ImportResult, convert
 from .layout import Layout
@@ -35,69 +35,53 @@ class ImportedCheckpoint:
     report: dict[str, Any]
 
 
-def import_checkpoint(
-    file: str | Path, output: str | Path, *, layout: str | None = None, num_heads: int | None = None,
-    source_tokenizer: str | Path | None = None, target_tokenizer: str | Path | None = None,
-    fairseq_data: str | Path | None = None, bpe_codes: Sequence[str | Path] = (), pad_token_id: int | None = None,
-    bos_token_id: int | None = None, eos_token_id: int | None = None, settings: Sequence[str] = (),
-    compare_with: str | None = None,
-) -> ImportedCheckpoint:  # fmt: skip
+@accept_settings(ImportSettings)
+def import_checkpoint(file: str | Path, output: str | Path, **options: Any) -> ImportedCheckpoint:
     """Convert a checkpoint of a tutorial, a toolkit or a native Transformers class.
 
     Args:
         file: Checkpoint file, or directory or Hub id of a Transformers model. No code in it is executed.
         output: Path of the new directory.
-        layout: Layout of the file. Defaults to detected from the names of the tensors.
-        num_heads: Number of attention heads, if the file does not specify it.
-        source_tokenizer: A `tokenizer.json`, or a text file with one token per line.
-        target_tokenizer: The same for the target. Defaults to the source tokenizer.
-        fairseq_data: Directory with fairseq's `dict.*.txt` files.
-        bpe_codes: BPE codes or SentencePiece models of fairseq and OpenNMT-py: one file, or one per side.
-        pad_token_id: Token id, if neither the layout nor the tokenizer defines it.
-        bos_token_id: The same for the BOS token.
-        eos_token_id: The same for the EOS token.
-        settings: Layout settings of the form `KEY=VALUE`.
-        compare_with: `MODULE:CALLABLE` that builds the original model, to compare the log-probabilities.
+        options: Fields of `ImportSettings`.
 
     Raises:
         ValueError: If the checkpoint cannot be converted exactly, or `output` exists.
     """
-    options = {name: value for name, value in locals().items() if name not in ("file", "output")}
-    for name in ("source_tokenizer", "target_tokenizer", "fairseq_data"):
-        options[name] = None if options[name] is None else Path(options[name])
-    options["bpe_codes"] = [Path(each) for each in bpe_codes]
+    settings = ImportSettings(**options)
     file, output = Path(file), Path(output)
     validate_new_dir(output)
     if is_transformers_model(file):
-        validate_no_file_options(file, options)
+        validate_no_file_options(file, settings)
         imported, tokenizer, report = import_transformers_model(file)
     else:
-        imported, tokenizer, report = import_file(SimpleNamespace(file=file, **options))
+        imported, tokenizer, report = import_file(file, settings)
     save(output, imported, tokenizer, report)
     return ImportedCheckpoint(output, report)
 
 
-def validate_no_file_options(file: Path, options: dict[str, Any]) -> None:
+def validate_no_file_options(file: Path, settings: ImportSettings) -> None:
     """Raise ValueError if an option is set that native Transformers models do not need."""
-    for name, value in options.items():
-        if value:
-            option = "--set" if name == "settings" else option_name(name)
+    for each in fields(settings):
+        if getattr(settings, each.name):
+            option = each.metadata.get("name", option_name(each.name))
             raise ValueError(f"{option} is not supported for {file}: its config defines it. Remove {option}.")
 
 
-def import_file(arguments: SimpleNamespace) -> tuple[ImportResult, PreTrainedTokenizerBase | None, dict[str, Any]]:
+def import_file(
+    file: Path, settings: ImportSettings
+) -> tuple[ImportResult, PreTrainedTokenizerBase | None, dict[str, Any]]:
     """Return the converted model of a checkpoint file, its tokenizer if available, and the report."""
-    if arguments.layout not in (None, *LAYOUTS):
-        raise ValueError(f"layout={arguments.layout} does not exist. Use one of {', '.join(sorted(LAYOUTS))}.")
-    state, metadata = read_checkpoint(arguments.file)
-    with prefix_errors_with(arguments.file):
-        layout, evidence = find_layout(state, arguments.layout)
-    layout_settings = resolve_settings(arguments.settings, metadata, layout)
-    tokenizers = load_tokenizers(arguments, layout, metadata | layout_settings)
-    special_ids = {name: getattr(arguments, name) for name in SPECIAL_IDS if getattr(arguments, name) is not None}
-    with prefix_errors_with(arguments.file):
-        imported = convert(state, layout, layout_settings, arguments.num_heads, special_ids)
-    report = {"file": arguments.file.name, "layout": layout.name, "evidence": evidence, "settings": layout_settings}
+    if settings.layout not in (None, *LAYOUTS):
+        raise ValueError(f"layout={settings.layout} does not exist. Use one of {', '.join(sorted(LAYOUTS))}.")
+    state, metadata = read_checkpoint(file)
+    with prefix_errors_with(file):
+        layout, evidence = find_layout(state, settings.layout)
+    layout_settings = resolve_settings(list(settings.settings or ()), metadata, layout)
+    tokenizers = load_tokenizers(file, settings, layout, metadata | layout_settings)
+    special_ids = {name: getattr(settings, name) for name in SPECIAL_IDS if getattr(settings, name) is not None}
+    with prefix_errors_with(file):
+        imported = convert(state, layout, layout_settings, settings.num_heads, special_ids)
+    report = {"file": file.name, "layout": layout.name, "evidence": evidence, "settings": layout_settings}
     rows = tokenizers.apply_to(imported) if tokenizers else None
     if tokenizers and layout.name not in TOOLKITS and "source_begins" not in layout_settings:
         imported.user_notes.append(
@@ -105,24 +89,28 @@ def import_file(arguments: SimpleNamespace) -> tuple[ImportResult, PreTrainedTok
             "do, import again with a tokenizer for each side and --set source_begins=true."
         )
     report |= imported.report()
-    if arguments.compare_with:
-        report["parity"] = compare_with_user_model(arguments.compare_with, layout, state, imported.model, rows)
+    if settings.compare_with:
+        report["parity"] = compare_with_user_model(settings.compare_with, layout, state, imported.model, rows)
     return imported, tokenizers.tokenizer if tokenizers else None, report
 
 
-def load_tokenizers(arguments: SimpleNamespace, layout: Layout, metadata: dict[str, Any]) -> TokenizerPair | None:
+def load_tokenizers(
+    file: Path, settings: ImportSettings, layout: Layout, metadata: dict[str, Any]
+) -> TokenizerPair | None:
     """Return the tokenizers of the given files, or of the toolkit's dictionaries. `metadata` includes the settings."""
-    files = [arguments.source_tokenizer, arguments.target_tokenizer]
+    paths = (settings.source_tokenizer, settings.target_tokenizer, settings.fairseq_data)
+    source, target, data = (None if path is None else Path(path) for path in paths)
+    files, codes = [source, target], [Path(each) for each in settings.bpe_codes]
     toolkits = {"--fairseq-data": TOOLKITS[:1], "--bpe-codes": TOOLKITS}
     for option, layouts in toolkits.items():
-        if getattr(arguments, option[2:].replace("-", "_")) and (layout.name not in layouts or any(files)):
+        if getattr(settings, option[2:].replace("-", "_")) and (layout.name not in layouts or any(files)):
             reason = "excludes --source-tokenizer" if any(files) else f"is not supported for {layout.name}"
             raise ValueError(f"{option} {reason}. It requires a checkpoint of {' or '.join(layouts)}.")
-    if len(arguments.bpe_codes) > 2:
-        raise ValueError(f"--bpe-codes must be one file or one file per side, got {len(arguments.bpe_codes)} files.")
+    if len(codes) > 2:
+        raise ValueError(f"--bpe-codes must be one file or one file per side, got {len(codes)} files.")
     if any(files) or layout.name not in toolkits["--bpe-codes"] or metadata.get("source_begins"):
-        return read_tokenizers(files[0], files[1], metadata.get("source_begins"))
-    return read_toolkit_tokenizers(layout.name, arguments.file, metadata, arguments.fairseq_data, arguments.bpe_codes)
+        return read_tokenizers(source, target, metadata.get("source_begins"))
+    return read_toolkit_tokenizers(layout.name, file, metadata, data, codes)
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
 
+from vanilla_transformer.shared.command_line import accept_settings
+
 from ..run_files import (
     CheckedMapping,
     count_parameters,
@@ -18,6 +20,7 @@ from ..run_files import (
     read_samples,
     sanitize_recipe,
 )
+from . import CardSettings
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 METRICS = {  # key of all_results.json -> label
@@ -25,8 +28,9 @@ METRICS = {  # key of all_results.json -> label
     "test_chrf": "chrF",
     "test_ter": "TER (lower is better)",
     "test_exact_match": "exact match, %",
-    "test_wer": "WER, % (lower is better)",
-    "test_per": "PER, % (lower is better)",
+    "test_token_error_rate": "token error rate, % (lower is better)",
+    "test_character_error_rate": "character error rate, % (lower is better)",
+    "test_per": "token error rate, % (lower is better)",  # in a run of version 0.1
 }
 SYNTHETIC = {"demo": "the built-in English-German corpus", "random": "random pairs of numbers"}
 IMAGES = ("training_curve.png", "attention_*.png")  # uploaded and shown
@@ -34,34 +38,33 @@ MULTI30K = re.compile(r"multi30k|test_201[678]_(flickr|mscoco)", re.IGNORECASE) 
 NON_LANGUAGE_NAMES = ("cmd", "act", "src", "tgt", "trg", "in", "out")  # column names that resemble language codes
 
 
-def make_card(
-    checkpoint: str | Path, repo_id: str, *, license: str | None = None, datasets: list[str] | None = None,
-    base_model: str | None = None,
-) -> ModelCard:  # fmt: skip
+@accept_settings(CardSettings)
+def make_card(checkpoint: str | Path, repo_id: str, **options: Any) -> ModelCard:
     """Generate the model card of a checkpoint.
 
     Args:
         checkpoint: Checkpoint directory.
         repo_id: Name of the repository, user/name.
-        license: License identifier of the Hub.
-        datasets: Hub ids of the training data, used if the run did not log them.
-        base_model: Hub id of the model that was fine-tuned.
+        options: Fields of `CardSettings`. `datasets` is used if the run did not log its data.
 
     Raises:
         ValueError: The directory is not a checkpoint, one of its files cannot be read, or an argument contradicts the
             run's files.
     """
-    checkpoint = Path(checkpoint)
+    settings, checkpoint = CardSettings(**options), Path(checkpoint)
     if not (checkpoint / "config.json").is_file():
         raise ValueError(f"{checkpoint} is not a checkpoint: it has no config.json.")
     files = read_run(checkpoint)
     results, recipe, data = files["results"], files["recipe"], files["data"]
-    base, known_datasets = resolve_base_model(recipe, base_model), resolve_datasets(data, datasets or [])
+    base, known_datasets = (
+        resolve_base_model(recipe, settings.base_model),
+        resolve_datasets(data, list(settings.datasets or ())),
+    )
     hub_base = base if base and is_repository(base) else None
     codes, title = languages(recipe, data), repo_id.rpartition("/")[2]
     metadata = ModelCardData(
         language=[each.lower() for each in codes if is_language(each)] or None,
-        license=license,
+        license=settings.license,
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vanilla_transformer", "encoder-decoder", "attention-is-all-you-need"],
@@ -85,7 +88,7 @@ def make_card(
         is_multi30k=MULTI30K.search(describe_split(data.mapping("test"))) is not None,
         escape_markdown=escape_markdown,
         parameters=count_parameters(checkpoint),
-        owner_datasets=datasets,
+        owner_datasets=settings.datasets,
         samples=samples,
         images=[path.name for name in IMAGES for path in sorted(checkpoint.glob(name)) if path.is_file() and results],
         recipe_text=sanitize_recipe(recipe, results, local_paths(checkpoint))[0].rstrip(),

@@ -5,18 +5,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard
 
-from vanilla_transformer.shared.command_line import start_of_command
+from vanilla_transformer.shared.command_line import accept_settings, start_of_command
 from vanilla_transformer.shared.loading import EMA_SUBFOLDER
 
 from ..commits import commit_files, resolve_repo_id
 from ..run_files import local_paths, read_mapping, read_samples, sanitize_recipe
 from ..sensitive_data import strip_metadata, validate_no_sensitive_data
+from . import CardSettings, PushSettings
 from .card import IMAGES, make_card, make_eval_results
 
 LARGE_FILE_PATTERN = "*.safetensors"  # uploaded without a copy in memory
@@ -58,34 +59,23 @@ class PushResult:
     card: str
 
 
-def push(
-    checkpoint: str | Path, repo_id: str, *, private: bool = False, revision: str = "main",
-    message: str = "Upload of the checkpoint", dry_run: bool = False, replace: bool = False, card: str | None = None,
-    license: str | None = None, datasets: list[str] | None = None, base_model: str | None = None,
-) -> PushResult:  # fmt: skip
+@accept_settings(PushSettings)
+def push(checkpoint: str | Path, repo_id: str, **options: Any) -> PushResult:
     """Publish a checkpoint on the Hub in a single commit, after a test that it loads without this package.
 
     Args:
         checkpoint: Checkpoint directory.
         repo_id: Name of the repository, user/name.
-        private: Whether to create a private repository.
-        revision: Branch, created if it is missing.
-        message: Commit message.
-        dry_run: Whether to upload nothing.
-        replace: Whether to overwrite files of other users.
-        card: Model card: `"generated"` from the results, `"local"` for README.md of the directory, or `"keep"` for the
-            card in the repository. Defaults to generated.
-        license: License identifier of the Hub.
-        datasets: Hub ids of the training data, if the run did not log them.
-        base_model: Hub id of the model that was fine-tuned.
+        options: Fields of `PushSettings`.
 
     Raises:
         ValueError: If the directory cannot be published, or files of other users would be overwritten.
     """
+    settings = PushSettings(**options)
     checkpoint, repo_id = Path(checkpoint), resolve_repo_id(repo_id)
     files, removed_keys = gather_files(checkpoint)
-    metadata = {"license": license, "datasets": datasets, "base_model": base_model}
-    model_card = resolve_card(checkpoint, repo_id, card, metadata)
+    metadata = {each.name: getattr(settings, each.name) for each in fields(CardSettings)}
+    model_card = resolve_card(checkpoint, repo_id, settings.card, metadata)
     files[CARD] = str(model_card).encode()
     files |= make_eval_results(checkpoint)
     validate_no_sensitive_data(files, local_paths(checkpoint))
@@ -93,11 +83,11 @@ def push(
     example = source, smoke_test_upload(files, source)
     sizes = {name: len(each) if isinstance(each, bytes) else each.stat().st_size for name, each in files.items()}
     url = None
-    if not dry_run:
+    if not settings.dry_run:
         model_card.validate()  # request to the Hub
         url = commit_files(
-            repo_id, files, message, private=private, replace=replace, keep=(CARD,) if card == "keep" else (),
-            revision=revision,
+            repo_id, files, settings.message, private=settings.private, replace=settings.replace,
+            keep=(CARD,) if settings.card == "keep" else (), revision=settings.revision,
         )  # fmt: skip
     return PushResult(repo_id, url, dict(sorted(sizes.items())), removed_keys, example, str(model_card))
 

@@ -10,42 +10,36 @@ The files of the page do not import this repository, because a Space does not co
 
 from functools import partial
 
-from vanilla_transformer.shared.command_line import (
-    CommandLineParser,
-    add_options,
-    checkpoint_name,
-    exit_on_user_error,
-    new_path,
-)
+from vanilla_transformer.shared.command_line import CommandLineParser, checkpoint_name, new_path
+
+from ..publishing import UploadSettings
 
 
 def main() -> None:
     parser = CommandLineParser("hub.space", __doc__)
-    parser.add_argument(
-        "checkpoint", type=checkpoint_name, help="Path to a checkpoint directory, or a repository on the Hub."
-    )
+    checkpoint_help = "Path to a checkpoint directory, or a repository on the Hub."
+    parser.add_argument("checkpoint", type=checkpoint_name, help=checkpoint_help)
     parser.add_argument("--port", type=int, help="Port of the page. Default: the first free port from 7860.")
     parser.add_argument("--push", metavar="USER/SPACE", help="Name of the Space to publish the page as.")
-    parser.add_argument(
-        "--static", metavar="OUTPUT", type=new_path, help="New directory for a page that runs in the browser."
-    )
-    add_options(parser, "private", "replace")
-    arguments = parser.parse_args()
+    static_help = "New directory for a page that runs in the browser."
+    parser.add_argument("--static", metavar="OUTPUT", type=new_path, help=static_help)
+    parser.add_settings(UploadSettings)
+    options = parser.parse_options()
     from ..commits import resolve_repo_id  # slow imports
     from ..hub_errors import TransportError, hub_error_message, import_with_extra
     from .publishing import push, push_static_page
 
-    formatter = partial(hub_error_message, repo_id=arguments.push or arguments.checkpoint)
-    with exit_on_user_error(parser.prog, TransportError, formatter=formatter):
-        if out := arguments.static:
-            import_with_extra(".space.static_page", "hub.space").create_page(arguments.checkpoint, out)
-            print(f"{out} contains the page. To view it, run: python -m http.server --directory {out}")
-            if arguments.push:
-                print(push_static_page(out, resolve_repo_id(arguments.push), arguments.private, arguments.replace))
-        elif arguments.push:
-            print(push(arguments.checkpoint, resolve_repo_id(arguments.push), arguments.private, arguments.replace))
-        else:
-            import_with_extra(".space.app", "hub.space").show(arguments.checkpoint, arguments.port)
+    checkpoint, port, repo_id, out = (options.pop(name) for name in ("checkpoint", "port", "push", "static"))
+    with parser.exit_on_user_error(TransportError, formatter=partial(hub_error_message, repo_id=repo_id or checkpoint)):
+        if out:
+            import_with_extra(".space.static_page", "hub.space").create_page(checkpoint, out)
+        elif not repo_id:
+            import_with_extra(".space.app", "hub.space").show(checkpoint, port)
+            return
+        publish = partial(push_static_page, out) if out else partial(push, checkpoint)
+        url = publish(resolve_repo_id(repo_id), **options) if repo_id else None
+        usage = f"{out} contains the page. To view it, run: python -m http.server --directory {out}"
+        parser.print_result({"folder": out, "url": url}, "\n".join(filter(None, [out and usage, url])))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ KEYS = (
     *(
         "test_bleu_signature",
         "test_exact_match",
-        "test_wer",
+        "test_token_error_rate",
         "updates",
         "train_runtime",
         "train_target_tokens",

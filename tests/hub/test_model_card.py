@@ -75,6 +75,16 @@ def test_card_uses_saved_results(folder):
     assert "41.23" not in text
 
 
+@pytest.mark.parametrize("key", ["test_token_error_rate", "test_per"])
+def test_card_reads_error_rates_of_all_versions(folder, key):
+    """Version 0.1 named the token error rate "per", and 100 - exact_match "wer"."""
+    scores = {"test_exact_match": 60.0, key: 8.4, "test_wer": 40.0}
+    (folder / "all_results.json").write_text(json.dumps(scores))
+    text = make_card(folder, "user/name").content
+    rows = [line.split("|")[1:3] for line in text.splitlines() if "exact match, %" in line or "error rate, %" in line]
+    assert rows == [[" exact match, % ", " 60.00 "], [" token error rate, % (lower is better) ", " 8.40 "]]
+
+
 def test_metadata_round_trip(folder):
     (folder / "recipe.yaml").write_text(RECIPE.replace("base_model: null", "base_model: other/model"))
     card = make_card(folder, "user/name", license="cc-by-4.0", base_model="other/model")

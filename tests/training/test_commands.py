@@ -1,21 +1,37 @@
 """Common behavior of the commands that use a checkpoint: light parsers, options, and their Python functions."""
 
+import importlib.util
 import inspect
 import json
 import logging
 import subprocess
 import sys
+from collections import defaultdict
 
 import pytest
 
-from training import average, benchmark, distill, diversify, score, translate
+from hub.exporting.exporter import export
+from hub.importing.importer import import_checkpoint
+from hub.publishing.card import make_card
+from hub.publishing.upload import push
+from training import distill, score
 from training.distillation import distilling
 from training.inference import scoring, translation
 from training.run import checkpoints
-from vanilla_transformer.shared.command_line import OPTIONS, option_name, shows_progress
+from vanilla_transformer.shared.command_line import shows_progress
 
-MODULES = {"translate": translate, "score": score, "average": average, "distill": distill, "diversify": diversify}
-MODULES |= {"benchmark": benchmark}
+FUNCTIONS = {  # functions with the options of a command
+    "training.translate": [translation.translate, translation.TranslationSettings],
+    "training.score": [scoring.score, scoring.compute_likelihood],
+    "training.average": [checkpoints.average],
+    "training.distill": [distilling.distill],
+    "training.diversify": [distilling.diversify],
+    "hub.import_checkpoint": [import_checkpoint],
+    "hub.export": [export],
+    "hub.push": [push],
+    "hub.model_card": [make_card],
+}
+COMMANDS = [*FUNCTIONS, "training.benchmark", "hub.decoding", "hub.space.__main__"]
 # `vanilla_transformer` imports torch lazily in the console program
 SCRIPT = """
 import importlib, sys
@@ -44,8 +60,8 @@ MISSING = {
     "diversify": [[".", "missing", *VALID["diversify"][2:]]],
     "benchmark": [["--model", "missing"], ["--model", ".", "--source", "missing"]],
 }
-WITHOUT_TORCH = [(name, ["--help"], 0, "usage: ") for name in MODULES]
-WITHOUT_TORCH += [(name, [*VALID[name], "--quite"], 2, "did you mean --quiet?") for name in MODULES]
+WITHOUT_TORCH = [(name, ["--help"], 0, "usage: ") for name in VALID]
+WITHOUT_TORCH += [(name, [*VALID[name], "--quite"], 2, "did you mean --quiet?") for name in VALID]
 WITHOUT_TORCH += [(name, each, 2, "missing does not exist") for name, cases in MISSING.items() for each in cases]
 WITHOUT_TORCH += [("average", ["new", ".", "--last", "2"], 2, "vanilla-transformer average . --last 2 --output new")]
 
@@ -59,34 +75,40 @@ def test_answers_without_torch(repository, name, arguments, status, message):
     assert len(process.stderr.splitlines()) == (status > 0)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_common_options_are_defined_once(name):
-    actions = {action.dest: action for action in MODULES[name].make_parser()._actions}
-    assert {"json", "quiet"} <= actions.keys()
-    exceptions = {("translate", "json"), ("benchmark", "batch_size")}  # JSON lines; the size that figures depend on
-    for key in actions.keys() & OPTIONS.keys():
-        if (name, key) not in exceptions:
-            assert actions[key].option_strings == [option_name(key)]
-            assert actions[key].help == OPTIONS[key]["help"]
-            assert actions[key].default == OPTIONS[key].get("default", False if actions[key].nargs == 0 else None)
+@pytest.fixture(scope="module")
+def parsers(repository):
+    specification = importlib.util.spec_from_file_location("commands", repository / "docs" / "commands.py")
+    script = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(script)
+    return {name: script.find_parser(name, name) for name in COMMANDS}
 
 
-@pytest.mark.parametrize(
-    ("name", "functions"),
-    [
-        ("translate", [translation.translate, translation.TranslationSettings]),
-        ("score", [scoring.score, scoring.compute_likelihood]),
-        ("average", [checkpoints.average]),
-        ("distill", [distilling.distill]),
-        ("diversify", [distilling.diversify]),
-    ],
-)
-def test_functions_have_the_defaults_of_the_commands(name, functions):
-    parser = MODULES[name].make_parser()
-    for function in functions:
-        for key, parameter in inspect.signature(function).parameters.items():
-            if parameter.kind == parameter.KEYWORD_ONLY and key not in ("details",):
-                assert parser.get_default(key) == parameter.default, key
+def test_common_options_are_the_same_in_all_commands(parsers):
+    found = defaultdict(set)
+    for command, parser in parsers.items():
+        for action in parser._actions:
+            if action.option_strings:
+                found[action.option_strings[0]].add(str((action.dest, action.type, action.default, action.help)))
+        assert {"--json", "--quiet"} <= found.keys(), command
+    for name in ("--num-beams", "--length-penalty", "--max-new-tokens", "--engine", "--device", "--license", "--quiet"):
+        assert len(found[name]) == 1, name
+    assert len(found["--json"]) == 2  # `translate` prints JSON lines
+    assert len(found["--batch-size"]) == 2  # `benchmark` has the size that its figures depend on
+
+
+def test_functions_have_the_options_of_the_commands(parsers):
+    for command, functions in FUNCTIONS.items():
+        actions = {action.dest: action for action in parsers[command]._actions}
+        for function in functions:
+            parameters = inspect.signature(function).parameters.values()
+            for parameter in parameters:
+                assert parameter.kind is not parameter.VAR_KEYWORD, function
+                if parameter.kind is parameter.KEYWORD_ONLY:
+                    action = actions[parameter.name]
+                    assert action.required or action.default == parameter.default, (command, parameter)
+                    if function is not checkpoints.average and inspect.isfunction(function):
+                        text = action.help.replace("%(default)s", str(action.default))
+                        assert f"        {parameter.name}: {text}\n" in function.__doc__
 
 
 @pytest.mark.parametrize(("level", "shown"), [(logging.ERROR, False), (logging.INFO, True), (logging.NOTSET, True)])
@@ -200,13 +222,14 @@ def test_score_prints_a_table(checkpoint, files, monkeypatch, capsys):
 
 
 def test_score_table_of_sequences():
-    assert score.format_scores({"exact_match": 55.238, "wer": 44.762}).splitlines() == [
+    assert score.format_scores({"exact_match": 55.238, "token_error_rate": 44.762}).splitlines() == [
         "exact match                      55.24",
-        "word error rate                  44.76",
+        "token error rate                 44.76",
     ]
-    lines = score.format_scores({"one": {"wer": 44.762}, "two": {"wer": 100.0}}).splitlines()
+    systems = {"one": {"token_error_rate": 44.762}, "two": {"token_error_rate": 100.0}}
+    lines = score.format_scores(systems).splitlines()
     rows = [" ".join(line.split()) for line in lines]
-    assert rows == ["one", "word error rate 44.76", "two", "word error rate 100.00"]
+    assert rows == ["one", "token error rate 44.76", "two", "token error rate 100.00"]
 
 
 def test_quiet_prints_only_the_result(checkpoint, files, monkeypatch, capsys):

@@ -93,7 +93,7 @@ def test_settings_of_a_recipe(train, tmp_path, arguments):
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
     if "--metric" in arguments:
-        assert {"test_exact_match", "test_per", "test_wer"} <= set(results)
+        assert {"test_exact_match", "test_token_error_rate", "test_character_error_rate"} <= set(results)
         assert model.config.vocab_size % 8 == 0
     if "--streaming" in arguments:
         assert results["train_pairs_read"] == 50  # six updates from two buffers

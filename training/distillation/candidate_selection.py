@@ -12,7 +12,8 @@ from sacrebleu.metrics import BLEU
 from vanilla_transformer import TranslationPipeline
 
 from ..data.parallel_text import invalid_pair_reason
-from ..inference.translators import get_decoding_options, validate_numbers
+from ..inference.translators import get_decoding_options
+from .settings import DistillationSettings
 
 MAX_COPY_OVERLAP = 0.2  # `word_overlap` is 0.07 for English and German or French, from 0.25 within English
 MIN_WORDS_FOR_CHECK = 500  # per block
@@ -20,48 +21,20 @@ Candidate = tuple[str, float]  # a translation and its score
 
 
 @dataclass(frozen=True)
-class TableSection:
-    """A text, its teachers, and the rules that select the translations.
+class TableSection(DistillationSettings):
+    """A text, its teachers, and the settings that select the translations.
 
     Args:
-        source: the text that the teachers translate.
-        target: reference translations of `source`, if any.
+        source: the text that the teachers translate. `target` contains reference translations of it, if any.
         backward: whether the teachers translate the target side of the table.
-        nbest: number of translations per line; 0 means one per beam.
         closest_to_reference: whether to take only the translation that is closest to the target by sentence BLEU:
-            sequence-level interpolation (Kim and Rush 2016, section 3.3).
-        num_beams, length_penalty, max_new_tokens: default to the values of the first teacher.
-        min_score: drop translations with a lower score.
-        max_length_ratio: drop pairs in which one side has more than this many times the tokens of the other.
-        keep_copies: whether to keep translations that equal their source.
-        batch_size, engine, quantization: as in `TranslationPipeline` and `select_engine`.
-
-    Raises:
-        ValueError: A number is infinite, nan, or too small or large.
+            sequence-level interpolation (Kim and Rush 2016, section 3.3). `nbest=None` means one candidate per beam.
     """
 
     teachers: tuple[str, ...]
     source: Path
-    target: Path | None = None
     backward: bool = False
-    nbest: int = 1
     closest_to_reference: bool = False
-    num_beams: int | None = None
-    length_penalty: float | None = None
-    max_new_tokens: int | None = None
-    batch_size: int | None = None
-    min_score: float | None = None
-    max_length_ratio: float | None = None
-    keep_copies: bool = False
-    engine: str = "transformers"
-    quantization: str | None = None
-
-    def __post_init__(self) -> None:
-        validate_numbers(self, ("num_beams", "max_new_tokens", "batch_size", "max_length_ratio"))
-        if self.nbest < 0:
-            raise ValueError(f"nbest={self.nbest} must be at least 1.")
-        if self.num_beams and self.nbest > self.num_beams:
-            raise ValueError(f"nbest={self.nbest} must be at most num_beams={self.num_beams}.")
 
     @property
     def teacher_names(self) -> str:
@@ -105,7 +78,7 @@ def make_pairs(
 
 def decoding_options(section: TableSection, translator: TranslationPipeline) -> dict[str, Any]:
     """Return the options that `translate` passes to the pipeline."""
-    num_beams = section.num_beams or max(section.nbest, translator.model.generation_config.num_beams or 1)
+    num_beams = section.num_beams or max(section.nbest or 0, translator.model.generation_config.num_beams or 1)
     options = get_decoding_options(replace(section, num_beams=num_beams))
     options |= {"num_return_sequences": section.nbest or num_beams, "batch_size": section.batch_size}
     return options | {"return_scores": section.min_score is not None}

@@ -4,34 +4,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vanilla_transformer.shared.command_line import accept_settings
+
+from ..inference.settings import EngineSettings
 from ..inference.translators import as_names, read_run_recipe
 from ..run.distributed import main_process_reports_first
 from .candidate_selection import TableSection
 from .pair_table import PairTable, PairTableBuilder
+from .settings import DistillationSettings
 
 COPIES_PER_PAIR, FORWARD_NBEST, BACKWARD_NBEST = 2, 2, 3  # of `diversify`
 Checkpoints = str | Path | Sequence[str | Path]
 
 
-def distill(
-    teachers: Checkpoints,
-    source: str | Path,
-    output: str | Path,
-    *,
-    target: str | Path | None = None,
-    with_references: bool = False,
-    nbest: int | None = None,
-    num_beams: int | None = None,
-    length_penalty: float | None = None,
-    max_new_tokens: int | None = None,
-    batch_size: int | None = None,
-    min_score: float | None = None,
-    max_length_ratio: float | None = None,
-    keep_copies: bool = False,
-    engine: str = "auto",
-    quantization: str | None = None,
-    device: str | None = None,
-) -> PairTable | None:
+@accept_settings(DistillationSettings)
+def distill(teachers: Checkpoints, source: str | Path, output: str | Path, **options: Any) -> PairTable | None:
     """Create training pairs for a student: sequence-level knowledge distillation (Kim and Rush 2016).
 
     The text can be larger than the memory. After an interruption, the same call resumes and writes the same table.
@@ -41,13 +28,7 @@ def distill(
         teachers: Checkpoint, or several that form an ensemble.
         source: Text file with one sentence per line.
         output: Table (.tsv) to write: source, translation.
-        target: Text file with references. The closest of the n best translations is used (interpolation).
-        with_references: Whether to write the pairs of `source` and `target` first.
-        nbest: Translations per line. Defaults to 1; with `target`, to one candidate per beam.
-        num_beams, length_penalty, max_new_tokens, batch_size, engine, quantization, device: As in `translate`.
-        min_score: Drop translations with a lower score: log-probability in nats / length ** length_penalty.
-        max_length_ratio: Drop pairs in which one side has more than this many times the tokens of the other.
-        keep_copies: Whether to keep translations that equal their source.
+        options: Fields of `DistillationSettings`.
 
     Returns:
         The numbers of pairs and dropped lines. With torchrun: None in all processes except the one that completes the
@@ -56,28 +37,23 @@ def distill(
     Raises:
         ValueError: If the table exists, or a teacher, text or option cannot be used.
     """
-    if with_references and not target:
-        raise ValueError("--with-references requires --target.")
-    section = TableSection(
-        as_names(teachers), Path(source), Path(target) if target else None, closest_to_reference=bool(target),
-        nbest=(0 if target else 1) if nbest is None else nbest, num_beams=num_beams, length_penalty=length_penalty,
-        max_new_tokens=max_new_tokens, batch_size=batch_size, min_score=min_score, max_length_ratio=max_length_ratio,
-        keep_copies=keep_copies, engine=engine, quantization=quantization,
-    )  # fmt: skip
-    return build_table(output, [section], int(with_references), device)
+    settings = DistillationSettings(**options)
+    if settings.target:
+        options["closest_to_reference"] = True
+    elif settings.nbest is None:
+        options["nbest"] = 1
+    section = TableSection(as_names(teachers), Path(source), **options)
+    return build_table(output, [section], int(settings.with_references))
 
 
+@accept_settings(EngineSettings)
 def diversify(
     forward: Checkpoints,
     backward: Checkpoints,
     source: str | Path,
     target: str | Path,
     output: str | Path,
-    *,
-    batch_size: int | None = None,
-    engine: str = "auto",
-    quantization: str | None = None,
-    device: str | None = None,
+    **options: Any,
 ) -> PairTable | None:
     """Add translations of the training pairs in both directions: data diversification (Nguyen et al. 2020).
 
@@ -90,7 +66,7 @@ def diversify(
         target: Text file with the translations of these lines.
         output: Table (.tsv) to write. It contains each pair twice, each source with its two best translations, and
             each target with its three best back-translations.
-        batch_size, engine, quantization, device: As in `translate`.
+        options: Fields of `EngineSettings`.
 
     Returns:
         As `distill`.
@@ -98,21 +74,20 @@ def diversify(
     Raises:
         ValueError: As `distill`.
     """
-    options: dict[str, Any] = {"keep_copies": True, "batch_size": batch_size}
-    options |= {"engine": engine, "quantization": quantization}
+    options = vars(EngineSettings(**options)) | {"keep_copies": True}
     source, target = Path(source), Path(target)
     sections = [
-        TableSection(as_names(forward), source, target, nbest=FORWARD_NBEST, **options),
-        TableSection(as_names(backward), target, source, nbest=BACKWARD_NBEST, backward=True, **options),
+        TableSection(as_names(forward), source, target=target, nbest=FORWARD_NBEST, **options),
+        TableSection(as_names(backward), target, target=source, nbest=BACKWARD_NBEST, backward=True, **options),
     ]
-    return build_table(output, sections, COPIES_PER_PAIR, device)
+    return build_table(output, sections, COPIES_PER_PAIR)
 
 
-def build_table(output: str | Path, sections: list[TableSection], copies: int, device: str | None) -> PairTable | None:
+def build_table(output: str | Path, sections: list[TableSection], copies: int) -> PairTable | None:
     """Validate the languages, then build a table."""
     for section in sections:
         validate_languages(section.teachers, section.source)
-    builder = PairTableBuilder(Path(output), sections, copies, device)
+    builder = PairTableBuilder(Path(output), sections, copies, sections[0].device)
     with main_process_reports_first(builder):
         return builder.build()
 

@@ -124,8 +124,10 @@ class PairTableBuilder:
             weights = [checkpoint_hash(each) for each in section.teachers]
             described |= {"weights": weights, "lines": text[0], "sha256": text[1]}
             described["batch_size"] = section.batch_size or DEFAULT_BATCH_SIZE
-            for name in ("engine", "quantization") if section.quantization is None else ("engine",):
-                del described[name]  # without quantization, both engines give the same table
+            described["nbest"] = section.nbest or 0
+            unused = ["with_references", "device", "engine"]  # without effect on the translations
+            for name in [*unused, "quantization"] if section.quantization is None else unused:
+                del described[name]
         return {"copies": self.copies, "pieces": sections}
 
     @cached_property
@@ -258,7 +260,7 @@ def read_section(section: TableSection) -> Iterator[tuple]:
     """
     if section.target is None:
         return ((line,) for line in iter_stripped_lines(section.source))
-    return read_rows(section.source, section.target)
+    return read_rows(section.source, Path(section.target))
 
 
 def checkpoint_hash(checkpoint: str) -> str:

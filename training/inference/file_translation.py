@@ -15,7 +15,8 @@ from vanilla_transformer.shared.command_line import logger, shows_progress
 from vanilla_transformer.shared.text_lines import sanitize_tsv_cell
 from vanilla_transformer.text.documents import translate_document
 
-from .translation import Candidates, TranslationSettings, translate_lines
+from .settings import TranslationSettings
+from .translation import Candidates, pipeline_options, translate_lines
 from .translators import load_translator, read_run_recipe, select_engine
 
 MAX_SENTENCE_CHARS = 200  # estimate for documents
@@ -25,27 +26,28 @@ def translate_file(
     checkpoints: list[str],
     source: Path | None,
     output: Path | None,
-    settings: TranslationSettings,
     is_document: bool = False,
     source_lang: str | None = None,
+    **options: Any,
 ) -> None:
     """Translate a file, and write one translation per line, columns, or JSON.
 
-    With `settings.details`, each line or sentence becomes a JSON object, and with `nbest` or `scores` it becomes rows
-    with the columns line number, score and translation. A line that cannot be translated is logged and left empty.
+    With `details`, each line or sentence becomes a JSON object, and with `nbest` or `scores` it becomes rows with the
+    columns line number, score and translation. A line that cannot be translated is logged and left empty.
 
     Args:
         checkpoints: As in `translate`.
         source: UTF-8 text. None reads stdin. If stdin is a terminal, each line is translated immediately.
         output: File to write atomically. None writes to stdout.
-        settings: How to translate.
         is_document: Whether to split paragraphs into sentences and to keep white space.
         source_lang: Language of a document. Defaults to that of the recipe, or "en".
+        options: Fields of `TranslationSettings`.
 
     Raises:
         ValueError: If a checkpoint cannot be loaded, or the options cannot be combined.
         OSError: If a file cannot be read or written.
     """
+    settings = TranslationSettings(**options)
     if is_document and (settings.rerank or settings.nbest > 1 or settings.scores):
         raise ValueError("--document does not support --nbest, --scores and --rerank. Remove them.")
     translator = load_translator(checkpoints, settings.device)
@@ -100,7 +102,7 @@ def write_document(
         text = source.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not UTF-8 text: convert the document to UTF-8.") from error
-    options = settings.decoding_options(translator) | {"batch_size": settings.batch_size, "progress": shows_progress()}
+    options = pipeline_options(settings, translator) | {"batch_size": settings.batch_size, "progress": shows_progress()}
     num_sentences = len(text) // MAX_SENTENCE_CHARS
     translator = select_engine(translator, settings.engine, num_sentences, options, settings.quantization)
     limit = max_length if isinstance(max_length, int) else None

@@ -92,22 +92,23 @@ class SequenceMetric(TextMetric):
 
     Keys of the result, all in percent:
         exact_match: Outputs that equal one of their references.
-        wer: 100 - exact_match: the word error rate of pronunciation, where each output is a word.
-        per: Phoneme error rate: edits (insertions, deletions, substitutions of tokens) to the closest reference,
-            divided by the tokens of these references.
+        token_error_rate: Edits (insertions, deletions, substitutions of tokens) to the closest reference, divided by
+            the tokens of these references, as the metric `wer` of `evaluate`. For phonemes, it is called PER.
+        character_error_rate: The same for characters, as the metric `cer` of `evaluate`.
     """
 
     def _compute(self, predictions: list[str], references: list) -> dict[str, float]:
-        correct = edits = tokens = 0
-        for prediction, accepted in zip(predictions, references, strict=True):
-            output = prediction.split()
-            rows = [reference.split() for reference in ([accepted] if isinstance(accepted, str) else accepted)]
-            distance, length = min((Levenshtein.distance(output, row), len(row)) for row in rows)
-            correct += distance == 0
-            edits += distance
-            tokens += length
-        exact_match = 100 * correct / len(predictions)
-        return {"exact_match": exact_match, "wer": 100 - exact_match, "per": 100 * edits / max(tokens, 1)}
+        rows = [[accepted] if isinstance(accepted, str) else accepted for accepted in references]
+        scores = {}
+        for name, split in (("token_error_rate", str.split), ("character_error_rate", str.strip)):
+            closest = [
+                min((Levenshtein.distance(split(prediction), split(row)), len(split(row))) for row in accepted)
+                for prediction, accepted in zip(predictions, rows, strict=True)
+            ]
+            edits, lengths = zip(*closest, strict=True)
+            scores[name] = 100 * sum(edits) / max(sum(lengths), 1)
+            scores.setdefault("exact_match", 100 * edits.count(0) / len(edits))  # of tokens
+        return scores
 
 
 def make_metric(name: str, target_lang: str) -> evaluate.Metric:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +11,22 @@ from sacrebleu.significance import PairedTest
 
 from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
 from vanilla_transformer.shared.atomic_io import atomic_write
-from vanilla_transformer.shared.command_line import logger, shows_progress
+from vanilla_transformer.shared.command_line import accept_settings, logger, shows_progress
 
 from ..data.files import iter_stripped_lines, read_table, validate_line_counts
 from ..data.parallel_text import ParallelText, collect_valid_pairs
-from ..recipe.validation import METRICS
 from .metrics import SequenceMetric, TranslationMetric, compute_pair_nll, transpose_references
-from .translation import TranslationSettings, translate_lines
+from .settings import DecodingSettings, LikelihoodSettings, ScoreSettings, TranslationSettings
+from .translation import translate_lines
 from .translators import as_names, load_translator, read_run_recipe
 
-NUM_BOOTSTRAP_SAMPLES = 1000
 
-
+@accept_settings(ScoreSettings)
 def score(
     checkpoints: str | Path | Sequence[str | Path],
     source: str | Path,
     references: str | Path | Sequence[str | Path] = (),
-    *,
-    compare: str | Path | Sequence[str | Path] | None = None,
-    metric: str | None = None,
-    target_lang: str | None = None,
-    num_bootstrap_samples: int = NUM_BOOTSTRAP_SAMPLES,
-    num_beams: int | None = None,
-    length_penalty: float | None = None,
-    max_new_tokens: int | None = None,
-    batch_size: int | None = None,
-    engine: str = "auto",
-    quantization: str | None = None,
-    device: str | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Translate a test set and score the translations.
 
@@ -47,11 +36,7 @@ def score(
         checkpoints: Directory, or repository on the Hub. Several form an ensemble.
         source: Text file with one sentence per line, or .tsv file with references in the further columns.
         references: One or more text files with references, if `source` has none.
-        compare: Checkpoint or ensemble to compare with, by paired bootstrap resampling (Koehn 2004).
-        metric: "translation" or "sequence". Defaults to that of the recipe.
-        target_lang: Target language, for the Moses tokenizer. Defaults to that of the recipe, or "de".
-        num_bootstrap_samples: Number of bootstrap resamples.
-        num_beams, length_penalty, max_new_tokens, batch_size, engine, quantization, device: As in `translate`.
+        options: Fields of `ScoreSettings`.
 
     Returns:
         A dictionary from metric to `score` (percent) and `interval_95` (half-width of the 95 % interval), and the
@@ -61,22 +46,16 @@ def score(
     Raises:
         ValueError: If a checkpoint cannot be loaded, or the files do not form a test set.
     """
-    systems = [as_names(each) for each in (checkpoints, compare) if each is not None]
+    settings = ScoreSettings(**options)
+    systems = [as_names(each) for each in (checkpoints, settings.compare) if each is not None]
     if systems[1:] == systems[:1]:
         raise ValueError("--compare must differ from the scored checkpoint.")
-    if metric not in (None, *METRICS):
-        raise ValueError(f"metric={metric!r} must be one of {', '.join(METRICS)}.")
-    if num_bootstrap_samples < 2:
-        raise ValueError(f"num_bootstrap_samples={num_bootstrap_samples} must be at least 2.")
-    settings = TranslationSettings(
-        num_beams=num_beams, length_penalty=length_penalty, max_new_tokens=max_new_tokens, batch_size=batch_size,
-        engine=engine, quantization=quantization, device=device,
-    )  # fmt: skip
     text, recipe = read_test_set(source, references), read_run_recipe(Path(systems[0][0]))
     outputs = {" + ".join(names): translate_sources(names, text.sources, settings) for names in systems}
-    metric = metric or recipe.get("metric", "translation")
-    language = target_lang or recipe.get("target_lang", "de")
-    return score_translations(outputs, text.references or text.targets, metric, language, num_bootstrap_samples)
+    metric = settings.metric or recipe.get("metric", "translation")
+    language = settings.target_lang or recipe.get("target_lang", "de")
+    accepted = text.references or text.targets
+    return score_translations(outputs, accepted, metric, language, settings.num_bootstrap_samples)
 
 
 def read_test_set(source: str | Path, references: str | Path | Sequence[str | Path]) -> ParallelText:
@@ -99,9 +78,10 @@ def read_test_set(source: str | Path, references: str | Path | Sequence[str | Pa
     return text
 
 
-def translate_sources(names: tuple[str, ...], sources: list[str], settings: TranslationSettings) -> list[str]:
+def translate_sources(names: tuple[str, ...], sources: list[str], settings: ScoreSettings) -> list[str]:
     """Return the translations by a checkpoint or an ensemble."""
-    results = translate_lines(load_translator(names, settings.device), sources, settings)
+    options = {each.name: getattr(settings, each.name) for each in fields(DecodingSettings)}
+    results = translate_lines(load_translator(names, settings.device), sources, TranslationSettings(**options))
     return [candidates[0]["translation_text"] for candidates in results]
 
 
@@ -139,20 +119,18 @@ def bootstrap_scores(systems: list, metrics: dict[str, Any], columns: list, samp
     return results
 
 
+@accept_settings(LikelihoodSettings)
 def compute_likelihood(
     checkpoints: str | Path | Sequence[str | Path],
     source: str | Path,
     references: str | Path | Sequence[str | Path] = (),
-    *,
-    per_pair_output: str | Path | None = None,
-    batch_size: int | None = None,
-    device: str | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Compute the negative log-likelihood of the first reference of each pair in nats, including EOS.
 
     Args:
-        checkpoints, source, references, batch_size, device: As in `score`.
-        per_pair_output: Table to write: nats, tokens, and nats per token of each pair.
+        checkpoints, source, references: As in `score`.
+        options: Fields of `LikelihoodSettings`.
 
     Returns:
         `nll_per_token`, `perplexity`, `target_tokens` and `pairs`.
@@ -160,17 +138,18 @@ def compute_likelihood(
     Raises:
         ValueError: As in `score`, or if `per_pair_output` exists.
     """
-    settings = TranslationSettings(batch_size=batch_size, device=device)
-    if per_pair_output and Path(per_pair_output).exists():
-        raise ValueError(f"{per_pair_output} already exists. Choose another path.")
+    settings = LikelihoodSettings(**options)
+    output = settings.per_pair_output
+    if output and Path(output).exists():
+        raise ValueError(f"{output} already exists. Choose another path.")
     text = read_test_set(source, references)
-    translator = load_translator(checkpoints, device)
+    translator = load_translator(checkpoints, settings.device)
     size = settings.batch_size or DEFAULT_BATCH_SIZE
     models = translator.model, translator.tokenizer, text, size, translator.ensemble
     scored = compute_pair_nll(*models, show=shows_progress())
-    if per_pair_output:
+    if output:
         rows = (f"{nats:.4f}\t{tokens}\t{nats / tokens:.4f}\n" for nats, tokens in scored)
-        with atomic_write(Path(per_pair_output)) as path:
+        with atomic_write(Path(output)) as path:
             path.write_text("nats\ttokens\tnats_per_token\n" + "".join(rows), encoding="utf-8")
     total, tokens = (sum(column) for column in zip(*scored, strict=True))
     mean = total / tokens

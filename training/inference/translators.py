@@ -1,7 +1,6 @@
 """Loading of checkpoints for inference, and their recipes."""
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -12,12 +11,13 @@ import torch
 import yaml
 
 from vanilla_transformer import TranslationPipeline
-from vanilla_transformer.shared.command_line import ENGINES, MAX_EXPONENT, logger
+from vanilla_transformer.shared.command_line import logger
 from vanilla_transformer.shared.ctranslate2_pipeline import CTranslate2Pipeline, validate_ctranslate2_options
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, wrap_load_errors
 
 from ..data.tokenizer import vocabulary_sizes
 from ..recipe.arguments import rename_keys
+from .settings import DecodingSettings
 
 RUN_CHECKPOINT = re.compile("checkpoint-[0-9]+")  # name of a checkpoint in the output directory of a run
 MIN_CTRANSLATE2_SENTENCES = 500  # with fewer, the conversion of the model takes as long as it saves
@@ -127,10 +127,8 @@ def select_engine(
         quantization: Type of the weights with CTranslate2.
 
     Raises:
-        ValueError: If the engine is unknown, does not support model or options, or does not support the quantization.
+        ValueError: If the engine does not support model or options, or does not support the quantization.
     """
-    if engine not in ENGINES:
-        raise ValueError(f"engine={engine!r} must be one of {', '.join(ENGINES)}.")
     if quantization and engine != "ctranslate2":
         raise ValueError(f"--quantization {quantization} requires --engine ctranslate2, got --engine {engine}.")
     if engine == "transformers" or (engine == "auto" and num_sentences < MIN_CTRANSLATE2_SENTENCES):
@@ -171,19 +169,8 @@ def read_run_recipe(folder: Path) -> dict[str, Any]:
     return rename_keys(settings)
 
 
-def validate_numbers(settings: Any, at_least_one: Sequence[str]) -> None:
-    """Raise ValueError for numbers of `settings` that are infinite, nan, or too small or large."""
-    for name, value in vars(settings).items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{name}={value} must be a finite number.")
-        if name in at_least_one and value is not None and value < 1:
-            raise ValueError(f"{name}={value} must be at least 1.")
-    if abs(settings.length_penalty or 0) > MAX_EXPONENT:
-        raise ValueError(f"length_penalty={settings.length_penalty} must be from -{MAX_EXPONENT} to {MAX_EXPONENT}.")
-
-
-def get_decoding_options(settings: Any) -> dict[str, Any]:
-    """Return the arguments of `generate()` for one translation per sentence, from the fields of `settings`."""
+def get_decoding_options(settings: DecodingSettings) -> dict[str, Any]:
+    """Return the arguments of `generate()` for one translation per sentence."""
     names = ("num_beams", "length_penalty", "max_new_tokens")
     options = {name: value for name in names if (value := getattr(settings, name)) is not None}
     options["num_return_sequences"] = 1  # the default of the model may be greater

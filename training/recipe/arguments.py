@@ -125,7 +125,7 @@ class DecodingArguments:
 
     metric: Literal["translation", "sequence"] = option(
         "translation",
-        "Metrics. `translation`: BLEU, chrF, TER. `sequence`: exact match, phoneme and word error rate.",
+        "Metrics. `translation`: BLEU, chrF, TER. `sequence`: exact match, token and character error rate.",
     )
     num_beams: int = option(4, "The number of beams for the test set. 1 is greedy decoding.")
     length_penalty: float = option(1.0, "The exponent of the length by which beam scores are divided.")

@@ -27,7 +27,7 @@ from .validation import (
 )
 
 WARMUP_RATIO = 0.1  # with `minutes`
-LOWER_IS_BETTER = ("loss", "per", "wer", "ter")
+LOWER_IS_BETTER = ("loss", "ter", "token_error_rate", "character_error_rate", "per", "wer")  # two of earlier versions
 
 
 def resolve_recipe(recipe: Recipe) -> None:

@@ -18,7 +18,7 @@ from .arguments import MACHINE_KEYS, TrainingArguments
 
 METRICS = {  # metrics of an evaluation, by the recipe's `metric`
     "translation": ["loss", "bleu", "chrf", "ter", "bleu_tokenized_lc"],
-    "sequence": ["loss", "exact_match", "wer", "per"],
+    "sequence": ["loss", "exact_match", "token_error_rate", "character_error_rate"],
 }
 NON_NEGATIVE_KEYS = {
     *("seed", "data_seed", "warmup_steps", "max_grad_norm", "rdrop_alpha", "simcut_alpha", "lora_rank"),

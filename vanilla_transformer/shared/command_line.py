@@ -1,12 +1,16 @@
 """Argument parser and error handling of the commands of `training` and `hub`.
 
-parser = CommandLineParser("training.average", __doc__)
-parser.add_argument("--num-beams", type=int)
-with exit_on_user_error(parser.prog):
-    run(parser.parse_args())
+parser = CommandLineParser("training.distill", __doc__)
+parser.add_argument("output", type=new_path, help="Path of the table.")
+parser.add_settings(DistillationSettings)  # a dataclass: an option for each field
+options = parser.parse_options()
+with parser.exit_on_user_error():
+    table = distill(**options)  # accepts the same fields as keyword arguments
+    parser.print_result(asdict(table), table.describe())
 """
 
 import argparse
+import inspect
 import json
 import logging
 import math
@@ -15,10 +19,11 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import Field, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, Literal, NoReturn, TextIO, get_args, get_origin
 
 MAX_EXPONENT = 100  # for `length_penalty`; with a greater exponent, length**exponent overflows
 RENAMED_OPTIONS = {  # old name of an option or recipe key -> new name
@@ -72,6 +77,28 @@ class CommandLineParser(argparse.ArgumentParser):
         if "type" in options:
             options["type"] = NUMBER_TYPES.get(options["type"], options["type"])
         return super().add_argument(*dict.fromkeys(normalize_option_names(names)), **options)
+
+    def add_settings(self, settings: type, *names: str) -> None:
+        """Add an option for each field of a settings class, or only for the fields `names`. See `option`."""
+        for each in own_fields_first(settings):
+            if each.name in (names or (each.name,)):
+                options = argparse_options(each)
+                self.add_argument(options.pop("name", option_name(each.name)), **options)
+
+    def parse_options(self) -> dict[str, Any]:
+        """Parse the command line, also --json and --quiet. Returns the other arguments."""
+        add_options(self, *(key for key in OPTIONS if option_name(key) not in self._option_string_actions))
+        options = vars(self.parse_args())
+        self.json, self.quiet = options.pop("json", False), options.pop("quiet")
+        return options
+
+    def exit_on_user_error(self, *user_errors: type[Exception], **options: Any) -> AbstractContextManager[None]:
+        """Return the context manager `exit_on_user_error` of this command."""
+        return exit_on_user_error(self.prog, *user_errors, quiet=self.quiet, **options)
+
+    def print_result(self, result: Any, text: str = "") -> None:
+        """Print a result as a text, or with --json as a JSON document."""
+        print_result(result, self.json, text)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments whose option names may have underscores instead of hyphens."""
@@ -149,37 +176,7 @@ def checkpoint_name(text: str) -> str:
 float_type.__name__, int_type.__name__, exponent_type.__name__ = "float", "int", "float"  # for argparse's messages
 positive_int.__name__ = "int"
 NUMBER_TYPES: dict[Any, Any] = {float: float_type, int: int_type}
-CHECKPOINTS = "Checkpoint: directory with model and tokenizer, or repository on the Hub. Several form an ensemble."
-ENGINES = ("auto", "transformers", "ctranslate2")
-QUANTIZATIONS = ("int8", "int16", "float16", "bfloat16")
-OPTIONS: dict[str, dict[str, Any]] = {  # options that several commands have
-    "batch_size": {
-        "type": positive_int,
-        "help": "Sentences per batch. Default: 64; on a GPU, as many as fit into memory.",
-    },
-    "num_beams": {"type": positive_int, "help": "Beam size. Default: that of the generation config."},
-    "length_penalty": {"type": exponent_type, "help": "Length penalty. Default: that of the generation config."},
-    "max_new_tokens": {
-        "type": positive_int,
-        "help": "Maximum tokens of a translation. Default: as in the generation config.",
-    },
-    "engine": {
-        "choices": ENGINES,
-        "default": "auto",
-        "help": "Engine that decodes. auto: ctranslate2 on a CPU for many sentences, if it supports the options.",
-    },
-    "quantization": {
-        "choices": QUANTIZATIONS,
-        "help": "Type of the weights with --engine ctranslate2. Default: float32. Others change translations.",
-    },
-    "device": {"help": "Device such as cpu or cuda:1. Default: a GPU, if available."},
-    "source_lang": {"help": "Source language such as en. Default: that of the recipe."},
-    "target_lang": {"help": "Target language such as de. Default: that of the recipe."},
-    "private": {"action": "store_true", "help": "Create a private repository."},
-    "replace": {
-        "action": "store_true",
-        "help": "Overwrite files of other users, and an earlier push of other content.",
-    },
+OPTIONS: dict[str, dict[str, Any]] = {  # options that most commands have
     "json": {"action": "store_true", "help": "Print the result as one JSON document."},
     "quiet": {"action": "store_true", "help": "Print no progress and no messages except errors."},
 }
@@ -189,6 +186,59 @@ def add_options(parser: argparse.ArgumentParser, *keys: str) -> None:
     """Add options of `OPTIONS` to a parser."""
     for key in keys:
         parser.add_argument(option_name(key), **OPTIONS[key])
+
+
+def option(default: Any, text: str, **argparse_options: Any) -> Any:
+    """Return a field of a settings class: an option of a command, and a keyword argument of its Python function.
+
+    Args:
+        default: Default of both.
+        text: Help text.
+        argparse_options: `name`, if it is not the name of the field, and arguments of `add_argument` such as `type`.
+    """
+    return field(default=default, metadata={"help": text, **argparse_options})
+
+
+def own_fields_first(settings: type) -> list[Field]:
+    """Return the fields of a settings class, and then those of its base classes."""
+    known = {each.name: each for each in fields(settings)}
+    return [known[name] for base in settings.__mro__ for name in inspect.get_annotations(base)]
+
+
+def argparse_options(setting: Field) -> dict[str, Any]:
+    """Return `name`, if it is not the name of the field, and the arguments of `add_argument` for a field."""
+    options = {"dest": setting.name, "default": setting.default, **setting.metadata}
+    types = {setting.type, *get_args(setting.type)}  # such as int | None
+    if setting.default is False:
+        return {"action": "store_true", **options}
+    choices = [choice for each in types for choice in get_args(each) if get_origin(each) is Literal]
+    known = {"choices": choices} if choices else {}
+    return {
+        **known,
+        **({"type": positive_int} if int in types else {"type": float} if float in types else {}),
+        **options,
+    }
+
+
+def accept_settings(settings: type) -> Callable[[Any], Any]:
+    """Return a decorator for functions with `**options` that construct a settings class from them.
+
+    It lists the fields of the class in the signature and, in place of `options: ...`, in the docstring.
+    """
+    known = own_fields_first(settings)
+    lines = [f"{each.name}: {each.metadata['help']}".replace("%(default)s", str(each.default)) for each in known]
+
+    def decorate(function: Any) -> Any:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        more = inspect.signature(settings).parameters
+        function.__signature__ = signature.replace(parameters=[*own, *(more[each.name] for each in known)])
+        function.__doc__ = re.sub(
+            r"( +)options: .*", lambda match: match[1] + f"\n{match[1]}".join(lines), function.__doc__
+        )
+        return function
+
+    return decorate
 
 
 def print_result(result: Any, as_json: bool, text: str = "") -> None:

@@ -52,7 +52,7 @@ def make_table(teacher, texts, tmp_path):
     """Factory of table builders: (file name, settings of the section) -> builder."""
 
     def make(name: str = "out.tsv", teachers=None, source=None, copies=0, **settings) -> PairTableBuilder:
-        options = {"batch_size": 1, "keep_copies": True} | settings  # blocks of 16 lines: three
+        options = {"batch_size": 1, "keep_copies": True, "nbest": 1} | settings  # blocks of 16 lines: three
         section = TableSection(teachers or (teacher(),), source or texts[0], **options)
         return PairTableBuilder(tmp_path / name, [section], copies, device="cpu")
 
@@ -197,8 +197,8 @@ def test_parts_keep_their_keys(make_table, monkeypatch):
 
 def test_interpolation_takes_closest_to_reference(make_table, texts):
     """All beams are candidates, and each line has one pair."""
-    make_table("all.tsv", nbest=0).build()
-    builder = make_table("near.tsv", nbest=0, target=texts[1], closest_to_reference=True)
+    make_table("all.tsv", nbest=None).build()
+    builder = make_table("near.tsv", nbest=None, target=texts[1], closest_to_reference=True)
     builder.build()
     pairs = rows(builder.output)
     assert len(pairs) == LINES
@@ -215,7 +215,7 @@ def test_interpolation_takes_closest_to_reference(make_table, texts):
 
 
 def test_references_precede_translations(make_table, texts):
-    settings = {"nbest": 0, "target": texts[1], "closest_to_reference": True}
+    settings = {"nbest": None, "target": texts[1], "closest_to_reference": True}
     for copies in (0, 1):
         make_table(f"{copies}.tsv", copies=copies, **settings).build()
     translations, both = (rows(texts[0].with_name(f"{copies}.tsv")) for copies in (0, 1))

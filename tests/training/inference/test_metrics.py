@@ -5,7 +5,7 @@ import pytest
 import sacrebleu
 
 from training.data.parallel_text import ParallelText
-from training.inference.metrics import TranslationMetric, compute_pair_nll
+from training.inference.metrics import SequenceMetric, TranslationMetric, compute_pair_nll
 
 PREDICTIONS = ["Ein Hund rennt durch den Park.", "Zwei Männer spielen Karten."]
 REFERENCES = ["Ein Hund läuft durch den Park.", "Zwei Männer spielen Karten."]
@@ -34,6 +34,19 @@ def test_tokenized_bleu_ignores_case_and_quotation_marks():
     scores = metric.compute(predictions=["EIN „Hund“ , hier und da ."], references=['Ein "Hund", hier und da.'])
     assert scores["bleu_tokenized_lc"] == pytest.approx(100)
     assert scores["bleu"] < 50
+
+
+def test_error_rates_are_edits_per_reference_length():
+    """The rates of `wer` and `cer` in `evaluate`: over the corpus, with the closest of several references."""
+    predictions = ["K AE T", "D AO G Z", ""]
+    references = [["K AE T", "K AE D"], ["D AA G", "D AO G"], ["AH"]]
+    assert SequenceMetric().compute(predictions=predictions, references=references) == {
+        "token_error_rate": pytest.approx(100 * 2 / 7),  # "Z" is inserted and "AH" is deleted
+        "exact_match": pytest.approx(100 / 3),
+        "character_error_rate": pytest.approx(100 * 4 / 14),
+    }
+    spaces = SequenceMetric().compute(predictions=[" K  AE T "], references=["K AE T"])
+    assert spaces == {"token_error_rate": 0, "exact_match": 100, "character_error_rate": pytest.approx(100 / 6)}
 
 
 @pytest.mark.skipif("VT_DATA" not in os.environ, reason="VT_DATA is not set to the directory of the real corpora")

@@ -15,7 +15,17 @@ from training.data.parallel_text import ParallelText
 from training.inference.metrics import SequenceMetric, TranslationMetric, translate_and_score
 from training.run.callbacks import IgnoredSourceWarning
 
-METRICS = {"bleu", "chrf", "ter", "bleu_tokenized_lc", "exact_match", "wer", "per", "loss", "source_gain"}
+METRICS = {
+    "bleu",
+    "chrf",
+    "ter",
+    "bleu_tokenized_lc",
+    "exact_match",
+    "token_error_rate",
+    "character_error_rate",
+    "loss",
+    "source_gain",
+}
 
 
 @pytest.mark.slow

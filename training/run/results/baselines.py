@@ -6,7 +6,8 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from ...data.analysis.near_duplicates import MAX_SENTENCES, WordIndex
 from ...data.parallel_text import ParallelText
 from ...inference.metrics import SequenceMetric, transpose_references
-from ...inference.scoring import NUM_BOOTSTRAP_SAMPLES, bootstrap_scores
+from ...inference.scoring import bootstrap_scores
+from ...inference.settings import NUM_BOOTSTRAP_SAMPLES
 
 BASELINES = {
     "copied_source": "the copied source",

@@ -158,8 +158,9 @@ def describe_results(folder: Path, results: dict[str, Any]) -> str:
             lines.append(f"{label:>12} {format_score(results, name, 1)}   {results[f'test_{name}_signature']}")
         lines.append(f"{'BLEU':>12} {results['test_bleu_tokenized_lc']:.1f}   normalized, lower-cased, Moses tokens")
     elif "test_exact_match" in results:
-        for name, label in (("exact_match", "exact match"), ("wer", "WER"), ("per", "PER")):
-            lines.append(f"{label:>12} {format_score(results, name, 2)} %")
+        for name in ("exact_match", "token_error_rate", "character_error_rate"):
+            if f"test_{name}" in results:  # not in a run of an earlier version
+                lines.append(f"{name.replace('_', ' '):>20} {format_score(results, name, 2)} %")
     key = "bleu" if "test_bleu" in results else "exact_match"
     for name, baseline in BASELINES.items():
         if (value := results.get(f"test_{name}_{key}")) is not None:
