@@ -50,10 +50,10 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f".{FUNCTIONS.get(name, 'shared.registration')}", __name__), name)
 
 
-if is_command() and not TYPE_CHECKING:
-    for _name in ("torchao", "torch.utils._pytree"):  # they warn while transformers imports an installed torchao
-        logging.getLogger(_name).setLevel(logging.ERROR)
-else:
+_loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+for _logger in _loggers:  # they warn while transformers imports an installed torchao
+    _logger.setLevel(logging.ERROR)
+if TYPE_CHECKING or not is_command():
     from .shared.registration import (
         TranslationPipeline,
         VanillaTransformerConfig,
@@ -62,3 +62,6 @@ else:
         VanillaTransformerTokenizer,
         beam_search,
     )
+
+    for _logger in _loggers:
+        _logger.setLevel(logging.NOTSET)

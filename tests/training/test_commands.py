@@ -142,6 +142,25 @@ def test_translate_returns_texts_or_details(checkpoint, sentences):
     assert [each.keys() for (each,) in scores] == [{"translation_text", "score"}] * len(texts)
 
 
+def test_nbest_has_no_duplicate_texts(checkpoint, monkeypatch):
+    """Token sequences that differ can have the same text."""
+    candidates = [{"translation_text": text, "score": -i} for i, text in enumerate(["a", "b", "a", "c", "d"])]
+    monkeypatch.setattr(translation.TranslationPipeline, "postprocess", lambda self, outputs: [candidates])
+    found = translation.translate(checkpoint, ["the dog runs"], nbest=3, num_beams=5, device="cpu")
+    assert found == [[candidates[0], candidates[1], candidates[3]]]
+    assert len(translation.translate(checkpoint, ["the dog runs"], num_beams=5, nbest=5, device="cpu")[0]) == 4
+
+
+def test_translate_warns_about_unknown_characters(checkpoint, caplog):
+    lines = ["the dog runs", "the Ж dog", "dog\ud800", "", "a Ж"]
+    assert len(translation.translate(checkpoint, lines, device="cpu")) == 5
+    message = "3 lines contain characters or words that the tokenizer does not know, such as 'Ж'."
+    assert [record.message[: len(message)] for record in caplog.records if "not know" in record.message] == [message]
+    caplog.clear()
+    translation.translate(checkpoint, ["the dog runs"], device="cpu")
+    assert "not know" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -66,7 +66,7 @@ def test_prints_json(programs, finished, tmp_path):
     process = programs.run("training.translate", finished, "--input", tmp_path / "source", "--nbest", "2", "--json")
     rows = [json.loads(line) for line in process.stdout.splitlines()]
     assert [row["source"] for row in rows] == ["The dog sleeps.", "", "The cat is old."]
-    assert rows[1]["translations"] == ["", ""]
+    assert rows[1]["translations"] == [""]
     for row in (rows[0], rows[2]):
         assert row["scores"] == sorted(row["scores"], reverse=True)
         for i, text in enumerate(row["translations"]):

@@ -16,7 +16,7 @@ from vanilla_transformer.shared.text_lines import sanitize_tsv_cell
 from vanilla_transformer.text.documents import translate_document
 
 from .settings import TranslationSettings
-from .translation import Candidates, pipeline_options, translate_lines
+from .translation import Candidates, pipeline_options, report_unknown_text, translate_lines
 from .translators import load_translator, read_run_recipe, select_engine
 
 MAX_SENTENCE_CHARS = 200  # estimate for documents
@@ -106,6 +106,7 @@ def write_document(
     num_sentences = len(text) // MAX_SENTENCE_CHARS
     translator = select_engine(translator, settings.engine, num_sentences, options, settings.quantization)
     limit = max_length if isinstance(max_length, int) else None
+    list(report_unknown_text(translator.tokenizer, text.splitlines()))
     document = translate_document(translator, text, language=language, max_sentence_tokens=limit, **options)
     for warning in document.warnings:
         logger.warning(warning)

@@ -53,7 +53,7 @@ def pipeline_options(settings: TranslationSettings, translator: TranslationPipel
     if settings.nbest > 1 or settings.rerank:
         beams = settings.num_beams or max(settings.nbest, translator.model.generation_config.num_beams or 1)
         beams = max(beams, 2)
-        options |= {"num_beams": beams, "num_return_sequences": beams if settings.rerank else settings.nbest}
+        options |= {"num_beams": beams, "num_return_sequences": beams}  # several can have the same text
     if settings.glossary:
         terms = settings.glossary
         options["glossary"] = read_glossary(Path(terms)) if isinstance(terms, str | Path) else terms
@@ -67,7 +67,7 @@ def translate_lines(
     translator: TranslationPipeline, lines: Iterable[str], settings: TranslationSettings, one_by_one: bool = False
 ) -> Iterator[Candidates]:
     """Return a lazy iterator of the translations of each line. `one_by_one` translates each line before the next."""
-    options, lines = pipeline_options(settings, translator), iter(lines)
+    options, lines = pipeline_options(settings, translator), report_unknown_text(translator.tokenizer, lines)
     first = [] if one_by_one else list(islice(lines, MIN_CTRANSLATE2_SENTENCES))
     lines = chain(first, lines)
     backward = load_translator(settings.rerank, settings.device) if settings.rerank else None
@@ -77,7 +77,31 @@ def translate_lines(
         return rerank_translations(translator, backward, lines, options, settings)
     batches = ([line] for line in lines) if one_by_one else [lines]
     results = chain.from_iterable(translator(batch, **options) for batch in batches)
-    return (result if isinstance(result, list) else [result] for result in results)
+    return (select_distinct(result if isinstance(result, list) else [result], settings.nbest) for result in results)
+
+
+def select_distinct(candidates: Candidates, count: int) -> Candidates:
+    """Return at most `count` candidates with different texts, in their order."""
+    selected: dict[str, Any] = {}
+    for each in candidates:
+        selected.setdefault(each["translation_text"], each)
+    return list(selected.values())[:count]
+
+
+def report_unknown_text(tokenizer: Any, lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines. Then warn if the tokenizer does not know characters or words of some lines."""
+    count, example = 0, ""
+    for line in lines:
+        text = line.encode(errors="replace").decode() if isinstance(line, str) else ""  # the pipeline rejects others
+        if tokenizer.unk_token_id in tokenizer(text)["input_ids"]:
+            count += 1
+            example = example or next(
+                (w for w in text.split() if tokenizer.unk_token_id in tokenizer(w).input_ids), text
+            )
+        yield line
+    if count:
+        found = f"{count:,} lines contain characters or words that the tokenizer does not know"
+        logger.warning(f"{found}, such as {example[:80]!r}. The model cannot translate them.")
 
 
 def rerank_translations(
@@ -111,7 +135,7 @@ def rerank_translations(
         for each, (nats, tokens) in zip(scored_candidates, backward_nll, strict=True):
             each["score"] -= settings.rerank_weight * nats / tokens
         for candidates in outputs:
-            yield sorted(candidates, key=lambda each: -each.get("score", 0.0))[: settings.nbest]
+            yield select_distinct(sorted(candidates, key=lambda each: -each.get("score", 0.0)), settings.nbest)
 
 
 def scoring_error(backward: TranslationPipeline, pairs: list[tuple[str, str]]) -> str | None:

@@ -222,5 +222,11 @@ def select_run_checkpoints(run_folder: Path, count: int, by: str) -> list[Path]:
     folders = select_checkpoints(run_folder, count, by, metric, better)
     if len(folders) < count:
         scored = f" with {metric}" if by == "best" else ""
-        raise ValueError(f"{run_folder} has only {len(folders)} complete checkpoints{scored}, expected {count}.")
+        message = f"{run_folder} has only {len(folders)} complete checkpoints{scored}, expected {count}."
+        limit = read_run_recipe(run_folder).get("save_total_limit")
+        if limit and limit < count:
+            message += (
+                f" The run kept save_total_limit={limit}. Train with --save-total-limit {count}, or average {limit}."
+            )
+        raise ValueError(message)
     return folders

@@ -28,6 +28,7 @@ from ..recipe.arguments import Recipe, TrainingArguments
 from .hardware import choose_precision_and_attention
 from .losses import supports_fused_loss, training_loss
 
+NUM_CHECKED_PAIRS = 10_000  # whose characters the tokenizer of `base_model` has to know
 NUM_TIMING_BATCHES = 12  # to choose precision and attention by their speed
 
 
@@ -41,7 +42,9 @@ def make_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText], folder: Path
 def new_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText]) -> Any:
     """Return the tokenizer of `base_model`, or train one on the training pairs."""
     if recipe.training.base_model is not None:
-        return load_training_tokenizer(recipe.training.base_model, "base_model")
+        tokenizer = load_training_tokenizer(recipe.training.base_model, "base_model")
+        report_unknown_text(tokenizer, corpus.get("train", ParallelText([], [])))
+        return tokenizer
     if "train" in corpus:
         sources, targets = corpus["train"].sources, corpus["train"].targets
     else:
@@ -50,6 +53,20 @@ def new_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText]) -> Any:
     if not sources:
         raise ValueError("the training set has no pairs.")
     return train_tokenizer(sources, targets, recipe.tokenizer)
+
+
+def report_unknown_text(tokenizer: Any, text: ParallelText) -> None:
+    """Warn if the tokenizer of `base_model` does not know characters or words of the first training pairs."""
+    first = text.sources[:NUM_CHECKED_PAIRS], text.targets[:NUM_CHECKED_PAIRS]
+    for side, sentences, rows in zip(
+        ("source", "target"), first, tokenize_rows(tokenizer, *first).values(), strict=True
+    ):
+        if found := [text for text, ids in zip(sentences, rows, strict=True) if tokenizer.unk_token_id in ids]:
+            logger.warning(
+                f"The tokenizer of base_model does not know characters or words of {len(found):,} of {len(rows):,} "
+                f"{side} sentences, such as {found[0][:80]!r}. The model cannot learn them. To train a new tokenizer "
+                f"and model, remove base_model."
+            )
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:

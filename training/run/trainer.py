@@ -365,7 +365,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             state = load_file(folder / SAFE_WEIGHTS_NAME) if self.args.process_index == 0 else {}
             options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
             set_model_state_dict(self.model, dict[str, Any](state), options=options)
-        else:
+        else:  # without a warning about tied weights, which the file contains once
+            self.model._keys_to_ignore_on_save = {*getattr(self.model, "all_tied_weights_keys", ())}
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
         self._target_tokens = self._tokens_at_last_log = progress["target_tokens"]

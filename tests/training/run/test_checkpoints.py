@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -127,6 +128,19 @@ def test_copies_of_the_user_are_not_checkpoints_of_the_run(make_run):
 def test_rejects_wrong_selection(make_run, tmp_path, selection):
     with pytest.raises(ValueError, match="--last and --best require one run directory and a number of at least 1"):
         average(make_run(), tmp_path / "mean", **selection)
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ("save_total_limit: 3", "The run kept save_total_limit=3. Train with --save-total-limit 5, or average 3."),
+        ("save_total_limit: null", ""),
+    ],
+)
+def test_too_few_checkpoints_name_the_setting(make_run, settings, advice):
+    message = f"has only 3 complete checkpoints, expected 5. {advice}".rstrip()
+    with pytest.raises(ValueError, match=re.escape(message) + "$"):
+        select_run_checkpoints(make_run(settings), 5, "last")
 
 
 def test_averages_last_checkpoints_if_none_has_the_metric(make_run):

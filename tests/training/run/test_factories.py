@@ -23,7 +23,7 @@ from transformers import (
 
 from training.data.parallel_text import ParallelText
 from training.recipe.reading import read_recipe
-from training.run.factories import count_positions, load_base_model, make_train_set
+from training.run.factories import count_positions, load_base_model, make_train_set, new_tokenizer
 
 SIZES = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
 SIZES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 12}
@@ -96,6 +96,18 @@ def test_drops_pairs_beyond_the_positions(make_settings, tmp_path, tokenizer, mo
         rows = make_train_set(recipe, corpus, tokenizer, positions)
         assert (sum(map(len, islice(rows, 2))) if streaming else len(rows)) == expected
     assert recipe.data.max_length == 256
+
+
+def test_warns_about_text_that_the_base_model_does_not_know(make_settings, tokenizer, tmp_path, caplog):
+    tokenizer.save_pretrained(tmp_path / "base")
+    recipe = make_settings(base_model=tmp_path / "base")
+    new_tokenizer(recipe, {"train": ParallelText(["a dog", "Ж dog"], ["the", "dog"])})
+    (message,) = caplog.messages
+    expected = "does not know characters or words of 1 of 2 source sentences, such as 'Ж dog'."
+    assert message.startswith(f"The tokenizer of base_model {expected}")
+    caplog.clear()
+    new_tokenizer(recipe, {"train": ParallelText(["the dog"], ["the"])})
+    assert not caplog.messages
 
 
 def test_rejects_dropout_rates_that_the_base_model_does_not_have(make_settings, tmp_path):

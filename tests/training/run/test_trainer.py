@@ -279,6 +279,20 @@ def test_stream_resumes_at_each_update(make_trainer, tokenizer, tmp_path):
             torch.testing.assert_close(again[2][name], tensor, rtol=0, atol=0)
 
 
+def test_resuming_does_not_warn_about_tied_weights(make_trainer, tmp_path, monkeypatch):
+    """A checkpoint contains shared weights once, also after a run was resumed."""
+    warnings, names = [], []
+    monkeypatch.setattr("transformers.trainer.logger.warning", lambda text, *_: warnings.append(str(text)))
+    for resumed in (None, 1, 2):
+        trainer = make_trainer(max_steps=3, save_strategy="steps", save_steps=1)
+        trainer.args.save_total_limit = 3
+        trainer.train(resume_from_checkpoint=resumed and str(tmp_path / "out" / f"checkpoint-{resumed}"))
+        names.append(load_file(tmp_path / "out" / "checkpoint-3" / "model.safetensors").keys())
+    assert "lm_head.weight" in trainer.model.state_dict().keys() - names[0]
+    assert names[0] == names[1] == names[2]
+    assert not [text for text in warnings if "missing keys" in text]
+
+
 @pytest.mark.parametrize(("requested", "groups"), [(1, 1), (2, 2)])
 def test_shapes_of_a_stream_become_smaller_with_more_micro_batches(make_trainer, tokenizer, requested, groups):
     """If memory is too small, the number of micro-batches is doubled after the stream was created."""

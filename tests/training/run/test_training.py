@@ -1,6 +1,7 @@
 """The Python function `train`: same results as the command, Python values as settings, messages, notebooks."""
 
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -142,10 +143,12 @@ def test_missing_recipe_is_reported_before_torch_is_imported(repository, module)
 @pytest.mark.slow
 def test_torchao_prints_no_warnings(repository):
     pytest.importorskip("torchao")
-    program = [sys.executable, "-m", "training.train", "--help"]
-    process = subprocess.run(program, cwd=repository, capture_output=True, text=True, check=True)
-    assert "--json" in process.stdout
-    assert process.stderr == ""
+    code = "import logging, vanilla_transformer; print(logging.getLogger('torchao').getEffectiveLevel(), '--json')"
+    for program in (["-m", "training.train", "--help"], ["-c", code]):
+        process = subprocess.run([sys.executable, *program], cwd=repository, capture_output=True, text=True, check=True)
+        assert "--json" in process.stdout
+        assert process.stderr == ""
+    assert process.stdout.startswith(f"{logging.WARNING} ")  # later warnings are shown
 
 
 LAUNCHER = """
