@@ -45,6 +45,16 @@ def test_help_lists_all_subcommands_without_torch(repository, arguments):
             assert re.search(rf"^  {name} +{re.escape(text)}$", result.stdout, re.MULTILINE)
 
 
+@pytest.mark.parametrize("arguments", [(), ("recipes",)])
+def test_reader_can_close_the_output(repository, arguments):
+    """As `| head` does before the program prints."""
+    command = [sys.executable, "-c", SCRIPT, *arguments]
+    process = subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait() == 0
+
+
 def test_version(repository):
     assert run_script(repository, "--version").stdout == f"vanilla-transformer {__version__}\n"
 
@@ -83,6 +93,8 @@ def test_recipes_are_listed_and_shown(repository, capsys):
         was_run = "NOT RUN BY US" not in " ".join(text.replace("#", "").split())
         assert [was_run] * 3 == [facts[key] is not None for key in ("hardware", "time", "score")], name
         assert was_run == ("NOT RUN BY US" not in lines[2 * names.index(name) + 1])
+    program.show_recipes(["--help"])
+    assert capsys.readouterr().out.startswith("usage: vanilla-transformer recipes [--json]\n")
     program.show_recipes(["show", "demo"])
     assert capsys.readouterr().out == (repository / "training" / "recipes" / "demo.yaml").read_text(encoding="utf-8")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import __version__
+from .shared.command_line import discard_output
 
 PROGRAM = "vanilla-transformer"
 SUBCOMMANDS = {  # group: {name: (module, extra of the package, description)}
@@ -46,6 +47,15 @@ SUBCOMMANDS = {  # group: {name: (module, extra of the package, description)}
 
 
 def main() -> None:
+    """Run the subcommand in `sys.argv`."""
+    try:
+        run_subcommand()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of stdout, such as `head`, has closed it
+        discard_output(sys.stdout)
+
+
+def run_subcommand() -> None:
     """Run the subcommand in `sys.argv`. Exits with status 2 if it does not exist."""
     name, arguments = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
     commands = {each: command for group in SUBCOMMANDS.values() for each, command in group.items()}
@@ -104,6 +114,8 @@ def show_recipes(arguments: list[str]) -> None:
             print(f"{name:<20} {facts['data']}\n{'':<20} {measured}")
     elif len(arguments) == 2 and arguments[0] == "show" and arguments[1] in texts:
         print(texts[arguments[1]], end="")
+    elif {"-h", "--help"} & {*arguments}:
+        print(f"usage: {PROGRAM} recipes [--json]\n       {PROGRAM} recipes show NAME")
     else:
         exit_with_error(f"{' '.join(arguments)} is not a recipe. Use `recipes` or `recipes show NAME`.")
 

@@ -8,8 +8,6 @@ from typing import Literal
 
 from vanilla_transformer.shared.command_line import option
 
-from ..run_files import is_repository
-
 
 def license_id(text: str) -> str:
     """Return the value of `--license`. Raise ArgumentTypeError if it is not a license identifier."""
@@ -20,6 +18,8 @@ def license_id(text: str) -> str:
 
 def hub_id(text: str) -> str:
     """Return the value of an option. Raise ArgumentTypeError if it is not a Hub id."""
+    from ..run_files import is_repository  # slow import
+
     if not is_repository(text):
         raise ArgumentTypeError(f"{text!r} is not a Hub id. Use the form user/name.")
     return text
