@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from vanilla_transformer.shared.command_line import exit_on_user_error
 
@@ -40,6 +41,16 @@ def test_imports_keep_the_sigint_handler(repository):
     code = "import signal, training, hub; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     process = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True)
     assert process.stdout == "True\n"
+
+
+def test_too_little_memory_is_a_user_error(capsys):
+    for allocate in (lambda: torch.empty(10**15), lambda: bytes(10**18)):
+        with pytest.raises(SystemExit, match="2"), exit_on_user_error("command"):
+            allocate()
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("command: The memory is too small. Make batches smaller: in training with --max-tokens")
+    with pytest.raises(RuntimeError, match="different"), exit_on_user_error("command"):
+        raise RuntimeError("different")
 
 
 INTERRUPTED = """

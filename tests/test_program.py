@@ -47,7 +47,7 @@ def test_help_lists_all_subcommands_without_torch(repository, arguments):
 
 @pytest.mark.parametrize("arguments", [(), ("recipes",)])
 def test_reader_can_close_the_output(repository, arguments):
-    """As `| head` does before the program prints."""
+    """A reader such as `head` can end before the program prints."""
     command = [sys.executable, "-c", SCRIPT, *arguments]
     process = subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()

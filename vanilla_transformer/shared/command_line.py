@@ -44,6 +44,7 @@ RENAMED_OPTIONS = {  # old name of an option or recipe key -> new name
 }
 SUBCOMMANDS = {"import_checkpoint": "import", "model_card": "card"}  # module -> subcommand, if the names differ
 LAUNCHED = "VANILLA_TRANSFORMER_LAUNCHED"  # set in the processes that `train` starts: when the command started
+OUT_OF_MEMORY = "The memory is too small. Make batches smaller: in training with --max-tokens, else with --batch-size"
 logger = logging.getLogger("vanilla_transformer")
 INT_LIMIT = 2**31  # integer options must be smaller, because they are stored in 32 bits
 
@@ -110,7 +111,12 @@ class CommandLineParser(argparse.ArgumentParser):
 
     def add_suggestion(self, message: str) -> str:
         """Return an error message with the valid option name that is closest to an unknown one in it."""
-        known = [option.lstrip("-") for action in self._actions for option in action.option_strings]
+        known = [
+            option.lstrip("-")
+            for action in self._actions
+            for option in action.option_strings
+            if action.help != argparse.SUPPRESS
+        ]
         for word in re.findall(r"(?<!\S)--([\w-]+)", message):
             renamed = option_name(RENAMED_OPTIONS.get(word.replace("-", "_"), ""))
             if word not in known and renamed[2:] in known:
@@ -287,7 +293,7 @@ def exit_on_user_error(
     formatter: Callable[[Exception], str] = format_error,
     quiet: bool = False,
 ) -> Iterator[None]:
-    """Context manager: on a user error, print one line to stderr and exit with status 2.
+    """Context manager: on a user error or if memory is too small, print one line to stderr and exit with status 2.
 
     Ctrl-C exits with status 130. If the reader of stdout (such as `head`) closes it, the status is 0. Messages of the
     logger `vanilla_transformer` are printed to stderr. If stderr is not a terminal, progress bars are disabled.
@@ -319,7 +325,11 @@ def exit_on_user_error(
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
-    except caught as error:
+    except (*caught, RuntimeError, MemoryError) as error:
+        if not isinstance(error, caught):
+            if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
+                raise
+            error = ValueError(f"{OUT_OF_MEMORY} ({format_error(error)[:200]})")
         print(f"{prog}: {one_line(formatter(error))}", file=sys.stderr)
         try:
             sys.stdout.flush()
