@@ -309,6 +309,7 @@ def exit_on_user_error(
     logger.addHandler(handler)
     logger.setLevel(logging.ERROR if quiet else logging.INFO)
     caught: tuple[type[Exception], ...] = (ValueError, OSError, *user_errors)
+    handled: tuple[type[Exception], ...] = (*caught, RuntimeError, MemoryError)
     if quiet or not sys.stderr.isatty():
         from transformers.utils.logging import disable_progress_bar  # slow import
 
@@ -325,7 +326,7 @@ def exit_on_user_error(
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
-    except (*caught, RuntimeError, MemoryError) as error:
+    except handled as error:
         if not isinstance(error, caught):
             if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
                 raise
