@@ -120,10 +120,12 @@ def test_model_below_a_baseline_has_failed(bleu, message):
 
 
 def test_report_contains_intervals_and_baselines(tmp_path):
-    results = {"train_runtime": 60, "train_target_tokens": 7, "test_exact_match": 71.234, "test_wer": 1, "test_per": 2}
+    results = {"train_runtime": 60, "train_target_tokens": 7, "test_exact_match": 71.234, "test_wer": 1}
     results |= {"test_exact_match_interval_95": 1.5, "test_copied_source_exact_match": 3}
     report = describe_results(tmp_path, results)
     assert "exact match 71.23 ± 1.50 %" in report
+    assert "error rate" not in report  # a run of an earlier version
+    assert "token error rate 4.50 %" in describe_results(tmp_path, results | {"test_token_error_rate": 4.5})
     assert "3.0   exact match of the copied source" in report
 
 
