@@ -58,11 +58,15 @@ def align(
     """
     if heads is None:
         heads = getattr(model.generation_config, "alignment_heads", None)
+    is_vanilla = model.config.model_type == "vanilla_transformer"
+    layers = sorted({layer for layer, _ in heads}) if heads is not None and is_vanilla else None
     links: list[list[Link]] = [[] for _ in sources]
-    for i, source_words, target_words, weights in iter_word_attention(model, tokenizer, sources, targets, batch_size):
-        selected = (
-            weights.flatten(0, 1) if heads is None else torch.stack([weights[layer, head] for layer, head in heads])
-        )
+    for i, source_words, target_words, weights in iter_word_attention(
+        model, tokenizer, sources, targets, batch_size, layers
+    ):
+        selected = weights.flatten(0, 1)
+        if heads is not None:
+            selected = torch.stack([weights[layers.index(layer) if layers else layer, head] for layer, head in heads])
         best = selected.mean(0).argmax(-1).tolist()
         links[i] = [(source_words[word], target_word) for word, target_word in zip(best, target_words, strict=True)]
     return links
@@ -117,18 +121,30 @@ def prediction_difference_alignment(model: PreTrainedModel, tokenizer: Any, sour
 
 
 def iter_word_attention(
-    model: PreTrainedModel, tokenizer: Any, sources: Sequence[str], targets: Sequence[str], batch_size: int
+    model: PreTrainedModel,
+    tokenizer: Any,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    batch_size: int,
+    layers: Sequence[int] | None = None,
 ) -> Iterator[tuple[int, list[Span], list[Span], torch.Tensor]]:
     """Yield index, source word spans, target word spans and attention of each pair that has words on both sides.
 
     The attention has the shape (L, H, target words, source words). It is averaged over the tokens of each target word
-    and summed over the tokens of each source word.
+    and summed over the tokens of each source word. `layers` (models of this package only) selects L of the layers. The
+    others then compute no weights, which need much memory for long sentences.
     """
-    model = copy_for_attention_weights(model)
+    model = copy_for_attention_weights(model, layers)
+    captured: list[Any] = []  # attention weights of `layers`
+    for layer in layers or ():
+        attention = model.get_decoder().layers[layer].cross_attn
+        attention.register_forward_hook(lambda module, inputs, output: captured.append(output[1]))
     pairs = Pairs(model, tokenizer, sources, targets)
     for indices in pairs.iter_batch_indices(batch_size):
+        captured.clear()
         with torch.no_grad():
-            attentions = model(**pairs.collate(indices), output_attentions=True, use_cache=False).cross_attentions
+            outputs = model(**pairs.collate(indices), output_attentions=layers is None, use_cache=False)
+        attentions = captured if layers is not None else outputs.cross_attentions
         if not attentions or attentions[0] is None:
             name = model.config._attn_implementation
             raise ValueError(f"The attention function {name!r} returns no weights. Return them, or use 'eager'.")
@@ -232,18 +248,25 @@ def compute_overlaps(tokens: Sequence[Span], words: Sequence[Span]) -> torch.Ten
     return overlaps.float()
 
 
-def copy_for_attention_weights(model: PreTrainedModel) -> PreTrainedModel:
+def copy_for_attention_weights(model: PreTrainedModel, layers: Sequence[int] | None = None) -> PreTrainedModel:
     """Return a copy in evaluation mode with eager attention, which shares all parameters and buffers.
 
-    An attention function of the user is kept, because the outputs of the model depend on it. The model itself is not
-    modified, because other threads may use it at the same time.
+    With `layers`, only their cross-attention is eager. An attention function of the user is kept, because the outputs
+    of the model depend on it. The model itself is not modified, because other threads may use it at the same time.
     """
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     copied = copy.deepcopy(model, shared)
     name = str(model.config._attn_implementation)
     function = ALL_ATTENTION_FUNCTIONS.get(name)
     if function is None or "/" in name or function.__module__.startswith("transformers."):  # "/": kernel from the Hub
-        copied.set_attn_implementation("eager")
+        if layers is None:
+            copied.set_attn_implementation("eager")
+            return copied.eval()
+        copied.set_attn_implementation("sdpa")
+        for layer in layers:
+            attention = copied.get_decoder().layers[layer].cross_attn
+            attention.config = copy.copy(attention.config)
+            attention.config._attn_implementation = "eager"
     return copied.eval()
 
 

@@ -196,7 +196,9 @@ class BeamSearch:
                     break
             decoder.reorder_cache(parents, sentences)
         finished.copy_to(results, active)
-        tokens, rows = results.steps.flatten(0, 1).unbind(-1)
+        is_empty = results.scores == EMPTY_SCORE  # if there are fewer hypotheses, the best one is repeated
+        steps = torch.where(is_empty[..., None, None], results.steps[:, :1], results.steps)
+        tokens, rows = steps.flatten(0, 1).unbind(-1)
         num_new = int((rows >= 0).sum(-1).max())
         tokens = tokens.masked_fill(tokens < 0, self.inputs.pad_id)[:, : start + num_new]
         return tokens, results.scores.flatten(), rows[:, start : start + num_new].int()

@@ -85,7 +85,7 @@ class IncrementalDecoder:
     """Decoder that processes one token per step, for K hypotheses of each of B sentences.
 
     With `is_static`, all tensors keep their shapes and addresses, so that a step can be captured once as a CUDA graph
-    and replayed with a single launch. Sentences are then never removed.
+    and replayed with a single launch (see `supports_cuda_graphs`). Sentences are then never removed.
 
     Args:
         model: A `VanillaTransformerForConditionalGeneration`.
@@ -94,7 +94,6 @@ class IncrementalDecoder:
         num_beams: Number of hypotheses per sentence (K).
         prompt_mask: Mask of the decoder prompt, zero at padding (B, T). Defaults to no padding.
         is_static: Whether tensors keep their shapes and addresses.
-        use_cuda_graph: Whether to capture the step. Requires `is_static`.
     """
 
     def __init__(
@@ -105,16 +104,15 @@ class IncrementalDecoder:
         num_beams: int,
         prompt_mask: torch.Tensor | None = None,
         is_static: bool = False,
-        use_cuda_graph: bool = False,
     ):
         self.decoder, self.lm_head, self.states = model.get_decoder(), model.lm_head, states
-        self.num_beams, self.is_static, self.use_cuda_graph = num_beams, is_static, use_cuda_graph
+        self.num_beams, self.is_static, self.prompt_mask = num_beams, is_static, prompt_mask
+        self.use_cuda_graph = is_static and supports_cuda_graphs(model)
         self.source_mask = None if mask is None or mask.bool().all() else to_additive_mask(mask, states)[:, None, None]
-        self.prompt_mask = prompt_mask
-        self.cache = DecoderCache(num_beams, is_static)
-        self.cache.slots = torch.arange(num_beams, device=states.device)
         self.replay: Callable[[], torch.Tensor] | None = None  # replays the captured step
         size, device = len(states), states.device
+        self.cache = DecoderCache(num_beams, is_static)
+        self.cache.slots = torch.arange(num_beams, device=device)
         self.tokens = torch.zeros((size, num_beams), dtype=torch.long, device=device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)  # of the new tokens, including padding
         self.counts = torch.zeros((size, 1), dtype=torch.long, device=device)  # tokens without padding
@@ -242,20 +240,16 @@ def capture_cuda_graph(function: Callable[[], torch.Tensor], device: torch.devic
 
 
 class Ensemble:
-    """Decoders of one or more models, whose probabilities are averaged. For the arguments, see `IncrementalDecoder`."""
+    """Decoders of one or more models, whose probabilities are averaged.
 
-    def __init__(
-        self,
-        models: Sequence[PreTrainedModel],
-        states: Sequence[torch.Tensor],
-        mask: torch.Tensor | None,
-        num_beams: int,
-        prompt_mask: torch.Tensor | None,
-        is_static: bool,
-    ):
-        has_graphs = is_static and all(map(supports_cuda_graphs, models))
-        options: Any = (mask, num_beams, prompt_mask, is_static, has_graphs)
-        self.decoders = [IncrementalDecoder(*each, *options) for each in zip(models, states, strict=True)]
+    Args:
+        models: The models.
+        states: Encoder output of each model.
+        *args: Further arguments of `IncrementalDecoder`, the same for all models.
+    """
+
+    def __init__(self, models: Sequence[PreTrainedModel], states: Sequence[torch.Tensor], *args: Any):
+        self.decoders = [IncrementalDecoder(*each, *args) for each in zip(models, states, strict=True)]
         self.vocab_size = models[0].config.decoder_vocab_size
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:

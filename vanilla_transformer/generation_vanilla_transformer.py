@@ -31,9 +31,12 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging
 
 from .beam_search_vanilla_transformer import BeamSearch, DecodingInputs, greedy_search, make_length_penalty
 from .decoder_vanilla_transformer import Ensemble, is_async_device
+
+logger = logging.get_logger(__name__)
 
 
 def beam_search(
@@ -362,7 +365,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             kwargs["tokenizer"] = kwargs["tokenizer"].stock("target")
         prefix, cache = kwargs.get("decoder_input_ids"), kwargs.get("past_key_values")
         if prefix is not None and isinstance(cache, Cache) and cache.get_seq_length():
-            # without a mask, cached tokens would be decoded again
+            # without a mask, cached tokens would be decoded again; it assumes no padding, as `forward` does
             kwargs.setdefault("decoder_attention_mask", torch.ones_like(prefix))
         assistant, size = kwargs.get("assistant_model"), self.config.decoder_vocab_size
         if assistant is not None and getattr(assistant.config, "decoder_vocab_size", size) != size:
@@ -376,9 +379,12 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
     def _get_logits_processor(self, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
         """Override that rejects options for which transformers assumes one vocabulary for source and target."""
         for name, neutral in SHARED_VOCABULARY_OPTIONS.items():
-            value = getattr(generation_config, name)
-            if value not in (None, neutral) and self.config.vocab_size != self.config.decoder_vocab_size:
+            value, config = getattr(generation_config, name), self.config
+            if value in (None, neutral) or config.share_encoder_decoder_embeddings:
+                continue
+            if config.vocab_size != config.decoder_vocab_size:
                 raise ValueError(f"{name}={value} requires one vocabulary for source and target. Omit it.")
+            logger.warning_once(f"{name}={value} requires the same ids in source and target. Omit it if they differ.")
         return super()._get_logits_processor(generation_config, *args, **kwargs)
 
     def compute_transition_scores(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -400,4 +406,5 @@ __all__ = [
     "find_unsupported",
     "prepare_custom_generate_kwargs",
     "resolve_generation_config",
+    "SHARED_VOCABULARY_OPTIONS",
 ]

@@ -368,6 +368,13 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             if bias is not None:
                 init.uniform_(bias, -bound, bound)
 
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Return the tied parameters. Unlike in transformers, embeddings can be shared without tying the LM head."""
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        is_untied = hasattr(self, "lm_head") and not self.config.tie_word_embeddings
+        return {} if is_untied else dict(self._tied_weights_keys or {})
+
     def save_pretrained(self, save_directory, **kwargs) -> None:
         """Save the model with its code, so that `trust_remote_code=True` loads it without this package.
 
@@ -548,12 +555,6 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.decoder = Decoder(config)
         self.post_init()
 
-    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Return the tied parameters. Unlike in transformers, embeddings can be shared without tying the LM head."""
-        if all_submodels:
-            return super().get_expanded_tied_weights_keys(all_submodels=True)
-        return dict(self._tied_weights_keys)
-
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the source embedding."""
         return self.encoder.embed_tokens
@@ -648,12 +649,6 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         if not config.share_encoder_decoder_embeddings:
             self._tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
         self.post_init()
-
-    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Return the tied parameters: the LM head has the weight of the target embedding (section 3.4)."""
-        if all_submodels:
-            return super().get_expanded_tied_weights_keys(all_submodels=True)
-        return dict(self._tied_weights_keys) if self.config.tie_word_embeddings else {}
 
     @can_return_tuple
     def forward(

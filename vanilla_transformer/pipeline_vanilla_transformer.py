@@ -13,8 +13,12 @@ from transformers import GenerationConfig, Pipeline, PreTrainedModel
 from transformers.generation import MaxTimeCriteria, StopStringCriteria
 from transformers.utils import logging
 
-from .beam_search_vanilla_transformer import MASKED_SCORE, make_length_penalty
-from .generation_vanilla_transformer import beam_search, find_unsupported, resolve_generation_config
+from .generation_vanilla_transformer import (
+    SHARED_VOCABULARY_OPTIONS,
+    beam_search,
+    find_unsupported,
+    resolve_generation_config,
+)
 
 logger = logging.get_logger(__name__)
 
@@ -23,7 +27,6 @@ DEFAULT_BATCH_SIZE = 64  # sentences
 MAX_GPU_BATCH_SIZE = 512  # sentences
 MAX_GPU_BATCH_TOKENS = 2**14  # source tokens times beams
 DEFAULT_GLOSSARY_BEAMS = 4  # section 6.1
-MIN_LOG_PROBABILITY = MASKED_SCORE / 1000  # of a translation; beam search pads n-best lists with masked copies
 EXTRA_TOKENS = 50  # section 6.1: "the maximum output length during inference [is] input length + 50"
 ROW_ARGUMENTS = ("decoder_input_ids", "decoder_attention_mask", "prefix_allowed_tokens_fn", "adapter_names")
 
@@ -81,22 +84,13 @@ class TranslationPipeline(Pipeline):
         output_options = self._postprocess_params | output_options
         sentences: Iterable[str] = [inputs] if isinstance(inputs, str) else inputs
         total = len(sentences) if isinstance(sentences, Sized) else None
-        per_row = [name for name in ROW_ARGUMENTS if generate_kwargs.get(name) is not None]
-        per_row += ["decoder_start_token_id"] * isinstance(generate_kwargs.get("decoder_start_token_id"), list)
-        if per_row:
-            raise ValueError(f"{per_row[0]} depends on the rows of a batch. Call model.generate() with one batch.")
         progress, glossary = output_options.pop("progress", False), output_options.pop("glossary", None)
         configs = [generate_kwargs.get("generation_config"), self.model.generation_config]
         num_beams = generate_kwargs.get("num_beams") or next((c.num_beams for c in configs if c and c.num_beams), 1)
         if glossary and num_beams == 1:
             # also for sentences without terms, so that a translation does not depend on its batch
             generate_kwargs = {"num_beams": DEFAULT_GLOSSARY_BEAMS} | generate_kwargs
-        unsupported = self._find_unsupported(generate_kwargs)
-        for name, value in (("A glossary", glossary), ("An ensemble", generate_kwargs.get("ensemble"))):
-            if value and unsupported is not None:
-                raise ValueError(
-                    f"{name} requires `beam_search`, which does not support {unsupported}. Omit one of the two."
-                )
+        self._validate_options(generate_kwargs, glossary)
         matcher = None if glossary is None else import_module("glossary").GlossaryMatcher(glossary, self.tokenizer)
         translations = self._translate(sentences, batch_size, generate_kwargs, matcher, **output_options)
         if progress:
@@ -105,6 +99,24 @@ class TranslationPipeline(Pipeline):
             (translation,) = translations
             return translation if isinstance(translation, list) else [translation]
         return list(translations) if isinstance(inputs, list | tuple) else translations
+
+    def _validate_options(self, generate_kwargs: dict[str, Any], glossary: Any) -> None:
+        """Raise ValueError for options that depend on the batch, the vocabularies or each other."""
+        per_row = [name for name in ROW_ARGUMENTS if generate_kwargs.get(name) is not None]
+        per_row += ["decoder_start_token_id"] * isinstance(generate_kwargs.get("decoder_start_token_id"), list)
+        if per_row:
+            raise ValueError(f"{per_row[0]} depends on the rows of a batch. Call model.generate() with one batch.")
+        if hasattr(self.tokenizer, "stock"):  # it has two vocabularies
+            config = resolve_generation_config(self.model, generate_kwargs)
+            for name, neutral in SHARED_VOCABULARY_OPTIONS.items():
+                if (value := getattr(config, name)) not in (None, neutral):
+                    raise ValueError(f"{name}={value} requires one vocabulary for source and target. Omit it.")
+        unsupported = self._find_unsupported(generate_kwargs)
+        for name, value in (("A glossary", glossary), ("An ensemble", generate_kwargs.get("ensemble"))):
+            if value and unsupported is not None:
+                raise ValueError(
+                    f"{name} requires `beam_search`, which does not support {unsupported}. Omit one of the two."
+                )
 
     def _translate(
         self,
@@ -227,20 +239,19 @@ class TranslationPipeline(Pipeline):
             uses_own_loops = generate_kwargs.setdefault("custom_generate", beam_search) is beam_search
         config = resolve_generation_config(self.model, generate_kwargs)
         output_flags = dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states"), False)
-        needs_scores = return_scores or (config.num_return_sequences or 1) > 1
-        output_flags |= {"return_dict_in_generate": needs_scores}
-        output_flags |= {"output_scores": needs_scores and not uses_own_loops}  # `beam_search` always returns scores
+        output_flags |= {"return_dict_in_generate": return_scores}
+        # transformers then keeps the scores of the complete vocabulary at each step; `beam_search` needs no flag
+        output_flags |= {"output_scores": return_scores and not uses_own_loops}
         outputs = self.model.generate(**model_inputs, **(generate_kwargs | output_flags))
         shape = (len(model_inputs["input_ids"]), -1)
-        sequences = outputs.sequences if needs_scores else outputs
+        sequences = outputs.sequences if return_scores else outputs
         result = {"sequences": sequences.view(*shape, sequences.shape[-1])}
         is_token = self._token_mask(result["sequences"], model_inputs, config, generate_kwargs)
         if return_scores:
             result["scores"] = self._compute_scores(outputs, is_token, config).view(shape)
-        if getattr(outputs, "sequences_scores", None) is not None:
-            penalty = make_length_penalty(config.length_penalty, generate_kwargs.get("alpha"), sequences.shape[-1])
-            log_probabilities = outputs.sequences_scores.view(shape) * penalty(is_token.sum(-1).clamp(min=1))
-            result["is_found"] = (~(log_probabilities <= MIN_LOG_PROBABILITY)).tolist()  # NaN with a huge penalty
+        if (config.num_beams or 1) > 1:  # it fills n-best lists with copies if it finds fewer hypotheses
+            lists = result["sequences"].tolist()
+            result["is_found"] = [[rows.index(row) == i for i, row in enumerate(rows)] for rows in lists]
         if return_token_scores:
             inputs, models = (model_inputs, result["sequences"], is_token), (self.model, *ensemble)
             function = import_module("alignment").compute_token_log_probs

@@ -78,6 +78,23 @@ def test_align_matches_reference(make_model, make_tokenizer, shared, heads):
     assert actual == [reference_links(model, tokenizer, *pair, heads) for pair in zip(SOURCES, TARGETS, strict=True)]
 
 
+def test_align_computes_only_the_weights_of_alignment_heads(make_model, make_tokenizer, monkeypatch):
+    """All weights of a long sentence would need much memory."""
+    tokenizer, sizes = make_tokenizer(True)
+    model, modules = make_model(**sizes), []
+
+    def record(module, *args, **kwargs):
+        modules.append(module)
+        return scaled_dot_product_attention(module, *args, **kwargs)
+
+    monkeypatch.setattr("vanilla_transformer.modeling_vanilla_transformer.scaled_dot_product_attention", record)
+    align(model, tokenizer, SOURCES, TARGETS, heads=[[1, 0], [1, 2]])
+    assert [(each.layer_idx, each.is_causal) for each in modules] == [(1, False)]
+    modules.clear()
+    align(model, tokenizer, SOURCES, TARGETS)
+    assert len(modules) == 6  # of all layers of the encoder and the decoder
+
+
 def test_align_calls_attention_of_the_user(make_model, make_tokenizer):
     tokenizer, sizes = make_tokenizer(True)
     model = make_model(**sizes)

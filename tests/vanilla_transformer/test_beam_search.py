@@ -5,17 +5,38 @@ import itertools
 import pytest
 import torch
 from transformers import MarianConfig, MarianMTModel
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.beam_search_vanilla_transformer import best_token, best_tokens
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 
 pytestmark = pytest.mark.usefixtures("search_mode")
 
 
-def until_end(sequences: torch.Tensor) -> list[list[int]]:
+def until_end(sequences: torch.Tensor, ends=(2,)) -> list[list[int]]:
     """Remove the padding after EOS. `generate()` pads with EOS if the pad token id is 0."""
     rows = [row[1:] for row in sequences.tolist()]
-    return [row[: row.index(2) + 1] if 2 in row else row for row in rows]
+    return [row[: next((i for i, token in enumerate(row) if token in ends), len(row)) + 1] for row in rows]
+
+
+@pytest.fixture
+def assert_same(make_model, source):
+    """Return a function that compares ids, and scores with beams, for several models."""
+
+    def compare(ends=(2,), **options) -> None:
+        for seed in range(8):
+            model = make_model(seed, vocab_size=30)
+            for num_beams in (1, 3):
+                options |= {"num_beams": num_beams, "return_dict_in_generate": True, "output_scores": num_beams > 1}
+                expected = model.generate(**source, **options)
+                found = model.generate(**source, **options, custom_generate=beam_search)
+                assert until_end(found.sequences, ends) == until_end(expected.sequences, ends)
+                if num_beams > 1:
+                    scores = found.sequences_scores, expected.sequences_scores
+                    torch.testing.assert_close(*scores, atol=1e-4, rtol=0)
+
+    return compare
 
 
 ARCHITECTURES = {
@@ -38,7 +59,17 @@ def test_greedy_matches_generate(make_model, source, architecture, seed):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("beams", [2, 5])
 @pytest.mark.parametrize(
-    ("length_penalty", "early_stopping"), [(1.0, False), (1.0, True), (0.6, "never"), (0.0, False), (0.0, "never")]
+    ("length_penalty", "early_stopping"),
+    [
+        (1.0, False),
+        (1.0, True),
+        (0.6, "never"),
+        (0.0, False),
+        (0.0, "never"),
+        (-1.0, False),
+        (-1.0, "never"),
+        (2.0, True),
+    ],
 )
 def test_beam_search_matches_generate(make_model, source, architecture, beams, length_penalty, early_stopping):
     """Compare all returned sequences and scores while finished sentences leave the batch."""
@@ -155,25 +186,16 @@ def test_ensemble_averages_probabilities(make_model, source):
             assert int((both[0] + both[1]).argmax()) == token
 
 
-def test_decoder_prompt_is_kept(make_model, source):
-    model = make_model(vocab_size=30)
-    prefix = torch.tensor([[1, 7, 9]]).expand(5, -1)
-    options = {"decoder_input_ids": prefix, "max_new_tokens": 9}
-    for beams in (1, 3):
-        expected = model.generate(**source, **options, num_beams=beams)
-        found = model.generate(**source, **options, num_beams=beams, custom_generate=beam_search)
-        assert until_end(found) == until_end(expected)
-
-
 @pytest.mark.parametrize("forced", ["forced_bos_token_id", "forced_eos_token_id"])
 @pytest.mark.parametrize(("beams", "rows"), [(2, 1), (2, 2), (4, 3), (3, 3)])
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_forced_token_is_in_every_row(make_model, source, forced, beams, rows, length_penalty):
+@pytest.mark.parametrize("penalty", [{"length_penalty": 0.0}, {"length_penalty": 1.0}, {"alpha": 0.6}])
+def test_forced_token_is_in_every_row(make_model, source, forced, beams, rows, penalty):
     """Only one hypothesis is possible, and all rows contain it."""
     model = make_model(vocab_size=30)
     options = {"num_beams": beams, "num_return_sequences": rows, "max_new_tokens": 1, forced: 2}
-    options["length_penalty"] = length_penalty
-    assert model.generate(**source, **options, custom_generate=beam_search)[:, 1:].tolist() == [[2]] * 5 * rows
+    assert (
+        model.generate(**source, **options, **penalty, custom_generate=beam_search)[:, 1:].tolist() == [[2]] * 5 * rows
+    )
 
 
 def test_bfloat16_runs(make_model, source):
@@ -208,16 +230,6 @@ def test_rejects_other_model_types(source):
         MarianMTModel(config).generate(**source, max_new_tokens=5, custom_generate=beam_search)
 
 
-def test_translations_grow_with_alpha(make_model, source):
-    model = make_model(4, vocab_size=30)
-    lengths = []
-    for alpha in (0.0, 1.0, 3.0):
-        found = model.generate(**source, num_beams=5, max_new_tokens=20, custom_generate=beam_search, alpha=alpha)
-        lengths.append(sum(map(len, until_end(found))))
-    assert lengths == sorted(lengths)
-    assert lengths[0] < lengths[-1]
-
-
 def test_best_tokens_by_blocks():
     """The result equals that of `topk`, with and without blocks."""
     for size in (30, 8000, 8001):
@@ -236,3 +248,114 @@ def test_best_token_by_blocks():
         logits = torch.randn(7, size).bfloat16().float()  # with equals
         logits[3] = 1.0
         assert torch.equal(best_token(logits), logits.argmax(-1))
+
+
+def test_several_eos_ids(assert_same):
+    """`generate()` then considers more continuations of each hypothesis."""
+    for ends in ([2, 3], [2, 3, 4, 5, 6, 7], list(range(2, 22))):
+        assert_same(ends, eos_token_id=ends, max_new_tokens=12)
+
+
+def test_standard_stopping_criteria(assert_same):
+    assert_same(max_new_tokens=12, stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(6)]))
+    shorter = StoppingCriteriaList([MaxLengthCriteria(8)])  # "never" still uses the other limit
+    rising = {(20,): 4.0, (21,): 3.2, (2,): 2.8}  # scores that grow with the length make the limit matter
+    for penalty in (0.5, 1.0, 2.0):
+        options = {"early_stopping": "never", "length_penalty": penalty, "sequence_bias": rising}
+        assert_same(max_new_tokens=30, stopping_criteria=shorter, **options)
+    ends = [5, 9, 11, 17]
+    criterion = EosTokenCriteria(torch.tensor(ends))
+    assert_same([2, *ends], max_new_tokens=12, stopping_criteria=StoppingCriteriaList([criterion]))
+
+
+def test_ensemble_with_logits_processors(make_model, source):
+    """An ensemble of equal models gives the result of a single model."""
+    model = make_model(vocab_size=30)
+    options = {"num_beams": 3, "max_new_tokens": 9, "no_repeat_ngram_size": 1, "bad_words_ids": [[7]]}
+    expected = model.generate(**source, **options)
+    found = model.generate(**source, **options, custom_generate=beam_search, ensemble=[model])
+    assert until_end(found) == until_end(expected)
+
+
+class TokenCollector(list):
+    """Streamer that stores the tokens."""
+
+    put = list.append
+    is_over = False
+
+    def end(self) -> None:
+        self.is_over = True
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"no_repeat_ngram_size": 2}])
+def test_streamer_gets_the_same_tokens(make_model, source, options):
+    model = make_model(vocab_size=30)
+    sentence = {name: tensor[:1] for name, tensor in source.items()}
+    streams = TokenCollector(), TokenCollector()
+    for streamer, search in zip(streams, ({}, {"custom_generate": beam_search}), strict=True):
+        torch.manual_seed(0)
+        model.generate(**sentence, max_new_tokens=9, streamer=streamer, **options, **search)
+    torch.manual_seed(0)
+    (expected,) = model.generate(**sentence, max_new_tokens=9, **options).tolist()
+    assert torch.cat([each.flatten() for each in streams[0]]).tolist() == expected
+    assert [each.tolist() for each in streams[0]] == [each.tolist() for each in streams[1]]
+    assert streams[1].is_over
+
+
+def test_decoder_prompts(assert_same):
+    prompt = torch.tensor([[1, 7, 9, 4], [0, 1, 7, 9], [0, 0, 1, 7], [0, 0, 0, 1], [1, 5, 5, 5]])
+    mask = (prompt != 0).long()
+    for dtype in (torch.long, torch.float, torch.bool):
+        assert_same(decoder_input_ids=prompt, decoder_attention_mask=mask.to(dtype), max_new_tokens=9)
+    assert_same(decoder_input_ids=torch.tensor([[1, 7, 9]] * 5), max_new_tokens=9)
+
+
+@pytest.mark.parametrize("options", [{"length_penalty": 1e9}, {"alpha": 1e23}])
+def test_rejects_overflowing_penalty(make_model, source, options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))}=.* overflows"):
+        make_model(vocab_size=30).generate(
+            **source, num_beams=2, max_new_tokens=5, custom_generate=beam_search, **options
+        )
+
+
+def test_rejects_streamer_with_beams(make_model, source):
+    streamer = TokenCollector()
+    options = {"streamer": streamer, "num_beams": 2, "max_new_tokens": 5, "custom_generate": beam_search}
+    with pytest.raises(ValueError, match="streamer"):
+        make_model(vocab_size=30).generate(**source, **options)
+    assert not streamer
+
+
+def test_ensemble_requires_input_ids(make_model, source):
+    model, other = make_model(0, vocab_size=30), make_model(1, vocab_size=30)
+    embeddings = model.get_input_embeddings()(source["input_ids"])
+    states = model.get_encoder()(**source)
+    options = {"max_new_tokens": 5, "custom_generate": beam_search, "ensemble": [other]}
+    mask = source["attention_mask"]
+    with pytest.raises(ValueError, match="An ensemble requires input_ids"):
+        model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
+    with pytest.raises(ValueError, match="An ensemble requires input_ids"):
+        model.generate(encoder_outputs=states, attention_mask=mask, **options)
+    single = options | {"ensemble": ()}
+    expected = model.generate(**source, **single)
+    assert torch.equal(model.generate(inputs_embeds=embeddings, attention_mask=mask, **single), expected)
+    assert torch.equal(model.generate(encoder_outputs=states, attention_mask=mask, **single), expected)
+
+
+def test_stop_strings_use_target_vocabulary(make_model, train_bpe, sentences, special_tokens):
+    """Stop strings are searched in the generated text, not in the source vocabulary."""
+    letters = ["abcdef"]  # transformers encodes them to compute the text of each token
+    tokenizer = VanillaTransformerTokenizer(
+        source_tokenizer_object=train_bpe(sentences["en"] + letters, 60),
+        target_tokenizer_object=train_bpe(sentences["de"] + letters, 70),
+        **special_tokens,
+    )
+    model = make_model(vocab_size=60, decoder_vocab_size=70, share_encoder_decoder_embeddings=False)
+    model.generation_config.eos_token_id = None
+    inputs = tokenizer("the dog runs", return_tensors="pt")
+    first = int(model.generate(**inputs, max_new_tokens=1)[0, 1])
+    text = tokenizer.decode(first)
+    assert first > 3
+    assert tokenizer.decode(first, use_source_tokenizer=True) != text
+    stopped = model.generate(**inputs, max_new_tokens=12, stop_strings=[text], tokenizer=tokenizer)
+    assert stopped.tolist() == [[1, first]]

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from transformers import TextStreamer, TokenizersBackend
+from transformers import DynamicCache
+
+from vanilla_transformer import TranslationPipeline
 
 VARIANTS = [
     {},
@@ -32,13 +34,6 @@ def test_cached_equals_uncached(make_model, source, variant, attention, beams):
     uncached = model.generate(**source, **SETTINGS, num_beams=beams, use_cache=False)
     assert torch.equal(cached, uncached)
     assert len(cached.unique()) > 5  # not only repetitions
-
-
-@pytest.mark.parametrize("variant", VARIANTS[:2], ids=["paper", "pre"])
-def test_static_cache(make_model, source, variant):
-    model = make_model(**variant)
-    expected = model.generate(**source, **SETTINGS)
-    assert torch.equal(model.generate(**source, **SETTINGS, cache_implementation="static"), expected)
 
 
 def test_static_cache_with_left_padded_targets(make_model, source):
@@ -74,55 +69,6 @@ def test_cross_attention_cache_does_not_grow(make_model, source):
     assert cache.self_attention_cache.get_seq_length() == outputs.sequences.shape[1] - 1
 
 
-def test_sentence_does_not_depend_on_its_batch(make_model, source):
-    model = make_model()
-    batched = model.generate(**source, max_new_tokens=10)
-    for row, length in enumerate((7, 5, 3)):
-        single = model.generate(source["input_ids"][row : row + 1, :length], max_new_tokens=10)
-        assert torch.equal(batched[row, : single.shape[1]], single[0])
-
-
-def test_beam_scores_are_mean_log_probs(make_model, source):
-    """The score of a hypothesis equals its mean log-probability from `forward`."""
-    model = make_model()
-    outputs = model.generate(**source, max_new_tokens=8, num_beams=4, return_dict_in_generate=True, output_scores=True)
-    sequences = outputs.sequences
-    with torch.no_grad():
-        log_probabilities = model(**source, decoder_input_ids=sequences[:, :-1]).logits.log_softmax(-1)
-    chosen = log_probabilities.gather(-1, sequences[:, 1:, None]).squeeze(-1)
-    real = sequences[:, 1:] != 0
-    mean = (chosen * real).sum(-1) / real.sum(-1)
-    torch.testing.assert_close(outputs.sequences_scores, mean, atol=1e-4, rtol=0)
-
-
-def test_assisted_decoding(make_model, source):
-    """The result with an assistant equals that of greedy decoding."""
-    model, assistant = make_model(), make_model(seed=1, encoder_layers=1, decoder_layers=1)
-    first_sentence = {name: tensor[:1] for name, tensor in source.items()}
-    expected = model.generate(**first_sentence, max_new_tokens=12)
-    assert torch.equal(model.generate(**first_sentence, max_new_tokens=12, assistant_model=assistant), expected)
-    assert torch.equal(model.generate(**first_sentence, max_new_tokens=12, assistant_model=model), expected)
-
-
-def test_prompt_lookup(make_model, source):
-    model = make_model()
-    first_sentence = {name: tensor[:1] for name, tensor in source.items()}
-    expected = model.generate(**first_sentence, max_new_tokens=12)
-    assert torch.equal(model.generate(**first_sentence, max_new_tokens=12, prompt_lookup_num_tokens=2), expected)
-
-
-def test_streaming(make_model, source, train_bpe, sentences, special_tokens, capsys):
-    tokenizer = TokenizersBackend(tokenizer_object=train_bpe(sentences["de"], 60), **special_tokens)
-    model = make_model()
-    first_sentence = {name: tensor[:1] for name, tensor in source.items()}
-    ids = model.generate(
-        **first_sentence, max_new_tokens=10, streamer=TextStreamer(tokenizer, skip_special_tokens=True)
-    )
-    streamed = capsys.readouterr().out.strip()
-    assert streamed == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
-    assert streamed
-
-
 def test_separate_calls_of_encoder_decoder_and_lm_head(make_model, batch):
     """Tutorials call these parts `encode`, `decode` and `project`."""
     model = make_model()
@@ -134,19 +80,13 @@ def test_separate_calls_of_encoder_decoder_and_lm_head(make_model, batch):
         torch.testing.assert_close(model.lm_head(decoded), model(**batch).logits)
 
 
-def test_generation_from_encoder_outputs(make_model, source):
-    model = make_model()
-    states = model.get_encoder()(**source)
-    got = model.generate(encoder_outputs=states, attention_mask=source["attention_mask"], **SETTINGS)
-    assert torch.equal(got, model.generate(**source, **SETTINGS))
-
-
-def test_forward_in_steps_with_a_cache(make_model, batch):
+@pytest.mark.parametrize("cache", [None, DynamicCache()], ids=["default", "dynamic"])
+def test_forward_in_steps_with_a_cache(make_model, batch, cache):
     model = make_model()
     with torch.no_grad():
         expected = model(**batch).logits
         source = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        cache, steps = None, []
+        steps = []
         for position in range(6):
             outputs = model(
                 **source,
@@ -157,15 +97,6 @@ def test_forward_in_steps_with_a_cache(make_model, batch):
             cache = outputs.past_key_values
             steps.append(outputs.logits)
     torch.testing.assert_close(torch.cat(steps, dim=1), expected, atol=1e-5, rtol=0)
-
-
-def test_dynamic_cache_is_used_for_self_attention(make_model, batch):
-    from transformers import DynamicCache
-
-    model = make_model()
-    with torch.no_grad():
-        outputs = model(**batch, past_key_values=DynamicCache(), use_cache=True)
-    assert outputs.past_key_values.get_seq_length() == 6
 
 
 @pytest.mark.slow
@@ -198,3 +129,17 @@ def test_rejects_settings_that_compare_ids_of_two_vocabularies(make_model, setti
     model = make_model(decoder_vocab_size=50, share_encoder_decoder_embeddings=False)
     with pytest.raises(ValueError, match="requires one vocabulary"):
         model.generate(source, max_new_tokens=3, **setting)
+
+
+def test_warns_if_ids_may_be_of_two_vocabularies(make_model, make_tokenizer, monkeypatch):
+    """With separate embeddings of equal sizes, only the tokenizer shows whether the ids have the same meaning."""
+    warnings, tokenizer = [], make_tokenizer(False)[0]
+    monkeypatch.setattr("vanilla_transformer.generation_vanilla_transformer.logger.warning_once", warnings.append)
+    model = make_model(share_encoder_decoder_embeddings=False)
+    setting = {"encoder_no_repeat_ngram_size": 2, "max_new_tokens": 3}
+    model.generate(torch.tensor([[28, 29]]), **setting)
+    assert len(warnings) == 1
+    assert "encoder_no_repeat_ngram_size=2 requires the same ids in source and target" in warnings[0]
+    translator = TranslationPipeline(model=model, tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="encoder_no_repeat_ngram_size=2 requires one vocabulary"):
+        translator("the dog", **setting)

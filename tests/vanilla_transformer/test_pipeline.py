@@ -121,6 +121,23 @@ def test_n_best_contains_only_hypotheses_that_beam_search_has_found(make_transla
     assert all(("score" in each) == return_scores and each.get("score", 0) > -1000 for each in best)
 
 
+@pytest.mark.parametrize("options", [{"num_beams": 4}, {"num_beams": 4, "max_time": 100.0}, {"do_sample": True}])
+def test_n_best_without_scores_keeps_no_scores_of_steps(make_translator, monkeypatch, options):
+    """They would be one value per token of the vocabulary, hypothesis and step."""
+    translator, outputs = make_translator(), []
+    options = options | {"num_return_sequences": 3}
+    torch.manual_seed(0)
+    expected = translator(TEXTS[0], return_scores=True, **options)
+    generate = translator.model.generate
+    monkeypatch.setattr(
+        translator.model, "generate", lambda *args, **kwargs: outputs.append(generate(*args, **kwargs)) or outputs[0]
+    )
+    torch.manual_seed(0)
+    actual = translator(TEXTS[0], **options)
+    assert [each["translation_text"] for each in actual] == [each["translation_text"] for each in expected]
+    assert isinstance(outputs[0], torch.Tensor)  # only ids
+
+
 def test_greedy_score_is_mean_log_probability(make_translator):
     translator = make_translator()
     (greedy,) = translator(TEXTS[1], return_scores=True)

@@ -229,23 +229,8 @@ def test_4d_mask(model, source):
             model.generate(**source, **options, **search, max_new_tokens=5)
 
 
-def test_filled_cache(model, source, loops):
-    """It is extended in place."""
-    prompt = torch.tensor([[1, 7, 9]]).repeat(5, 1)
-    results, lengths = [], []
-    for options in ({}, {"custom_generate": beam_search}):
-        with torch.no_grad():
-            cache = model(**source, decoder_input_ids=prompt[:, :2], use_cache=True).past_key_values
-        inputs = source | {"decoder_input_ids": prompt, "past_key_values": cache}
-        results.append(model.generate(**inputs, max_new_tokens=8, **options))
-        lengths.append(cache.get_seq_length())
-    assert torch.equal(*results)
-    assert loops == ["greedy_search"]
-    assert lengths[0] == lengths[1] > 2
-
-
-def test_filled_cache_continues_the_generation(model, source):
-    """Without a mask, transformers would decode the cached tokens again."""
+def test_filled_cache_continues_the_generation(model, source, loops):
+    """The cache is extended in place. Without a mask, transformers would decode the cached tokens again."""
     complete = model.generate(**source, max_new_tokens=9, min_new_tokens=9)
     prefix = complete[:, :4]
     for options in ({}, {"custom_generate": beam_search}):
@@ -253,6 +238,8 @@ def test_filled_cache_continues_the_generation(model, source):
             cache = model(**source, decoder_input_ids=prefix[:, :3], use_cache=True).past_key_values
         inputs = source | {"decoder_input_ids": prefix, "past_key_values": cache}
         assert torch.equal(model.generate(**inputs, max_new_tokens=6, min_new_tokens=6, **options), complete)
+        assert cache.get_seq_length() == complete.shape[1] - 1
+    assert loops == ["greedy_search"]
 
 
 @pytest.mark.parametrize("sizes", [(30, 40), (40, 30)])
@@ -282,9 +269,11 @@ def test_transition_scores_with_two_vocabularies(make_model, source, sizes, num_
 def test_assisted_decoding(model, make_model, source, assert_equal_ids, loops):
     first = {name: tensor[:1] for name, tensor in source.items()}
     assistant = make_model(vocab_size=30, encoder_layers=1, decoder_layers=1)
-    for options in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 2}):
+    greedy = model.generate(**first, max_new_tokens=8)
+    for options in ({"assistant_model": assistant}, {"assistant_model": model}, {"prompt_lookup_num_tokens": 2}):
         assert_equal_ids(model, beams=(1,), **first, **options)
         assert loops == ["assisted_generation"]
+        assert torch.equal(model.generate(**first, max_new_tokens=8, **options), greedy)
 
 
 def test_sampling_and_row_dependent_processors(model, source, assert_equal_ids):

@@ -13,12 +13,13 @@ from torch import nn
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.generation_vanilla_transformer import find_modification, resolve_generation_config
-from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS, MIN_LOG_PROBABILITY
+from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS
 from vanilla_transformer.shared.generation_settings import SUPPORTED_OPTIONS, unsupported_fields
 
 MAX_TOKENS = 4096  # rows of the table of sinusoidal positions; longer sentences are decoded with PyTorch
 # fields of the generation config that the conversion stores in the CTranslate2 model
 CONVERTED_FIELDS = ("eos_token_id", "decoder_start_token_id", "bad_words_ids", "suppress_tokens")
+MIN_SCORE = -1e6  # below that of any translation without masked tokens
 NO_EARLY_EXIT = 1e-9  # replaces a length penalty of 0, with which CTranslate2 ends when the best hypothesis is finished
 
 
@@ -95,7 +96,7 @@ class CTranslate2Pipeline(TranslationPipeline):
             sequences = [[[self.start_id, *map(int, each)] for each in result.hypotheses] for result in results]
             scores = {"scores": torch.tensor([result.scores for result in results])}
             model_outputs = {"sequences": sequences} | (scores if model_outputs["return_scores"] else {})
-            model_outputs["is_found"] = [[each > MIN_LOG_PROBABILITY for each in result.scores] for result in results]
+            model_outputs["is_found"] = [[each > MIN_SCORE for each in result.scores] for result in results]
         return super().postprocess(model_outputs)
 
 
