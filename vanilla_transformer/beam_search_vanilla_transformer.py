@@ -155,7 +155,6 @@ class BeamSearch:
     num_candidates: int  # W
     num_return_sequences: int
     early_stopping: bool | str  # as in `generate()`, or "exact"
-    max_length: int | None  # at which "never" bounds a running score; defaults to `inputs.limits`
     glossary: Any = None  # `LexicalConstraints` or None
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -267,8 +266,7 @@ class BeamSearch:
         returned hypothesis. "never" compares this score with the worst of K finished hypotheses. False compares the
         score at the current `length` with it. With True, the search ends when there are K finished hypotheses.
         """
-        start, penalty = self.inputs.prompt.shape[1], self.inputs.penalty
-        limits = self.inputs.limits[active] if self.max_length is None else torch.full_like(active, self.max_length)
+        start, penalty, limits = self.inputs.prompt.shape[1], self.inputs.penalty, self.inputs.limits[active]
         if self.early_stopping == "exact":
             worst = finished.scores.masked_fill(~finished.is_complete, EMPTY_SCORE)[:, self.num_return_sequences - 1]
             return (best_scores / penalty(limits - start) > worst) & (best_scores > MASKED_SCORE / 2)

@@ -83,23 +83,21 @@ def beam_search(
     Raises:
         ValueError: If options exclude each other, vocabularies of the ensemble differ, or a penalty overflows.
     """
-    models, lists = (model, *ensemble), (logits_processor, stopping_criteria)
-    arguments = {**model_kwargs, "logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
-    validate_request(models, generation_config, arguments, extra_tokens, glossary)
-    inputs = prepare_inputs(
-        models, input_ids, inputs_tensor, generation_config, *lists, alpha, extra_tokens, model_kwargs
-    )
+    models, arguments = (model, *ensemble), {**model_kwargs, "logits_processor": logits_processor}
+    validate_request(models, generation_config, stopping_criteria, arguments, extra_tokens, glossary)
+    inputs = prepare_inputs(models, input_ids, inputs_tensor, generation_config, alpha, extra_tokens, arguments)
     if generation_config.num_beams == 1:
         sequences, scores = greedy_search(inputs, generation_config.return_dict_in_generate)
         output = GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores)
     else:
-        output = run_beam_search(inputs, generation_config, alpha, extra_tokens, glossary)
+        output = run_beam_search(inputs, generation_config, alpha, glossary)
     return output if generation_config.return_dict_in_generate else output.sequences
 
 
 def validate_request(
     models: Sequence[PreTrainedModel],
     config: GenerationConfig,
+    criteria: StoppingCriteriaList,
     arguments: Mapping[str, Any],
     extra_tokens: int | None,
     glossary: Any,
@@ -108,6 +106,8 @@ def validate_request(
     if models[0].config.model_type != "vanilla_transformer":
         raise ValueError(f"beam_search requires a vanilla_transformer model, got {models[0].config.model_type}.")
     conflict = find_unsupported(models, config, arguments)
+    if not all(is_from_config(each, config) for each in criteria):
+        conflict = conflict or "stopping_criteria"
     if glossary is not None and config.num_beams == 1:
         conflict = "a glossary with a single beam"
     if extra_tokens is not None and any("ForcedEOS" in type(each).__name__ for each in arguments["logits_processor"]):
@@ -121,32 +121,29 @@ def prepare_inputs(
     input_ids: torch.Tensor,
     inputs_tensor: torch.Tensor,
     config: GenerationConfig,
-    processors: LogitsProcessorList,
-    criteria: StoppingCriteriaList,
     alpha: float | None,
     extra_tokens: int | None,
-    model_kwargs: Mapping[str, Any],
+    arguments: Mapping[str, Any],
 ) -> DecodingInputs:
     """Return the inputs of the loops of this package. See `beam_search` for the arguments."""
     num_beams = config.num_beams
     prompt = input_ids[::num_beams]  # generate() has repeated each source K times
-    masks = [model_kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask")]
+    masks = [arguments.get(name) for name in ("attention_mask", "decoder_attention_mask")]
     mask, prompt_mask = (each if each is None else each[::num_beams] for each in masks)
     prompt_mask = None if prompt_mask is None else (prompt_mask != 0).long()  # generate() also accepts float masks
-    states = [model_kwargs["encoder_outputs"][0][::num_beams]]
+    states = [arguments["encoder_outputs"][0][::num_beams]]
     for other in models[1:]:
         validate_ensemble(models[0], other, inputs_tensor)
         states.append(other.get_encoder()(inputs_tensor, attention_mask=mask).last_hidden_state)
-    limits = compute_limits(models, config, criteria, prompt, extra_tokens, mask, states[0])
-    eos_ids = [each.eos_token_id.flatten().to(prompt) for each in criteria if type(each) is EosTokenCriteria]
-    pad_id, is_static = config._pad_token_tensor, is_async_device(prompt.device)
+    limits = compute_limits(models, config, prompt, extra_tokens, mask, states[0])
+    eos_ids, pad_id, is_static = config._eos_token_tensor, config._pad_token_tensor, is_async_device(prompt.device)
     return DecodingInputs(
         decoder=Ensemble(models, states, mask, num_beams, prompt_mask, is_static),
         prompt=prompt,
         limits=limits,
-        eos_ids=torch.cat([prompt.new_empty(0), *eos_ids]),
+        eos_ids=prompt.new_empty(0) if eos_ids is None else eos_ids.to(prompt),
         pad_id=0 if pad_id is None else int(pad_id),
-        logits_processor=processors or None,
+        logits_processor=arguments["logits_processor"] or None,
         is_static=is_static,
         penalty=make_length_penalty(config.length_penalty, alpha, int(limits.max())),
     )
@@ -155,32 +152,27 @@ def prepare_inputs(
 def compute_limits(
     models: Sequence[PreTrainedModel],
     config: GenerationConfig,
-    criteria: StoppingCriteriaList,
     prompts: torch.Tensor,
     extra_tokens: int | None,
     mask: torch.Tensor | None,
     states: torch.Tensor,
 ) -> torch.Tensor:
     """Return the maximum length of each sequence (B), including the prompt (B, T). Raise ValueError if it is full."""
-    lengths = [each.max_length for each in criteria if type(each) is MaxLengthCriteria]
     if extra_tokens is None:
-        return torch.full((len(prompts),), min(lengths, default=config.max_length), device=prompts.device)
+        return torch.full((len(prompts),), config.max_length, device=prompts.device)
     sizes = mask.sum(-1) if mask is not None else torch.full((len(prompts),), states.shape[1])
     limits = prompts.shape[1] + (sizes + extra_tokens).clamp(min=1).to(prompts.device)
-    lengths = [length for length in lengths if length != config.max_length]
-    configs = [each.config for each in models]
-    lengths += [each.max_position_embeddings for each in configs if each.position_embedding_type == "learned"]
-    if lengths and min(lengths) <= prompts.shape[1]:
-        size = prompts.shape[1]
-        raise ValueError(f"A decoder prompt of {size} tokens fills all {min(lengths)} positions. Shorten the prompt.")
-    return limits.clamp(max=min(lengths)) if lengths else limits
+    configs = [each.config for each in models if each.config.position_embedding_type == "learned"]
+    positions = min((each.max_position_embeddings for each in configs), default=None)
+    if positions is not None and positions <= (size := prompts.shape[1]):
+        raise ValueError(f"A decoder prompt of {size} tokens fills all {positions} positions. Shorten the prompt.")
+    return limits if positions is None else limits.clamp(max=positions)
 
 
 def run_beam_search(
     inputs: DecodingInputs,
     config: GenerationConfig,
     alpha: float | None,
-    extra_tokens: int | None,
     glossary: Any,
 ) -> GenerateBeamEncoderDecoderOutput:
     """Run beam search with the settings of `generate()`, or with those of the paper if `alpha` is given."""
@@ -191,14 +183,12 @@ def run_beam_search(
     early_stopping = config.early_stopping if alpha is None else "exact"
     if early_stopping in ("never", "exact") and (config.length_penalty if alpha is None else alpha) < 0:
         early_stopping = False  # longer hypotheses score lower, so the current length gives the bound
-    num_eos_ids = 0 if config._eos_token_tensor is None else len(config._eos_token_tensor)
     search = BeamSearch(
         inputs,
         num_beams=config.num_beams,
-        num_candidates=config.num_beams * max(2, 1 + num_eos_ids),
+        num_candidates=config.num_beams * max(2, 1 + len(inputs.eos_ids)),
         num_return_sequences=config.num_return_sequences,
         early_stopping=early_stopping,
-        max_length=config.max_length if extra_tokens is None and alpha is None else None,
         glossary=glossary,
     )
     sequences, scores, beam_indices = search.run()
@@ -208,17 +198,10 @@ def run_beam_search(
 OWN_ARGUMENTS = {"alpha": "alpha", "extra_tokens": "extra_tokens", "ensemble": "an ensemble", "glossary": "a glossary"}
 # Arguments of generate() with which the loops of this package decode; others require a loop of transformers
 SUPPORTED_ARGUMENTS = {
-    *(
-        "inputs",
-        "input_ids",
-        "inputs_embeds",
-        "attention_mask",
-        "decoder_input_ids",
-        "decoder_attention_mask",
-        "encoder_outputs",
-    ),
-    *("past_key_values", "use_cache", "output_attentions", "output_hidden_states", "return_dict"),
-    *("generation_config", "logits_processor", "stopping_criteria", "tokenizer", "custom_generate", *OWN_ARGUMENTS),
+    *("inputs", "input_ids", "inputs_embeds", "attention_mask", "encoder_outputs"),
+    *("decoder_input_ids", "decoder_attention_mask", "past_key_values", "use_cache"),
+    *("output_attentions", "output_hidden_states", "return_dict"),
+    *("generation_config", "logits_processor", "tokenizer", "custom_generate", *OWN_ARGUMENTS),
 }
 NEUTRAL_VALUES = {  # fields of a generation config, and the values with which the loops of this package decode
     "do_sample": (False,), "max_time": (), "stop_strings": (), "guidance_scale": (1,), "watermarking_config": (),
@@ -238,7 +221,6 @@ STATELESS_PROCESSORS = {  # the scores of a row depend only on this row
     *(logits_process.InfNanRemoveLogitsProcessor, logits_process.LogitNormalization),
     logits_process.ExponentialDecayLengthPenalty,
 }
-CRITERIA = (MaxLengthCriteria, EosTokenCriteria)
 OUTPUT_CAPTURING = "transformers.utils.output_capturing"  # its hooks stay after a call, and then have no effect
 MODEL_CLASS = "VanillaTransformerForConditionalGeneration"
 
@@ -257,7 +239,6 @@ def find_unsupported(
         *(name for name in STEP_OUTPUTS if config.return_dict_in_generate and getattr(config, name)),
         *(each for each in given if each not in SUPPORTED_ARGUMENTS and each not in vars(config)),
         *(type(each).__name__ for each in given.get("logits_processor", ()) if not is_stateless(each)),
-        *(type(each).__name__ for each in given.get("stopping_criteria", ()) if type(each) not in CRITERIA),
     ]
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH):
         unsupported.append(mode.value)
@@ -270,6 +251,13 @@ def find_unsupported(
         if config.repetition_penalty not in (None, 1):  # its logits processor then has one value per row
             unsupported.append("repetition_penalty with decoder_attention_mask")
     return next(iter(unsupported), None) or next(filter(None, map(find_modification, models)), None)
+
+
+def is_from_config(criterion: Any, config: GenerationConfig) -> bool:
+    """Return whether a stopping criterion is one that `generate()` creates from its config."""
+    if type(criterion) is MaxLengthCriteria:
+        return criterion.max_length == config.max_length
+    return type(criterion) is EosTokenCriteria and criterion.eos_token_id is config._eos_token_tensor
 
 
 def is_stateless(processor: Any) -> bool:

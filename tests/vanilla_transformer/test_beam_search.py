@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 from transformers import MarianConfig, MarianMTModel
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.beam_search_vanilla_transformer import best_token, best_tokens
@@ -254,18 +253,6 @@ def test_several_eos_ids(assert_same):
     """`generate()` then considers more continuations of each hypothesis."""
     for ends in ([2, 3], [2, 3, 4, 5, 6, 7], list(range(2, 22))):
         assert_same(ends, eos_token_id=ends, max_new_tokens=12)
-
-
-def test_standard_stopping_criteria(assert_same):
-    assert_same(max_new_tokens=12, stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(6)]))
-    shorter = StoppingCriteriaList([MaxLengthCriteria(8)])  # "never" still uses the other limit
-    rising = {(20,): 4.0, (21,): 3.2, (2,): 2.8}  # scores that grow with the length make the limit matter
-    for penalty in (0.5, 1.0, 2.0):
-        options = {"early_stopping": "never", "length_penalty": penalty, "sequence_bias": rising}
-        assert_same(max_new_tokens=30, stopping_criteria=shorter, **options)
-    ends = [5, 9, 11, 17]
-    criterion = EosTokenCriteria(torch.tensor(ends))
-    assert_same([2, *ends], max_new_tokens=12, stopping_criteria=StoppingCriteriaList([criterion]))
 
 
 def test_ensemble_with_logits_processors(make_model, source):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin, LogitsProcessor, StoppingCriteria
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -296,6 +297,8 @@ def test_sampling_and_row_dependent_processors(model, source, assert_equal_ids):
         {"logits_processor": [Rows()]},
         {"logits_processor": [Rows()], "no_repeat_ngram_size": 2},
         {"stopping_criteria": [StopsByRow()]},
+        {"stopping_criteria": [MaxLengthCriteria(6)]},
+        {"stopping_criteria": [EosTokenCriteria(torch.arange(5, 30))]},
         {"prefix_allowed_tokens_fn": lambda sentence, ids: [2, 4 + sentence, 10, 11 + len(ids), *range(20, 28)]},
     ):
         assert_equal_ids(model, **options)
@@ -320,5 +323,10 @@ def test_rejects_own_arguments_that_loops_of_transformers_lack(model, make_model
 
 def test_rejects_unsupported_calls_that_bypass_the_model(model, source):
     """`generate()` of the model ignores `beam_search` in such calls. That of `GenerationMixin` cannot."""
+    options = {"max_new_tokens": 4, "custom_generate": beam_search}
     with pytest.raises(ValueError, match="beam_search does not support do_sample"):
-        GenerationMixin.generate(model, **source, max_new_tokens=4, do_sample=True, custom_generate=beam_search)
+        GenerationMixin.generate(model, **source, **options, do_sample=True)
+    for criterion in (MaxLengthCriteria(3), EosTokenCriteria(5)):
+        with pytest.raises(ValueError, match="beam_search does not support stopping_criteria"):
+            GenerationMixin.generate(model, **source, **options, stopping_criteria=[criterion])
+    GenerationMixin.generate(model, **source, **options, stopping_criteria=[MaxLengthCriteria(5)])
