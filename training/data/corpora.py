@@ -9,6 +9,7 @@ from vanilla_transformer.shared.command_line import logger
 
 from ..demo import corpus as demo
 from ..recipe.arguments import DataArguments, use_dataset
+from .analysis.direction import warn_if_swapped
 from .analysis.held_out import filter_overlap, split_off
 from .files import SEVERAL_TARGETS, TABLE_SUFFIXES, add_references, read_file
 from .hub_datasets import read_dataset
@@ -51,6 +52,7 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
     sizes = {"validation": arguments.validation_size, "test": arguments.test_size}
     if missing := {split: size for split, size in sizes.items() if size and split not in corpus}:
         corpus = split_off(corpus, missing)
+    warn_if_swapped(corpus, (arguments.source_lang, arguments.target_lang))
     corpus = filter_overlap(corpus, arguments.on_eval_overlap)
     return corpus | {"train": _add_swapped_pairs(corpus["train"])} if arguments.both_directions else corpus
 

@@ -1,0 +1,32 @@
+"""A warning if source and target of the training data are swapped."""
+
+import pytest
+
+from training.data.corpora import read_corpus
+from training.recipe.arguments import DataArguments
+
+ENGLISH = ["the dog is with the man", "this is for you and the cat", "was that the house of the king"]
+GERMAN = ["der Hund ist mit dem Mann", "das ist für dich und die Katze", "ist das nicht ein Haus"]
+DIGITS, LETTERS = ["1 2 3", "4 5 6", "7 8 9"], ["a b c", "d e f", "g h i"]
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "languages", "name"),
+    [
+        ((ENGLISH, GERMAN), (ENGLISH, GERMAN), ("en", "de"), None),
+        ((GERMAN, ENGLISH), None, ("en", "de"), "the languages"),
+        ((GERMAN, ENGLISH), None, ("German", "eng"), None),
+        ((DIGITS, LETTERS), (LETTERS, DIGITS), ("src", "tgt"), "the validation data"),
+        ((DIGITS, LETTERS), (DIGITS, LETTERS), ("src", "tgt"), None),
+        ((DIGITS, DIGITS), (DIGITS, DIGITS), ("en", "de"), None),
+    ],
+)
+def test_warns_if_sides_are_swapped(tmp_path, read_messages, train, validation, languages, name):
+    for split, sides in (("train", train), ("val", validation or ())):
+        for language, side in zip(languages, sides, strict=False):
+            (tmp_path / f"{split}.{language}").write_text("\n".join(side))
+    keys = {"source_lang": languages[0], "target_lang": languages[1], "validation_file": validation and "val"}
+    read_corpus(DataArguments(data_dir=str(tmp_path), **keys))
+    messages = read_messages()
+    assert (f"seem to be swapped, compared with {name}" in messages) == (name is not None)
+    assert messages.count("swapped") == (name is not None)
