@@ -27,12 +27,12 @@ FUNCTION_WORDS = {
 
 def warn_if_swapped(corpus: dict[str, ParallelText], languages: tuple[str, str]) -> None:
     """Warn if training sources resemble the target language, or the targets of validation or test data."""
-    words = {split: [count_words(side) for side in (text.sources, text.targets)] for split, text in corpus.items()}
+    counts = {split: [count_words(side) for side in (text.sources, text.targets)] for split, text in corpus.items()}
     lists = [FUNCTION_WORDS.get(language_code(language) or "", "").split() for language in languages]
     profiles = {"the languages": [Counter(each) for each in lists]} if all(lists) else {}
-    profiles |= {f"the {split} data": sides for split, sides in words.items() if split != "train"}
+    profiles |= {f"the {split} data": sides for split, sides in counts.items() if split != "train"}
     for name, (source, target) in profiles.items():
-        own_source, own_target = words["train"]
+        own_source, own_target = counts["train"]
         right = similarity(own_source, source) + similarity(own_target, target)
         if similarity(own_source, target) + similarity(own_target, source) > 2 * right:
             logger.warning(
@@ -47,6 +47,6 @@ def count_words(sentences: list[str]) -> Counter:
     return Counter(word for sentence in sentences[::step][:SAMPLE] for word in re.findall(r"\w+", sentence.lower()))
 
 
-def similarity(words: Counter, profile: Counter) -> float:
-    """Return the fraction of all `words` that are in a profile."""
-    return sum(count for word, count in words.items() if word in profile) / max(1, words.total())
+def similarity(counts: Counter, profile: Counter) -> float:
+    """Return the fraction of all counted words that are in a profile."""
+    return sum(count for word, count in counts.items() if word in profile) / max(1, counts.total())
