@@ -206,9 +206,15 @@ def test_score_rejects_wrong_options(checkpoint, files, monkeypatch, function, o
 
 
 def test_references_can_be_one_path(files):
-    assert (
-        scoring.read_test_set(files[0], str(files[1])).targets == scoring.read_test_set(*files[:1], files[1:]).targets
-    )
+    texts = [scoring.read_test_set(files[0], references, {}) for references in (str(files[1]), files[1:])]
+    assert texts[0].targets == texts[1].targets
+
+
+def test_header_of_a_test_table_names_the_languages_of_the_recipe(tmp_path):
+    table = tmp_path / "test.tsv"
+    table.write_text("de\ten\nEin Hund.\tA dog.\n")
+    text = scoring.read_test_set(table, [], {"source_lang": "en", "target_lang": "de"})
+    assert (text.sources, text.targets) == (["A dog."], ["Ein Hund."])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Scores of a checkpoint on a test set: metrics with confidence intervals, or the likelihood of the references."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,8 @@ def score(
     systems = [as_names(each) for each in (checkpoints, settings.compare) if each is not None]
     if systems[1:] == systems[:1]:
         raise ValueError("--compare must differ from the scored checkpoint.")
-    text, recipe = read_test_set(source, references), read_run_recipe(Path(systems[0][0]))
+    recipe = read_run_recipe(Path(systems[0][0]))
+    text = read_test_set(source, references, recipe)
     outputs = {" + ".join(names): translate_sources(names, text.sources, settings) for names in systems}
     metric = settings.metric or recipe.get("metric", "translation")
     language = settings.target_lang or recipe.get("target_lang", "de")
@@ -58,8 +59,10 @@ def score(
     return score_translations(outputs, accepted, metric, language, settings.num_bootstrap_samples)
 
 
-def read_test_set(source: str | Path, references: str | Path | Sequence[str | Path]) -> ParallelText:
-    """Read sources and references.
+def read_test_set(
+    source: str | Path, references: str | Path | Sequence[str | Path], recipe: Mapping[str, Any]
+) -> ParallelText:
+    """Read sources and references. The header of a table can name the languages of the recipe.
 
     Raises:
         ValueError: If the files have different numbers of lines or no sentences.
@@ -70,7 +73,8 @@ def read_test_set(source: str | Path, references: str | Path | Sequence[str | Pa
     for path in paths:
         validate_line_counts(source, path)
     columns = map(iter_stripped_lines, (source, *paths))
-    rows = zip(*columns, strict=True) if paths else read_table(source, ("", ""))
+    languages = recipe.get("source_lang", ""), recipe.get("target_lang", "")
+    rows = zip(*columns, strict=True) if paths else read_table(source, languages)
     text = collect_valid_pairs(rows, ", ".join(map(str, (source, *paths))), None)
     if not len(text):
         raise ValueError(f"{source} contains no sentences.")
@@ -142,7 +146,7 @@ def compute_likelihood(
     output = settings.per_pair_output
     if output and Path(output).exists():
         raise ValueError(f"{output} already exists. Choose another path.")
-    text = read_test_set(source, references)
+    text = read_test_set(source, references, read_run_recipe(Path(as_names(checkpoints)[0])))
     translator = load_translator(checkpoints, settings.device)
     size = settings.batch_size or DEFAULT_BATCH_SIZE
     models = translator.model, translator.tokenizer, text, size, translator.ensemble
