@@ -14,9 +14,9 @@ from httpx2 import ConnectError
 from transformers import Seq2SeqTrainingArguments
 
 from training import train
-from training.recipe import reading
 from training.recipe.arguments import SUPPORTED, UNSUPPORTED, UNSUPPORTED_ADVICE, TrainingArguments
 from training.recipe.reading import make_parser, read_recipe, validate_supported_keys
+from training.run import chosen_recipe
 from training.run.results.evaluation import push
 from vanilla_transformer.shared.command_line import logger
 
@@ -178,7 +178,7 @@ def test_reports_a_hub_that_cannot_be_reached(monkeypatch, capsys):
     def fail(*arguments):
         raise ConnectError("no route to host")
 
-    monkeypatch.setattr(reading, "read_recipe", fail)
+    monkeypatch.setattr(chosen_recipe, "read_or_choose_recipe", fail)
     monkeypatch.setattr("sys.argv", ["training.train", "demo"])
     with pytest.raises(SystemExit) as exit_:
         train.main()
