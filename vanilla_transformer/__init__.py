@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f".{FUNCTIONS.get(name, 'shared.registration')}", __name__), name)
 
 
-_loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+_loggers = {each: each.level for each in map(logging.getLogger, ("torchao", "torch.utils._pytree"))}
 for _logger in _loggers:  # they warn while transformers imports an installed torchao
     _logger.setLevel(logging.ERROR)
 if TYPE_CHECKING or not is_command():
@@ -63,5 +63,5 @@ if TYPE_CHECKING or not is_command():
         beam_search,
     )
 
-    for _logger in _loggers:
-        _logger.setLevel(logging.NOTSET)
+    for _logger, _level in _loggers.items():
+        _logger.setLevel(_level)

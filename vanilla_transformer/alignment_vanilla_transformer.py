@@ -59,7 +59,10 @@ def align(
     if heads is None:
         heads = getattr(model.generation_config, "alignment_heads", None)
     is_vanilla = model.config.model_type == "vanilla_transformer"
-    layers = sorted({layer for layer, _ in heads}) if heads is not None and is_vanilla else None
+    layers = None
+    if heads is not None and is_vanilla:
+        heads = [[range(model.config.decoder_layers)[layer], head] for layer, head in heads]  # -1: the last layer
+        layers = sorted({layer for layer, _ in heads})
     links: list[list[Link]] = [[] for _ in sources]
     for i, source_words, target_words, weights in iter_word_attention(
         model, tokenizer, sources, targets, batch_size, layers

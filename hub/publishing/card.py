@@ -56,10 +56,8 @@ def make_card(checkpoint: str | Path, repo_id: str, **options: Any) -> ModelCard
         raise ValueError(f"{checkpoint} is not a checkpoint: it has no config.json.")
     files = read_run(checkpoint)
     results, recipe, data = files["results"], files["recipe"], files["data"]
-    base, known_datasets = (
-        resolve_base_model(recipe, settings.base_model),
-        resolve_datasets(data, list(settings.datasets or ())),
-    )
+    datasets = [settings.datasets] if isinstance(settings.datasets, str) else list(settings.datasets or ())
+    base, known_datasets = resolve_base_model(recipe, settings.base_model), resolve_datasets(data, datasets)
     hub_base = base if base and is_repository(base) else None
     codes, title = languages(recipe, data), repo_id.rpartition("/")[2]
     metadata = ModelCardData(
@@ -88,7 +86,7 @@ def make_card(checkpoint: str | Path, repo_id: str, **options: Any) -> ModelCard
         is_multi30k=MULTI30K.search(describe_split(data.mapping("test"))) is not None,
         escape_markdown=escape_markdown,
         parameters=count_parameters(checkpoint),
-        owner_datasets=settings.datasets,
+        owner_datasets=datasets,
         samples=samples,
         images=[path.name for name in IMAGES for path in sorted(checkpoint.glob(name)) if path.is_file() and results],
         recipe_text=sanitize_recipe(recipe, results, local_paths(checkpoint))[0].rstrip(),

@@ -355,6 +355,7 @@ def test_rejects_metadata_that_contradict_run(make_run, data, options, message):
 def test_marks_training_data_stated_by_owner(make_run):
     folder, _ = make_run({}, {"data": FILES}, None)
     card = make_card(folder, "user/name", datasets=["other/pairs"])
+    assert str(card) == str(make_card(folder, "user/name", datasets="other/pairs"))
     assert "training data according to the owner: other/pairs" in card.content
     assert card.data.datasets == ["other/pairs"]
     assert make_eval_results(folder) == {}  # the owner specified only the training data

@@ -73,6 +73,9 @@ def test_align_matches_reference(make_model, make_tokenizer, shared, heads):
     model = make_model(**sizes)
     model.set_attn_implementation("sdpa")
     actual = align(model, tokenizer, SOURCES, TARGETS, heads=heads, batch_size=3)
+    if heads is not None:
+        from_end = [[layer - 2 if layer == 1 else layer, head] for layer, head in heads]
+        assert actual == align(model, tokenizer, SOURCES, TARGETS, heads=from_end[::-1])
     assert model.config._attn_implementation == "sdpa"
     model.set_attn_implementation("eager")
     assert actual == [reference_links(model, tokenizer, *pair, heads) for pair in zip(SOURCES, TARGETS, strict=True)]

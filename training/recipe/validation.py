@@ -97,10 +97,13 @@ def validate_metric(args: TrainingArguments, metric: str) -> None:
     if args.metric_for_best_model is None:
         return
     known = METRICS[metric] if args.predict_with_generate else ["loss"]
-    if args.metric_for_best_model.removeprefix("eval_") not in known:
+    name = args.metric_for_best_model.removeprefix("eval_")
+    if name not in known:
+        renamed = " `per` was renamed to `token_error_rate`." * (name == "per")
+        renamed += " For `wer`, use `exact_match` and remove `greater_is_better`." * (name == "wer")
         raise ValueError(
             f"metric_for_best_model={args.metric_for_best_model} is not computed with these settings. Available: "
-            f"{', '.join(known)}."
+            f"{', '.join(known)}.{renamed}"
         )
 
 

@@ -144,6 +144,7 @@ def test_source_and_target_need_two_files_or_columns(tmp_path, monkeypatch, keys
         ("attn_implementation: flex_attention", "attn_implementation=flex_attention requires a GPU"),
         ("attn_implementation: magic", "attn_implementation=magic cannot be used"),
         ("metric_for_best_model: blue", "Available: loss, bleu, chrf, ter, bleu_tokenized_lc"),
+        ("metric: sequence\nmetric_for_best_model: per", "`per` was renamed to `token_error_rate`"),
         ("optim: adamw_bnb_8bit", "need to install `bitsandbytes`"),
         ("weight_decay: -1", "Invalid weight_decay value"),
         ("lr_scheduler_kwargs: {speed: 3}", "unexpected keyword argument 'speed'"),

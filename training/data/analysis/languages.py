@@ -24,7 +24,7 @@ CODES = {
 def language_code(name: str) -> str | None:
     """Return the code of a language name such as "English", "eng" or "en-US", src or tgt, or None if it is unknown."""
     name = name.strip().lower()
-    return CODES.get(name) or CODES.get(re.split("[-_ ]", name)[0])
+    return CODES.get(name) or CODES.get(re.split("[-_]", name)[0])  # a sentence is not a name
 
 
 def find_columns(names: Sequence[str], languages: tuple[str, str]) -> tuple[int, list[int]] | None:

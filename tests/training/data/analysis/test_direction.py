@@ -2,6 +2,7 @@
 
 import pytest
 
+from training.data.analysis.languages import find_columns
 from training.data.corpora import read_corpus
 from training.recipe.arguments import DataArguments
 
@@ -30,3 +31,9 @@ def test_warns_if_sides_are_swapped(tmp_path, read_messages, train, validation, 
     messages = read_messages()
     assert (f"seem to be swapped, compared with {name}" in messages) == (name is not None)
     assert messages.count("swapped") == (name is not None)
+
+
+def test_sentences_are_not_names_of_languages():
+    rows = [["Spanish wine is good.", "En España hay vino."], ["It is a dog.", "Es un perro."]]
+    assert [find_columns(row, ("en", "es")) for row in rows] == [None, None]
+    assert find_columns(["es_MX", "en-US"], ("en", "es")) == (1, [0])
