@@ -154,7 +154,7 @@ class Hub:
     def preupload_lfs_files(self, *_, **__):
         pass
 
-    def create_commit(self, _, operations, *, parent_commit, **__):
+    def create_commit(self, *_, operations, parent_commit, **__):
         if self.race:
             self.race()
         if parent_commit != str(self.commits):

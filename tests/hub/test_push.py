@@ -486,7 +486,7 @@ def test_uploads_large_files_with_xet(programs_with_xet, hub, checkpoint, tmp_pa
     assert sum(path.stat().st_size for path in (tmp_path / "xet").rglob("*") if path.is_file()) > len(weights) / 2
 
 
-def test_reports_hub_without_xet(programs_with_xet, programs, hub, checkpoint):
+def test_reports_hub_without_xet(programs_with_xet, push, hub, checkpoint):
     folder = checkpoint(seed=7)
     process = programs_with_xet.run(
         "hub.push", folder, "user/noxet", "--license", "mit", status=2, setup_code=WITHOUT_SMOKE_TEST
