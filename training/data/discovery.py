@@ -49,8 +49,8 @@ def discover_files(
 
     Returns:
         Values of the recipe keys `data_dir`, `train_file`, `validation_file`, `test_file`, `source_lang` and
-        `target_lang`. Validation and test files are None if they do not exist. For a saved dataset, only `data_dir`,
-        `dataset_name` (the same directory), `source_lang` and `target_lang`.
+        `target_lang`. Validation and test files are None if they do not exist. For a saved dataset, `data_dir`,
+        `dataset_name` (the same directory), `source_lang`, `target_lang`, and None as the file of a missing split.
 
     Raises:
         ValueError: If there are no training data, or several possibilities. The message lists them with the option
@@ -82,10 +82,11 @@ def discover_files(
         source, target = source_lang or SIDES[0], target_lang or SIDES[1]
         if columns:
             source, target = choose_direction(columns, source_lang, target_lang, f"the {kind} in {train}")
-            codes = language_code(source), language_code(target)
-            if all(codes) and codes[0] != codes[1]:
-                source, target = map(str, codes)
+            codes = language_code(source) or "", language_code(target) or ""
+            if all(codes) and find_columns(columns, codes) == (columns.index(source), [columns.index(target)]):
+                source, target = codes
     usable = {name: each for name, each in candidates.items() if not each or {source, target} <= set(each)}
+    usable.pop(train, None)
     splits = {split: _select(split, given[split], usable, folder, names) for split in ("validation", "test")}
     found = ", ".join(f"{split}: {name or 'none'}" for split, name in {"training": train, **splits}.items())
     _log(f"{found}; from {source} to {target}; {kind}; directory: {folder}")
@@ -105,7 +106,9 @@ def _discover_dataset(folder: Path, source_lang: str | None, target_lang: str | 
         columns, source_lang, target_lang, f"the columns {', '.join(columns)} in {folder}"
     )
     _log(f"splits: {', '.join(dataset)}; from {source} to {target}; saved dataset; directory: {folder}")
-    return {"data_dir": str(folder), "dataset_name": str(folder), "source_lang": source, "target_lang": target}
+    missing = {f"{split}_file": None for split in ("validation", "test") if split not in dataset}
+    names = {"data_dir": str(folder), "dataset_name": str(folder)}
+    return names | missing | {"source_lang": source, "target_lang": target}
 
 
 def _log(message: str) -> None:

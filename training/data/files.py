@@ -18,7 +18,7 @@ from pyarrow.parquet import ParquetFile
 from vanilla_transformer.shared.command_line import logger
 
 from ..recipe.arguments import DataArguments
-from .analysis.languages import find_columns, language_code
+from .analysis.languages import SIDES, find_columns, language_code
 from .parallel_text import ParallelText, collect_valid_pairs, format_line_numbers, pair_of_row
 
 SEVERAL_TARGETS = "has more than two columns: only validation and test files can have several targets per line."
@@ -157,7 +157,7 @@ def _select_columns(path: Path, languages: tuple[str, str]) -> Iterator[tuple]:
             yield (None, None)
         elif not any(cells):
             yield ("", "")
-        elif len(cells) < width:
+        elif len(cells) < width or (columns and any(cells[width:])):
             separator = "tab" if path.suffix == ".tsv" else "comma"
             problem = f"{len(cells)} columns, but the header has {width}" if columns else f"no {separator}"
             raise ValueError(f"{path}, line {number}: {problem}. Expected a source, a {separator} and a target.")
@@ -173,6 +173,11 @@ def find_header(cells: list[str], languages: tuple[str, str], path: Path) -> tup
     """
     columns = find_columns(cells, languages)
     codes = [language_code(cell) for cell in cells]
+    if columns is None and languages == SIDES and len({*codes} - {None, *SIDES}) > 1:
+        raise ValueError(
+            f"{path}, line 1: the header {', '.join(cells)} names languages, but the training data have none. Set "
+            f"--source-lang and --target-lang, or remove the header."
+        )
     if columns is None and len(cells) > 1 and None not in codes and {*map(language_code, languages)} & {*codes}:
         raise ValueError(
             f"{path}, line 1: the columns {', '.join(cells)} do not include {' and '.join(languages)}. Set "
@@ -195,7 +200,8 @@ def iter_cells(path: Path) -> Iterator[list[str]]:
         first = lines.readline()
         headers = {separator: [cell.strip(' "\r\n') for cell in first.split(separator)] for separator in ",;\t"}
         known = [separator for separator, cells in headers.items() if len(set(map(language_code, cells)) - {None}) > 1]
-        rows = csv.reader(chain([first], lines), delimiter=known[0] if known else ",", strict=True)
+        separator = known[0] if known else ","
+        rows = csv.reader(chain([first], lines), delimiter=separator, strict=True, skipinitialspace=True)
         try:
             for row in rows:
                 yield [cell.strip() for cell in row]

@@ -39,6 +39,7 @@ def resolve_recipe(recipe: Recipe) -> None:
     validate_tokens_per_update(training, recipe.explicit_keys)
     validate_streaming(recipe)
     validate_used_data_keys(recipe.data)
+    validate_output_dir(recipe)
     validate_combinations(recipe)
     validate_evaluated_checkpoints(training)
     resolve_checkpoint_selection(recipe)
@@ -52,6 +53,13 @@ def resolve_recipe(recipe: Recipe) -> None:
     if training.bf16:
         training.precision = "bf16"
     validate_training_setup(training)
+
+
+def validate_output_dir(recipe: Recipe) -> None:
+    """Raise ValueError if a run would overwrite files of the data, such as samples.tsv."""
+    folder = recipe.training.output_dir
+    if recipe.data.corpus == "files" and Path(recipe.data.data_dir).resolve() == Path(str(folder)).resolve():
+        raise ValueError(f"output_dir={folder} is also data_dir. Set another --output-dir, so that no data are lost.")
 
 
 def validate_combinations(recipe: Recipe) -> None:

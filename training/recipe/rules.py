@@ -18,6 +18,7 @@ MIN_CORE_TOKENS = 512  # per CPU core, of an update
 MAX_SYMBOLS = 200  # distinct words of a side, or characters of both sides, that are symbols
 MIN_REPETITIONS = 20  # of a symbol, on average
 MAX_WORDS = 1.5  # mean target length of single words
+MAX_CHARACTERS = 20  # mean target length of single words; sentences of languages without spaces are longer
 MAX_HELD_OUT, HELD_OUT_FRACTION = 500, 0.1  # training pairs that become validation or test data, if there is none
 NUM_SAMPLED_PAIRS = 20_000  # to find the type of the data
 MAX_NEW_TOKENS = 256  # a model that does not end its outputs is slow
@@ -86,7 +87,8 @@ def summarize_data(sources: Sequence[str], targets: Sequence[str], tokenizer_typ
     if all(map(are_symbols, words)) and words_per_target > MAX_WORDS:
         data_type = "symbols"
     else:
-        is_short = words_per_target <= MAX_WORDS or are_symbols(words[1])
+        is_word = words_per_target <= MAX_WORDS and sum(map(len, sample[1])) <= MAX_CHARACTERS * len(sample[1])
+        is_short = is_word or are_symbols(words[1])
         data_type = "words" if is_short and are_symbols(characters) else "sentences"
     if tokenizer_type is not None:
         data_type = {"word": "symbols", "char": "words"}.get(tokenizer_type, "sentences")
@@ -148,7 +150,7 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
             )
         },
         f"{estimate}, in {NUM_UPDATES:,} updates or more": {"tokens_per_update": update},
-        f"for d_model {d_model} and pre-norm": {"learning_rate": BASE_RATE * 128 / d_model},
+        f"for d_model {d_model} and pre-norm": {"learning_rate": BASE_RATE * 128 / max(1, d_model)},
         "linear decay to 0, with the mean of the last weights as the result": {
             "lr_scheduler_type": "linear",
             "warmup_steps": 0.1,

@@ -16,9 +16,10 @@ from ..data.hub_datasets import read_dataset
 from ..data.parallel_text import ParallelText
 from ..inference.translators import read_run_recipe
 from ..recipe.arguments import DataArguments, Recipe, use_dataset
-from ..recipe.reading import read_options, read_recipe
+from ..recipe.reading import read_options, read_recipe, split_null_options
 from ..recipe.rules import Choice, choose_held_out, choose_settings, summarize_data
 from .distributed import count_cores
+from .output_dir import is_trained
 
 DATA_OPTIONS = "data_dir", "train_file", "validation_file", "test_file", "source_lang", "target_lang"
 
@@ -38,6 +39,7 @@ def read_or_choose_recipe(arguments: list[str], settings: Mapping[str, Any] | No
     given = {} if arguments[:1] and not arguments[0].startswith("-") else read_options(arguments, settings or {})
     if not {"data_dir", "train_file", "dataset_name"} & given.keys():
         return read_recipe(arguments, settings)
+    given = {name: value for name, value in given.items() if value is not None or name.endswith("_file")}
     if given.get("streaming"):
         raise ValueError("streaming requires a recipe, because the rules read all training pairs. Name one.")
     data = {} if "dataset_name" in given else discover_files(**{name: given.get(name) for name in DATA_OPTIONS})
@@ -50,13 +52,27 @@ def read_or_choose_recipe(arguments: list[str], settings: Mapping[str, Any] | No
         choices["output_dir"] = Choice(f"runs/{name}", "the name of the data; --output-dir changes it")
     keys = {name: choice.value for name, choice in choices.items()} | given
     train = read_training_pairs(keys)
+    if not len(train):
+        raise ValueError("the train set has no pairs.")
     summary = summarize_data(train.sources, train.targets, given.get("tokenizer_type"))
     choices |= choose_settings(summary, *find_devices(bool(given.get("use_cpu"))), given)
     missing = [split for split in ("validation", "test") if data.get(f"{split}_file", "") is None]
     held_out = choose_held_out(len(train), [split for split in missing if f"{split}_file" not in given])
     choices |= {name: choice for name, choice in held_out.items() if name not in given}
-    saved = read_run_recipe(Path(keys["output_dir"]))
-    choices = {name: choice._replace(value=saved.get(name, choice.value)) for name, choice in choices.items()}
+    folder = Path(keys["output_dir"])
+    if is_trained(folder):
+        saved = read_run_recipe(folder)
+        folders = [Path(str(each["data_dir"])).resolve() for each in (saved, keys) if each.get("data_dir")]
+        if "output_dir" not in given and len(set(folders)) > 1:
+            raise ValueError(f"{folder} contains a run on the data in {folders[0]}. Set another --output-dir.")
+        kept = saved.keys() - data.keys()  # the data are found again
+        choices = {
+            name: choice._replace(value=saved[name]) if name in kept else choice for name, choice in choices.items()
+        }
+    # None means the default, which the rules choose
+    arguments, null_options = split_null_options(arguments)
+    arguments += [f"--{name}=null" for name in null_options if name not in choices]
+    settings = {name: value for name, value in (settings or {}).items() if value is not None or name not in choices}
     recipe = read_recipe(arguments, settings, {name: choice.value for name, choice in choices.items()})
     recipe.reasons = {name: choice.reason for name, choice in choices.items() if choice.reason}
     return recipe

@@ -63,14 +63,13 @@ def prepare_output_dir(recipe: Recipe, folder: Path) -> Path | None:
     if not (folder / "recipe.yaml").exists():
         write_recipe(recipe, folder)
         return None
-    is_trained = all_checkpoints(folder) or any(folder.glob("*.safetensors"))
-    is_started = is_trained or (folder / RUN_INFO).exists()
+    is_started = is_trained(folder) or (folder / RUN_INFO).exists()
     if not is_started and recipe.to_dict().keys() - read_run_recipe(folder).keys():
         raise ValueError(
             f"{folder / 'recipe.yaml'} is not from a run, because it has only some of the keys. A run would overwrite "
             f"it with all settings. Move it, or choose another --output-dir."
         )
-    if not is_trained:
+    if not is_trained(folder):
         if recipe.training.process_index == 0:
             write_recipe(recipe, folder)
         return None
@@ -84,6 +83,11 @@ def prepare_output_dir(recipe: Recipe, folder: Path) -> Path | None:
     if checkpoint:
         logger.info(f"resuming from {checkpoint}")
     return checkpoint
+
+
+def is_trained(folder: Path) -> bool:
+    """Return whether the directory of a run contains trained weights."""
+    return bool(all_checkpoints(folder)) or any(folder.glob("*.safetensors"))
 
 
 def validate_same_recipe(recipe: Recipe, folder: Path) -> None:

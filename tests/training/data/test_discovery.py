@@ -98,6 +98,7 @@ def test_finds_datasets(tmp_path, saved):
         ),
         (["train.en", "train.de", "train.fr"], {"target_lang": "fr", "source_lang": "de"}, ("train", None, None)),
         (["train.en", "train.de", "val.en", "val.fr"], {}, ("train", None, None)),
+        (["dev.tsv"], {"train_file": "dev.tsv"}, ("dev.tsv", None, None)),
     ],
 )
 def test_finds_splits(write, tmp_path, read_messages, files, keys, expected):
@@ -156,6 +157,13 @@ def test_rejects_tables_without_the_language(write, tmp_path, name, content, mes
     write(name, content)
     with pytest.raises(ValueError, match=message):
         discover_files(tmp_path, source_lang="en", target_lang="de")
+
+
+def test_column_of_the_user_is_kept(write, tmp_path):
+    """Also if another column has the same language."""
+    write("train.csv", "en_id,en_text,de\nx1,Hello,Hallo\n")
+    keys = discover_files(tmp_path, source_lang="en_text", target_lang="de")
+    assert read_corpus(DataArguments(**keys))["train"].sources == ["Hello"]
 
 
 def test_train_file_is_enough(write, tmp_path, monkeypatch):

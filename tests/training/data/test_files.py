@@ -93,6 +93,18 @@ def test_tables(write, arguments, name, content):
     assert [row["target"] for row in stream_pairs(arguments(train_file=name))] == ["eins", "zwei"]
 
 
+def test_header_with_spaces_after_commas(write, arguments):
+    write("t.csv", '"de", "en"\n"eins, zwei", "one, two"\n')
+    text = read_file(arguments(), "t.csv")
+    assert (text.sources, text.targets) == (["one, two"], ["eins, zwei"])
+
+
+def test_rejects_languages_that_the_training_data_do_not_name(write, arguments):
+    write("test.tsv", "de\ten\nhallo\thello\n")
+    with pytest.raises(ValueError, match="the header de, en names languages, but the training data have none"):
+        read_file(arguments(source_lang="src", target_lang="tgt"), "test.tsv")
+
+
 def test_target_column_can_be_named_translation(write, arguments):
     write("t.jsonl", "".join(json.dumps({"text": s, "translation": t}) + "\n" for s, t in PAIRS))
     named = arguments(train_file="t.jsonl", source_lang="text", target_lang="translation")
@@ -144,6 +156,7 @@ def test_several_references(write, arguments):
         ("t.tsv", "en\tde\none\n", "line 2: 1 columns, but the header has 2"),
         ("t.tsv", b"one\teins\nf\xfcnf\tf\xfcnf\n", "1 lines not UTF-8, at line 2. Convert .* probably Latin-1"),
         ("t.csv", b"one,eins\nf\xfcnf,f\xfcnf\n", "1 lines not UTF-8, at line 2. Convert .* probably Latin-1"),
+        ("t.csv", "en,de\nOne, my friend,eins\n", "line 2: 3 columns, but the header has 2"),
         ("t.csv", "one eins\n", "line 1: no comma"),
         ("t.csv", 'one,eins\n"two,zwei\n', "line 2: not valid CSV .* must be doubled"),
         ("t.tmx", "<tmx><body><tu>", "t.tmx is not valid TMX: no element found"),

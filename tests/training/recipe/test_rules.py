@@ -25,6 +25,9 @@ DATES = [
 ] * 3
 CHINESE = [(f"line {i}", "".join(chr(0x4E00 + (i * 37 + j * j * 11) % 900) for j in range(9))) for i in range(2000)]
 
+THAI_LETTERS = [chr(0x0E01 + i) for i in range(46)]
+THAI = [(f"line {i}", "".join(random.Random(i).choices(THAI_LETTERS, k=35))) for i in range(2000)]
+
 
 @pytest.mark.parametrize(
     ("pairs", "data_type", "mean_length"),
@@ -33,6 +36,7 @@ CHINESE = [(f"line {i}", "".join(chr(0x4E00 + (i * 37 + j * j * 11) % 900) for j
         (spelled_pairs(300), "symbols", 7),
         ([(letters.replace(" ", ""), phonemes) for letters, phonemes in spelled_pairs(300)], "words", 13),
         (DATES, "words", 10),
+        (THAI, "sentences", 35),
         (CHINESE, "sentences", 9),  # without spaces, with more characters than an alphabet
     ],
 )

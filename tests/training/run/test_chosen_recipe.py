@@ -1,9 +1,11 @@
 """Training without a recipe: the settings are chosen, printed and saved; processes and resumed runs agree."""
 
 import json
+import shutil
 
 import pytest
 import yaml
+from datasets import Dataset, DatasetDict
 
 from training.recipe.reading import read_recipe
 from training.run import chosen_recipe
@@ -70,12 +72,62 @@ def test_interrupted_run_keeps_its_settings(data_dir, tmp_path, monkeypatch):
     """Also on a faster machine, and if the time is the default."""
     keys = {"data_dir": data_dir, "output_dir": tmp_path / "out"}
     first = read_or_choose_recipe([], keys)
-    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "checkpoint-1").mkdir(parents=True)
     write_recipe(first, tmp_path / "out")
     monkeypatch.setattr(chosen_recipe, "find_devices", lambda use_cpu: ("cuda", 8))
     resumed = read_or_choose_recipe([], keys)
     assert resumed.to_dict() == first.to_dict()
     assert read_or_choose_recipe([], keys | {"output_dir": tmp_path / "new"}).to_dict() != first.to_dict()
+
+
+def test_failed_start_finds_the_data_again(data_dir, tmp_path):
+    """Files that were removed after an error are not expected."""
+    options = ["--data-dir", str(data_dir), "--output-dir", str(tmp_path / "out")]
+    (tmp_path / "out").mkdir()
+    write_recipe(read_or_choose_recipe(options), tmp_path / "out")
+    for path in data_dir.glob("val.*"):
+        path.unlink()
+    assert read_or_choose_recipe(options).data.validation_file is None
+
+
+def test_default_output_directory_of_other_data_is_rejected(data_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "data" / "checkpoint-1"
+    folder.mkdir(parents=True)
+    write_recipe(read_or_choose_recipe(["--data-dir", str(data_dir)]), folder.parent)
+    other = shutil.copytree(data_dir, tmp_path / "other" / "data")
+    with pytest.raises(ValueError, match="runs/data contains a run on the data in .*data. Set another --output-dir"):
+        read_or_choose_recipe(["--data-dir", str(other)])
+    assert read_or_choose_recipe(["--data-dir", str(data_dir)]).data.data_dir == str(data_dir)
+
+
+def test_output_directory_must_differ_from_the_data(data_dir):
+    with pytest.raises(ValueError, match="is also data_dir. Set another --output-dir"):
+        read_or_choose_recipe(["--data-dir", str(data_dir), "--output-dir", str(data_dir)])
+
+
+def test_none_means_the_choice_of_the_rules(data_dir):
+    for key in ("minutes", "dropout", "d_model"):
+        expected = read_or_choose_recipe([], {"data_dir": data_dir}).to_dict()
+        assert read_or_choose_recipe([], {"data_dir": data_dir, key: None}).to_dict() == expected
+        assert read_or_choose_recipe(["--data-dir", str(data_dir), f"--{key}", "null"]).to_dict() == expected
+    with pytest.raises(ValueError, match="dropout has a value and null"):
+        read_or_choose_recipe(["--data-dir", str(data_dir), "--dropout", "0.3", "--dropout", "null"])
+    with pytest.raises(ValueError, match="d_model"):
+        read_or_choose_recipe(["--data-dir", str(data_dir), "--d-model", "0"])
+
+
+def test_empty_training_file(tmp_path):
+    (tmp_path / "train.tsv").write_text("en\tde\n")
+    with pytest.raises(ValueError, match="the train set has no pairs"):
+        read_or_choose_recipe(["--data-dir", str(tmp_path)])
+
+
+def test_missing_splits_of_a_saved_dataset_are_split_off(tmp_path):
+    rows = Dataset.from_list([{"en": f"a{i} b{i}", "de": f"c{i} d{i}"} for i in range(100)])
+    DatasetDict(train=rows, test=rows.select([1])).save_to_disk(tmp_path / "data")
+    recipe = read_or_choose_recipe(["--data-dir", str(tmp_path / "data")])
+    assert (recipe.data.validation_size, recipe.data.test_size) == (10, 0)
 
 
 def test_neither_recipe_nor_data(data_dir):

@@ -58,7 +58,7 @@ def filter_overlap(corpus: dict[str, ParallelText], overlap: str) -> dict[str, P
     With "drop", these training pairs are dropped. With "error", copies raise ValueError.
     """
     train = corpus["train"]
-    splits = {split: text for split, text in corpus.items() if split != "train" and "split_off" not in text.origin}
+    splits = {split: text for split, text in corpus.items() if split != "train"}
     index = WordIndex(train.sources if splits else ())
     copies: set[int] = set()
     similar: set[int] = set()
@@ -66,13 +66,14 @@ def filter_overlap(corpus: dict[str, ParallelText], overlap: str) -> dict[str, P
         sources = set(text.sources)
         same = [i for i, source in enumerate(train.sources) if source in sources]
         copied = {train.sources[i] for i in same}
-        near = {source: index.near_duplicates(source) for source in sources - copied}
+        near = {source: index.near_duplicates(source) for source in sources}
         found = set(same).union(*near.values())
         if not found:
             continue
+        num_similar = sum(bool(near[source]) for source in text.sources if source not in copied)
         message = (
             f"{split} set: {sum(source in copied for source in text.sources)} of {len(text)} sources are also in the "
-            f"training data, {sum(bool(near.get(source)) for source in text.sources)} have a near-duplicate there "
+            f"training data, {num_similar} have a near-duplicate there "
             f"({MIN_SIMILARITY:.0%} of the words); {len(found)} training pairs, at "
             f"{format_line_numbers(train.line_numbers[i] for i in sorted(found))}"
         )

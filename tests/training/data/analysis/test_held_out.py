@@ -102,6 +102,23 @@ def test_reports_and_drops_copies_and_near_duplicates(read, tmp_path, read_messa
         read(pairs, **keys, on_eval_overlap="error")
 
 
+def test_overlap_of_data_that_were_split_off(read):
+    """Frequent sources cannot be separated completely."""
+    pairs = [(f"frequent {i % 5} source text", f"t{i}") for i in range(2000)]
+    kept = read(pairs, **SIZES)
+    assert set(kept["train"].sources) & set(kept["test"].sources)
+    with pytest.raises(ValueError, match="Remove them, or set --on-eval-overlap"):
+        read(pairs, **SIZES, on_eval_overlap="error")
+
+
+def test_near_duplicates_of_copies_are_dropped(read, tmp_path):
+    sentences = [f"a{i} b{i} c{i} d{i}" for i in range(200)]
+    (tmp_path / "test.tsv").write_text("a1 b1 c1 d1\tt\n")
+    pairs = [(text, "t") for text in (*sentences, "a1 b1 c1 e")]
+    keys = {"validation_file": None, "test_file": "test.tsv", "on_eval_overlap": "drop"}
+    assert read(pairs, **keys)["train"].sources == [sentences[0], *sentences[2:]]
+
+
 def test_text_with_few_different_words_has_no_near_duplicates(read, tmp_path, read_messages):
     (tmp_path / "test.tsv").write_text("c a b\tt\n")
     assert len(read([("a b c", "t")], validation_file=None, test_file="test.tsv", on_eval_overlap="drop")["train"]) == 1
