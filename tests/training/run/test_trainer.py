@@ -284,8 +284,7 @@ def test_resuming_does_not_warn_about_tied_weights(make_trainer, tmp_path, monke
     warnings, names = [], []
     monkeypatch.setattr("transformers.trainer.logger.warning", lambda text, *_: warnings.append(str(text)))
     for resumed in (None, 1, 2):
-        trainer = make_trainer(max_steps=3, save_strategy="steps", save_steps=1)
-        trainer.args.save_total_limit = 3
+        trainer = make_trainer(max_steps=3, save_strategy="steps", save_steps=1, save_total_limit=3)
         trainer.train(resume_from_checkpoint=resumed and str(tmp_path / "out" / f"checkpoint-{resumed}"))
         names.append(load_file(tmp_path / "out" / "checkpoint-3" / "model.safetensors").keys())
     assert "lm_head.weight" in trainer.model.state_dict().keys() - names[0]
