@@ -11,7 +11,9 @@ command resumes an interrupted run from its last valid checkpoint.
 """
 
 import os
+import subprocess
 import sys
+from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -27,8 +29,8 @@ from .recipe.packaged import find_recipe
 
 
 def main() -> None:
-    parser = CommandLineParser("training.train", add_help=False)  # the other options are keys of recipes
-    add_options(parser, "json", "quiet")
+    parser = CommandLineParser("training.train", add_help=False)
+    add_own_options(parser)
     options, arguments = parser.parse_known_args()
     if arguments and not arguments[0].startswith("-"):
         try:
@@ -43,13 +45,47 @@ def main() -> None:
     from .run.hardware import configure_malloc
 
     if {"-h", "--help"} & set(arguments):
-        make_parser().print_help()
+        parser = make_parser()
+        add_own_options(parser)
+        parser.print_help()
         return
     configure_malloc()
     launcher.watch()
     user_errors = FloatingPointError, ImportError, TransportError
     with exit_on_user_error(parser.prog, *user_errors, formatter=format_training_error, quiet=options.quiet):
-        train_or_launch(arguments, options.json)
+        if options.learning_curve:
+            train_parts(arguments, options)
+        else:
+            train_or_launch(arguments, options.json)
+
+
+def add_own_options(parser: ArgumentParser) -> None:
+    """Add the options that are not keys of recipes."""
+    add_options(parser, "json", "quiet")
+    text = "Within `minutes`, also train on 1/4 and 1/2 of the data and in half of the time, to compare scores."
+    parser.add_argument("--learning-curve", action="store_true", help=text)
+
+
+def train_parts(arguments: list[str], options: Namespace) -> None:
+    """Train on parts of the data, in processes that this process starts. Print the learning curve."""
+    from .run import distributed, learning_curve
+    from .run.chosen_recipe import read_or_choose_recipe
+    from .run.output_dir import lock_output_dir
+    from .run.results.evaluation import describe_results, read_results
+
+    recipe = read_or_choose_recipe(arguments)
+    folder, processes = Path(recipe.training.output_dir), distributed.resolve_num_processes(recipe.training)
+    arguments += ["--quiet"] if options.quiet else []
+
+    def run_command(further: list[str], started: float) -> int:
+        return distributed.launch(processes, [*arguments, *further], started, subprocess.DEVNULL)
+
+    with lock_output_dir(folder):
+        if status := learning_curve.run_parts(recipe, run_command):
+            sys.exit(status)
+    scores, points = read_results(folder), learning_curve.read_learning_curve(folder)
+    text = f"{describe_results(folder, scores)}\n\n{learning_curve.describe_learning_curve(points)}"
+    print_result({"folder": str(folder), **scores, "learning_curve": points}, options.json, text)
 
 
 def train_or_launch(arguments: list[str], as_json: bool) -> None:

@@ -230,6 +230,21 @@ def test_loader_workers_start_without_fork(train, tmp_path, method):
 
 
 @pytest.mark.slow
+def test_learning_curve(programs, recipe, tmp_path):
+    """Four runs in one time. The same command only prints the result again."""
+    data = (recipe.parent / "data").resolve()
+    size = ("--d-model", "32", "--encoder-layers", "1", "--decoder-layers", "1", "--tokenizer-vocab-size", "300")
+    command = ("--data-dir", data, "--output-dir", tmp_path / "curve", "--minutes", "0.7", *size, "--json")
+    process = programs.run("training.train", *command, "--learning-curve")
+    results = json.loads(process.stdout)
+    points = results["learning_curve"]
+    assert [point["minutes"] for point in points] == [0.2, 0.2, 0.1, 0.2]
+    assert results["train_pairs"] == points[3]["train_pairs"] == points[2]["train_pairs"] > points[1]["train_pairs"]
+    assert results["test_bleu"] == points[3]["score"]
+    assert json.loads(programs.run("training.train", *command, "--learning-curve").stdout) == results
+
+
+@pytest.mark.slow
 def test_nonfinite_loss_ends_the_run(programs, recipe, tmp_path):
     arguments = ("--learning-rate", "1e30", "--max-grad-norm", "0", "--max-steps", "50", "--save-steps", "1")
     process = programs.run("training.train", recipe, *arguments, "--eval-strategy", "no", status=2)

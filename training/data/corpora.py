@@ -19,6 +19,16 @@ RANDOM_PAIRS, RANDOM_LENGTH, RANDOM_WORDS = 64, 98, 4996  # see random_pairs
 
 
 def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
+    """Read the splits as `read_splits`, and select and swap training pairs as the recipe requires."""
+    corpus = read_splits(arguments)
+    if arguments.train_fraction < 1:
+        corpus["train"] = select_fraction(corpus["train"], arguments.train_fraction)
+    if arguments.both_directions:
+        corpus["train"] = _add_swapped_pairs(corpus["train"])
+    return corpus
+
+
+def read_splits(arguments: DataArguments) -> dict[str, ParallelText]:
     """Read the splits "train" (unless streaming), "validation" and "test" (if available).
 
     They come from files in `data_dir`, or are generated. If `data_dir` is the default and contains no files, they come
@@ -53,8 +63,14 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
     if missing := {split: size for split, size in sizes.items() if size and split not in corpus}:
         corpus = split_off(corpus, missing)
     warn_if_swapped(corpus, (arguments.source_lang, arguments.target_lang))
-    corpus = filter_overlap(corpus, arguments.on_eval_overlap)
-    return corpus | {"train": _add_swapped_pairs(corpus["train"])} if arguments.both_directions else corpus
+    return filter_overlap(corpus, arguments.on_eval_overlap)
+
+
+def select_fraction(text: ParallelText, fraction: float) -> ParallelText:
+    """Return a fraction of the pairs, at least one. A larger fraction contains the pairs of a smaller one."""
+    order = list(range(len(text)))
+    random.Random("train").shuffle(order)
+    return text.select(sorted(order[: max(1, round(fraction * len(text)))]))
 
 
 def read_files(arguments: DataArguments) -> dict[str, ParallelText]:

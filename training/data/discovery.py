@@ -72,6 +72,10 @@ def discover_files(
     if SAVED_DATASET & set(names):
         return _discover_dataset(folder, source_lang, target_lang)
     candidates = _find_candidates(names)
+    for path, name in ((folder / name, name) for name in given.values() if name):
+        if path.parent != folder and path.parent.is_dir():
+            others = _find_candidates([each.name for each in sorted(path.parent.iterdir()) if each.is_file()])
+            candidates |= {name: others[path.name]} if path.name in others else {}
     train = _select("train", given["train"], candidates, folder, names)
     if endings := candidates.get(train):
         kind, found = "text files", ", ".join(f"{train}.{ending}" for ending in endings)
@@ -201,8 +205,7 @@ def _select(split: str, given: str | None, candidates: dict[str, list[str]], fol
     option = f"--{split}-file"
     listed = ", ".join(names[:MAX_LISTED]) + (", ..." if len(names) > MAX_LISTED else "") or "no files"
     if given is not None:
-        is_elsewhere = Path(given).parent != Path()
-        if given not in candidates and not is_elsewhere:
+        if given not in candidates:
             raise ValueError(
                 f"cannot find {option} {given} in {folder}, as a table or in two languages. Found: {listed}."
             )

@@ -189,7 +189,8 @@ def find_header(cells: list[str], languages: tuple[str, str], path: Path) -> tup
 def iter_cells(path: Path) -> Iterator[list[str]]:
     """Yield the cells of each row of a .tsv or .csv file. Text that is not UTF-8 contains surrogates.
 
-    A .tsv file has no quotes. In a .csv file, the separator is a comma, or a semicolon or tab if the header has it.
+    A .tsv file has no quotes. In a .csv file, the separator is a comma, a semicolon or a tab: the one between the
+    languages of the header, or the one that divides the first line into two cells.
     """
     with open_file(path) as file:
         lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
@@ -200,7 +201,8 @@ def iter_cells(path: Path) -> Iterator[list[str]]:
         first = lines.readline()
         headers = {separator: [cell.strip(' "\r\n') for cell in first.split(separator)] for separator in ",;\t"}
         known = [separator for separator, cells in headers.items() if len(set(map(language_code, cells)) - {None}) > 1]
-        separator = known[0] if known else ","
+        two_cells = [each for each in ",;\t" if len(next(csv.reader([first], delimiter=each), [])) == 2]
+        separator = (*known, *two_cells, ",")[0]
         rows = csv.reader(chain([first], lines), delimiter=separator, strict=True, skipinitialspace=True)
         try:
             for row in rows:

@@ -58,6 +58,11 @@ class DataArguments:
         "target, or with sources that share 60 percent of their words, are not separated.",
     )
     test_size: int = option(0, "The number of training pairs to hold out if there is no test data, in the same way.")
+    train_fraction: float = option(
+        1.0,
+        "The fraction of the training pairs to use, chosen at random, the same in each run. Smaller parts are "
+        "contained in larger ones.",
+    )
     on_bad_lines: Literal["error", "drop"] = option(
         "error", "Whether to drop blank, non-UTF-8 or overlong (20,000 characters) pairs, or to raise an error."
     )
@@ -83,8 +88,8 @@ class DataArguments:
     streaming: bool = option(
         False,
         "Whether to read the training data during training, if they do not fit into memory. Requires `max_steps`. Does "
-        "not support `bpe_dropout`, `both_directions`, `validation_size`, `test_size`, `on_eval_overlap=error` and "
-        "`dataloader_num_workers`.",
+        "not support `bpe_dropout`, `both_directions`, `validation_size`, `test_size`, `train_fraction`, "
+        "`on_eval_overlap=error` and `dataloader_num_workers`.",
     )
     buffer_size: int = option(
         100_000, "With `streaming`, the number of pairs to sort by length and shuffle, summed over all processes."

@@ -16,7 +16,6 @@ from transformers import HfArgumentParser
 from vanilla_transformer.shared.command_line import (
     RENAMED_OPTIONS,
     CommandLineParser,
-    add_options,
     closest_match,
     int_type,
     logger,
@@ -72,7 +71,6 @@ def make_parser() -> RecipeCommandLine:
     )
     text = "path to the recipe, or name of a packaged one such as demo; without it, rules choose settings for data_dir"
     parser.add_argument("recipe", nargs="?", help=text)
-    add_options(parser, "json", "quiet")
     for action in parser._actions:
         if action.dest in UNSUPPORTED or action.option_strings[:1] and action.option_strings[0].startswith("--no-"):
             action.help = SUPPRESS

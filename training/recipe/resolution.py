@@ -226,6 +226,7 @@ def validate_streaming(recipe: Recipe) -> None:
         f"on_eval_overlap={data.on_eval_overlap}": data.on_eval_overlap == "error",  # known only after reading all data
         f"validation_size={data.validation_size}": data.validation_size > 0,
         f"test_size={data.test_size}": data.test_size > 0,
+        f"train_fraction={data.train_fraction}": data.train_fraction < 1,
     }
     if active := [setting for setting, is_set in unsupported.items() if is_set]:
         raise ValueError(

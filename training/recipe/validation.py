@@ -50,6 +50,8 @@ def validate_values(parts: list[Any]) -> None:
             raise ValueError(f"{name}={value} is invalid: it must be at least {MINIMA[name]}.")
         if name in POSITIVE_KEYS and value <= 0:
             raise ValueError(f"{name}={value} is invalid: it must be greater than 0.")
+        if name == "train_fraction" and not 0 < value <= 1:
+            raise ValueError(f"{name}={value} is invalid: it must be greater than 0 and at most 1.")
         if (name in FRACTION_KEYS or name.endswith("dropout")) and not 0 <= value < 1:
             raise ValueError(f"{name}={value} is invalid: it must be at least 0 and less than 1.")
     if values["max_steps"] == 0 or values["max_steps"] < -1:

@@ -79,16 +79,23 @@ def describe_plan(args: TrainingArguments) -> str:
     )
 
 
-def launch(processes: int, arguments: list[str]) -> int:
-    """Run `training.train` in multiple local processes, and return the exit status: 0, or that of a failed process.
+def launch(processes: int, arguments: list[str], started: float = STARTED, output: int | None = None) -> int:
+    """Run `training.train` in local processes, and return the exit status: 0, or that of a failed process.
 
     If one process fails, the others are killed. The first SIGINT or SIGTERM is forwarded to all processes through their
     stdin, because a terminal or a scheduler may also send it to them directly. The second one kills them.
+
+    Args:
+        processes: Number of processes. A single one is not distributed.
+        arguments: Command-line arguments.
+        started: Time from which the time of the run counts.
+        output: Standard output of the processes, such as `subprocess.DEVNULL`.
     """
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, use_libuv=False)
     environment = {"OMP_NUM_THREADS": str(max(1, count_cores() // processes))} | os.environ
-    environment |= {LAUNCHED: str(STARTED), "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
-    environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+    environment |= {LAUNCHED: str(started), "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
+    if processes > 1:
+        environment |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "USE_LIBUV": "0"}  # the processes connect to `store`
     if sys.platform == "win32":  # without libuv, the store must be opened by the main process
         del store, environment["TORCHELASTIC_USE_AGENT_STORE"]
@@ -108,8 +115,8 @@ def launch(processes: int, arguments: list[str]) -> int:
         signal.signal(number, forward)
     try:
         for rank in map(str, range(processes)):
-            variables = environment | {"RANK": rank, "LOCAL_RANK": rank}
-            ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=variables))
+            variables = environment | ({"RANK": rank, "LOCAL_RANK": rank} if processes > 1 else {})
+            ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, env=variables))
         while not any(statuses := [process.poll() for process in ranks]) and None in statuses:
             time.sleep(POLL_SECONDS)
     finally:

@@ -52,6 +52,8 @@ FORMATS = {
     "csv": {"train.csv": csv(CELLS)},
     "csv, target first, semicolons": {"train.csv": csv([("target", "source"), *SWAPPED[1:]], ";")},
     "csv without header": {"train.csv": csv(PAIRS)},
+    "csv without header, semicolons": {"train.csv": csv(PAIRS, ";")},
+    "csv without header, semicolons and no quotes": {"train.csv": csv(PAIRS, ";").replace('"', "")},
     "jsonl": {"train.jsonl": jsonl(SWAPPED[1:], ("deu", "eng"))},
     "json lines": {"train.json": "".join(json.dumps({"translation": {"en": s, "de": t}}) + "\n" for s, t in PAIRS)},
     "json array": {"train.json": json.dumps([{"source": s, "target": t, "id": 7} for s, t in PAIRS], indent=1)},
@@ -81,6 +83,16 @@ def test_finds_datasets(tmp_path, saved):
     corpus = read_corpus(DataArguments(**discover_files(tmp_path)))
     assert list(zip(corpus["train"].sources, corpus["train"].targets, strict=True)) == PAIRS
     assert ("test" in corpus) == (saved == "splits")
+
+
+@pytest.mark.parametrize("base", ["parts/train", "../train"])
+def test_text_files_in_another_directory(write, tmp_path, base):
+    (tmp_path / "data" / "parts").mkdir(parents=True)
+    for name, text in TEXT.items():
+        write(f"data/{base}.{name[-2:]}", text)
+    keys = discover_files(tmp_path / "data", train_file=base)
+    assert (keys["train_file"], keys["source_lang"], keys["target_lang"]) == (base, "en", "de")
+    assert read_corpus(DataArguments(**keys))["train"].targets == [target for _, target in PAIRS]
 
 
 @pytest.mark.parametrize(

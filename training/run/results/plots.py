@@ -48,6 +48,23 @@ def plot_training_curve(
     return figure
 
 
+def plot_learning_curve(points: list[dict[str, Any]], path: Path) -> None:
+    """Plot the test score over the number of training pairs, one curve for each training time."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axis = figure.subplots()
+    for minutes in sorted({point["minutes"] for point in points}, reverse=True):
+        part = [point for point in points if point["minutes"] == minutes]
+        pairs, scores = ([point[key] for point in part] for key in ("train_pairs", "score"))
+        errors = [point["interval_95"] or 0.0 for point in part]
+        axis.errorbar(pairs, scores, errors, fmt="o-", capsize=3, label=f"{minutes:g} minutes")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(pairs := sorted({point["train_pairs"] for point in points}), [f"{count:,}" for count in pairs])
+    axis.set_xlabel("training pairs")
+    axis.set_ylabel(points[0]["metric"].replace("_", " ").replace("bleu", "BLEU"))
+    axis.legend()
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
 @torch.no_grad()
 def plot_cross_attention(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, source: str, translation: str, path: Path

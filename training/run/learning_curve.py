@@ -1,0 +1,108 @@
+"""Learning curve: the gain of twice the data, compared with the gain of twice the time."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vanilla_transformer.shared.atomic_io import atomic_write
+from vanilla_transformer.shared.command_line import logger
+
+from ..recipe.arguments import Recipe, use_dataset
+from .results.evaluation import read_results
+from .results.plots import plot_learning_curve
+
+FOLDER, FILE = "learning_curve", "learning_curve.json"
+
+
+class Part(NamedTuple):
+    """One of the runs of a learning curve."""
+
+    name: str  # of its directory; empty for the complete run
+    train_fraction: float
+    time_fraction: float  # of the time of the complete run
+
+
+PARTS = Part("quarter_of_data", 0.25, 1), Part("half_of_data", 0.5, 1), Part("half_of_time", 1, 0.5), Part("", 1, 1)
+
+
+def run_parts(recipe: Recipe, run_command: Callable[[list[str], float], int]) -> int:
+    """Train with the settings of a recipe on parts of its data, and write `learning_curve.json` and a plot of it.
+
+    The parts share the time of the recipe. The complete run has the output directory of the recipe, the others have
+    subdirectories. Finished parts are not trained again.
+
+    Args:
+        recipe: The recipe, with `minutes` and test data.
+        run_command: Function that trains with further options, from a start time, and returns the exit status.
+
+    Returns:
+        Exit status of the first part that failed or was stopped, or 0.
+
+    Raises:
+        ValueError: If the recipe has no `minutes` or no test data.
+    """
+    args, data = recipe.training, recipe.data
+    has_test = data.corpus == "demo" or data.test_file or data.test_size or use_dataset(data)
+    if args.minutes is None or not has_test:
+        raise ValueError(
+            "--learning-curve requires --minutes and test data. Set --minutes N, and --test-size if needed."
+        )
+    complete_minutes = args.minutes / sum(part.time_fraction for part in PARTS)
+    folder = Path(args.output_dir)
+    points = []
+    for number, part in enumerate(PARTS, 1):
+        started = time.time()
+        output_dir = folder / FOLDER / part.name if part.name else folder
+        minutes = round(complete_minutes * part.time_fraction, 3)
+        options = {
+            "output_dir": output_dir,
+            "minutes": minutes,
+            "train_fraction": part.train_fraction,
+            "predict_with_generate": args.predict_with_generate,
+        }
+        logger.info(
+            f"learning curve, run {number} of {len(PARTS)}: {part.train_fraction:.0%} of the training pairs, "
+            f"{minutes:.1f} minutes"
+        )
+        if status := run_command([f"--{name}={value}" for name, value in options.items()], started):
+            return status
+        results = read_results(output_dir)
+        metric = "bleu" if "test_bleu" in results else "exact_match"
+        points.append(
+            {
+                "train_pairs": results["train_pairs"],
+                "minutes": minutes,
+                "metric": metric,
+                "score": results[f"test_{metric}"],
+                "interval_95": results.get(f"test_{metric}_interval_95"),
+            }
+        )
+    with atomic_write(folder / FILE) as path:
+        path.write_text(json.dumps(points, indent=1), encoding="utf-8")
+    plot_learning_curve(points, folder / "learning_curve.png")
+    return 0
+
+
+def read_learning_curve(folder: Path) -> list[dict[str, Any]]:
+    """Return the points of `run_parts`: quarter and half of the data, half of the time, complete run."""
+    return list(json.loads((folder / FILE).read_text(encoding="utf-8")))
+
+
+def describe_learning_curve(points: list[dict[str, Any]]) -> str:
+    """Return the scores of a learning curve, and a sentence on whether more data or more time would help more."""
+    label = points[0]["metric"].replace("_", " ").replace("bleu", "BLEU")
+    lines = [
+        f"{point['train_pairs']:>12,} training pairs, {point['minutes']:g} minutes: {label} {point['score']:.1f}"
+        for point in points
+    ]
+    _, half_data, half_time, complete = points
+    data, more_time = (complete["score"] - part["score"] for part in (half_data, half_time))
+    if max(data, more_time) <= (complete["interval_95"] or 0.0):
+        advice = "Both differences are within the confidence interval: neither would help much."
+    else:
+        advice = f"More {'data' if data > more_time else 'time'} would help more."
+    return "\n".join(
+        [*lines, f"Twice the data changes {label} by {data:+.1f}, twice the time by {more_time:+.1f}. {advice}"]
+    )
