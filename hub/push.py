@@ -5,8 +5,8 @@
 
 Before the upload, a new process without this package loads the model from the files and translates a sentence. The
 upload is a single commit: if it fails, the repository is unchanged, and you can push again. Files that others have
-written or changed in the repository are overwritten only with --replace. It also deletes an earlier push of something
-else, such as the code of hub.decoding, which is otherwise an error.
+written or changed in the repository are overwritten only with --replace. If the repository contains an earlier push of
+something else, such as the code of hub.decoding, --replace deletes it. Without --replace, this is an error.
 """
 
 from functools import partial
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def summarize(result: "PushResult") -> str:
-    """Return a text on what was uploaded, or would be."""
+    """Return a text with the uploaded files, or with --dry-run the files to upload and the card."""
     from .commits import MANIFEST_NAME  # slow import
 
     lines = [f"Removed from recipe.yaml: {', '.join(result.removed_keys)}"] if result.removed_keys else []

@@ -48,7 +48,7 @@ def test_too_little_memory_is_a_user_error(capsys):
         with pytest.raises(SystemExit, match="2"), exit_on_user_error("command"):
             allocate()
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("command: The memory is too small. Make batches smaller: in training with --max-tokens")
+        assert line.startswith("command: Out of memory. Use smaller batches: with --max-tokens in training")
     with pytest.raises(RuntimeError, match="different"), exit_on_user_error("command"):
         raise RuntimeError("different")
 

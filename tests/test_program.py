@@ -154,7 +154,7 @@ def test_subcommands_report_mistakes_without_torch(repository, tmp_path, command
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", ["space", *program.SUBCOMMANDS["Moving a model"]])
+@pytest.mark.parametrize("name", ["space", *program.SUBCOMMANDS["Import, export and sharing"]])
 def test_help_of_subcommands_needs_no_torch(repository, name):
     result = run_script(repository, name, "--help")
     assert result.returncode == 0, result.stderr
@@ -245,7 +245,7 @@ def test_installed_program_works_in_an_empty_folder(installed, tmp_path, save_tu
     python = installed.with_name("python")
     for name in ("training", "hub"):
         assert f"No module named '{name}'" in start(python, "-c", f"import {name}", status=1).stderr
-    assert "Moving a model" in run("--help")
+    assert "Import, export and sharing" in run("--help")
     assert "demo" in run("recipes")
     assert "usage: vanilla-transformer train" in run("train", "--help")
     log = run("demo", *SMALL, "--num-processes", "2")

@@ -89,7 +89,7 @@ def train_parts(arguments: list[str], options: Namespace) -> None:
 
 
 def train_or_launch(arguments: list[str], as_json: bool) -> None:
-    """Train in this process, or in several ones that this process starts. Print the results in the main process."""
+    """Train in this process, or in multiple processes that it starts. The main process prints the results."""
     from .run import distributed, output_dir, training
     from .run.chosen_recipe import read_or_choose_recipe
     from .run.results.evaluation import describe_results

@@ -1,7 +1,7 @@
 """The encoder-decoder of "Attention Is All You Need" as a model of Hugging Face transformers.
 
-Importing it registers the model with `AutoConfig`, `AutoModel`, `AutoModelForSeq2SeqLM` and `AutoTokenizer`. Only in
-the commands, which answer some mistakes without torch, this happens when a name is first used.
+Importing it registers the model with `AutoConfig`, `AutoModel`, `AutoModelForSeq2SeqLM` and `AutoTokenizer`. The
+commands delay the registration until a name is first used, so that they can report some errors without importing torch.
 
 The Python functions of the commands, such as `train`, are imported when they are first used.
 """

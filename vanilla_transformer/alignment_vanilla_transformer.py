@@ -210,7 +210,7 @@ class Pairs:
 
 
 def resolve_start_token_id(model: PreTrainedModel) -> int:
-    """Return the id with which `generate()` begins: of the generation config, then of the config, then that of BOS."""
+    """Return the first decoder token of `generate()`: the start token, or if it is not set, the BOS token."""
     for name in ("decoder_start_token_id", "bos_token_id"):
         for config in (model.generation_config, model.config):
             if isinstance(value := getattr(config, name, None), int):

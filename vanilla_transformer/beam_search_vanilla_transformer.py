@@ -38,7 +38,7 @@ class DecodingInputs:
     pad_id: int
     logits_processor: Callable | None  # ids (N, T), scores (N, V) -> scores, for N hypotheses
     is_static: bool  # whether finished sentences stay in the batch
-    penalty: Callable[[Any], Any]  # length penalty of a number of tokens, by which the log-probability is divided
+    penalty: Callable[[Any], Any]  # number of tokens -> length penalty, the divisor of the log-probability
 
 
 def greedy_search(inputs: DecodingInputs, return_scores: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -262,9 +262,10 @@ class BeamSearch:
     ) -> torch.Tensor:
         """Return whether the search of each sentence can still improve its finished hypotheses (B).
 
-        `early_stopping="exact"` compares the best score that a running hypothesis can reach at its limit with the worst
-        returned hypothesis. "never" compares this score with the worst of K finished hypotheses. False compares the
-        score at the current `length` with it. With True, the search ends when there are K finished hypotheses.
+        With `early_stopping="exact"`, the best score that a running hypothesis can reach at its limit is compared with
+        the worst returned hypothesis. With "never", this score is compared with the worst of K finished hypotheses.
+        With False, the score at the current `length` is compared with the worst of K finished hypotheses. With True,
+        the search ends when there are K finished hypotheses.
         """
         start, penalty, limits = self.inputs.prompt.shape[1], self.inputs.penalty, self.inputs.limits[active]
         if self.early_stopping == "exact":

@@ -14,7 +14,8 @@ from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import logging
 from transformers.utils.versions import require_version
 
-require_version("transformers>=5.18", "Run: pip install --upgrade transformers")  # before classes that it cannot define
+# before the class, which older versions cannot define
+require_version("transformers>=5.18", "Run: pip install --upgrade transformers")
 
 logger = logging.get_logger(__name__)
 

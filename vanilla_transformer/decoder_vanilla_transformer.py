@@ -2,8 +2,8 @@
 """Incremental decoder for `beam_search`: the layers of the model, with a cache that beams share.
 
 The K hypotheses of a sentence are K positions of one decoder input (B, K, D), so cross-attention reads the keys and
-values of a sentence only once. In self-attention, keys and values stay with the beam that computed them. A mask selects
-this beam for each earlier token of a hypothesis. When beams are reordered, only the mask changes.
+values of a sentence only once. In self-attention, the cache has one entry per token and beam, which is never moved.
+A mask selects the entries of the earlier tokens of a hypothesis. When beams are reordered, only the mask changes.
 
 This module imports no other module of the package, so that it can be published separately. `model` arguments are
 `VanillaTransformerForConditionalGeneration` objects.
@@ -204,8 +204,8 @@ def to_additive_mask(mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
     return zeros.masked_fill(mask == 0, torch.finfo(states.dtype).min)
 
 
-# The last captured graph of each stream. Each thread has its own: graphs of different threads must not share a memory
-# pool, because the replay of one would overwrite the results of the other
+# The last captured graph of each stream, per thread: graphs of different threads must not share a memory pool,
+# because the replay of one would overwrite the results of the other
 LAST_GRAPHS = threading.local()
 
 

@@ -69,8 +69,8 @@ def beam_search(
         alpha: Exponent of the paper's length penalty. A hypothesis of n tokens has the score
             log P / ((5 + n) / 6)^alpha (Wu et al. 2016, equation 14), and the search ends when no other hypothesis can
             reach a better one. By default, `length_penalty` and `early_stopping` apply, as in `generate()`.
-        extra_tokens: Number of tokens that a translation may have more than its source (section 6.1: 50). Replaces the
-            limit of `generation_config`.
+        extra_tokens: Maximum length of a translation minus the length of its source, in tokens (section 6.1: 50).
+            Replaces the limit of `generation_config`.
         ensemble: Additional models with the same vocabularies.
         glossary: `LexicalConstraints`, created by `TranslationPipeline`, or None. Requires several beams.
             Terms that do not fit into the length limit are missing.
@@ -157,7 +157,7 @@ def compute_limits(
     mask: torch.Tensor | None,
     states: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the maximum length of each sequence (B), including the prompt (B, T). Raise ValueError if it is full."""
+    """Return the maximum length of each sequence (B), including prompts (B, T). Raise ValueError for long prompts."""
     if extra_tokens is None:
         return torch.full((len(prompts),), config.max_length, device=prompts.device)
     sizes = mask.sum(-1) if mask is not None else torch.full((len(prompts),), states.shape[1])
@@ -242,7 +242,7 @@ def find_unsupported(
     ]
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH):
         unsupported.append(mode.value)
-    cache = given.get("past_key_values")  # generate() extends that of the user in place
+    cache = given.get("past_key_values")  # generate() extends a cache of the user in place
     if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
         unsupported.append("past_key_values")
     if "decoder_attention_mask" in given:
@@ -269,7 +269,7 @@ def is_stateless(processor: Any) -> bool:
 def find_modification(model: Any, with_encoder: bool = False) -> str | None:
     """Return how this model differs from the classes of this package, or None. Reads no weights.
 
-    `with_encoder` also examines the modules of the encoder, which the loops of this package call in the usual way.
+    `with_encoder` also examines the modules of the encoder, which the loops of this package call through `forward`.
     """
     return next(iter_modifications(model, with_encoder), None)
 
@@ -344,7 +344,10 @@ def prepare_custom_generate_kwargs(model: Any, function: Any, arguments: dict[st
 
 
 class VanillaTransformerGenerationMixin(GenerationMixin):
-    """Mixin that ignores `custom_generate=beam_search` if it cannot decode. transformers requires a name like this."""
+    """Mixin that ignores `custom_generate=beam_search` if it cannot decode.
+
+    transformers requires a class name that ends with GenerationMixin.
+    """
 
     @wraps(GenerationMixin.generate)
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -353,7 +356,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             kwargs["tokenizer"] = kwargs["tokenizer"].stock("target")
         prefix, cache = kwargs.get("decoder_input_ids"), kwargs.get("past_key_values")
         if prefix is not None and isinstance(cache, Cache) and cache.get_seq_length():
-            # without a mask, cached tokens would be decoded again; it assumes no padding, as `forward` does
+            # without a mask, cached tokens would be decoded again. This mask assumes no padding, as `forward` does
             kwargs.setdefault("decoder_attention_mask", torch.ones_like(prefix))
         assistant, size = kwargs.get("assistant_model"), self.config.decoder_vocab_size
         if assistant is not None and getattr(assistant.config, "decoder_vocab_size", size) != size:
@@ -376,14 +379,14 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         return super()._get_logits_processor(generation_config, *args, **kwargs)
 
     def compute_transition_scores(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Override for target vocabularies of another size than the source vocabulary."""
+        """Override that uses the size of the target vocabulary, which may differ from that of the source."""
         config = copy.copy(self.config)
         config.vocab_size = self.config.decoder_vocab_size
         return GenerationMixin.compute_transition_scores(SimpleNamespace(config=config), *args, **kwargs)
 
 
 GENERATE_SIGNATURE = inspect.signature(GenerationMixin.generate)
-SHARED_VOCABULARY_OPTIONS = {  # value without effect
+SHARED_VOCABULARY_OPTIONS = {  # option: value that disables it
     **{"encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1},
     **{"prompt_lookup_num_tokens": None, "watermarking_config": None},
 }

@@ -25,7 +25,7 @@ WORD = (  # a letter or digit of a script with spaces between words; in other sc
 
 
 class LexicalConstraints:
-    """Terms that must occur: dynamic beam allocation (Post and Vilar 2018), for all sentences of a batch at once.
+    """Constraints of a batch: terms that must occur, with dynamic beam allocation (Post and Vilar 2018).
 
     Each step considers the best tokens of every hypothesis and the tokens that start or continue one of its terms.
     Hypotheses that lack the same number of constraint tokens form a bank. The beams are allocated to the banks
@@ -163,7 +163,7 @@ class LexicalConstraints:
         counts = counts[:, :, None] + (pending[:, :, None] & ~continues[..., None])  # (B, K, M, C)
         missing = self.count_missing_tokens(counts, progress, active)  # (B, K, M)
         values = values.masked_fill(is_eos & (missing > 0) & (remaining_length > 0)[:, None, None], -math.inf)
-        cannot_complete = missing + 1 > remaining_length[:, None, None]  # its terms: ranked last
+        cannot_complete = missing + 1 > remaining_length[:, None, None]  # these continuations are ranked last
         values, ids, missing = values.flatten(1), ids.flatten(1), missing.flatten(1)
         shortfall = (cannot_complete.flatten(1) & (missing > 0)) * (1 + missing)
 
@@ -173,7 +173,7 @@ class LexicalConstraints:
         return values, ids, parents, (missing == 0) & (values > MASKED_SCORE / 2)
 
     def rank_finished(self, scores: torch.Tensor, is_complete: torch.Tensor) -> torch.Tensor:
-        """Return the order of finished hypotheses (B, n): by score, but those that lack a term last."""
+        """Return the order of finished hypotheses (B, n): first those with all terms, and then by score."""
         order = scores.argsort(descending=True, stable=True)
         return order.gather(1, is_complete.gather(1, order).logical_not().int().argsort(stable=True))
 
@@ -182,8 +182,8 @@ class LexicalConstraints:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Select the running hypotheses in the order of beam allocation.
 
-        Return indices (B, K), scores (B, K), and the best score (B). If there are enough finished hypotheses (B), those
-        that lack a term are ignored for the best score.
+        Return indices (B, K), scores (B, K), and the best score (B). If there are enough finished hypotheses (B), the
+        best score ignores running hypotheses that lack a term.
         """
         is_masked = scores < MASKED_SCORE / 2
         positions = torch.arange(scores.shape[1], device=scores.device)
@@ -197,8 +197,8 @@ class LexicalConstraints:
 def allocate_beams(values: torch.Tensor, missing: torch.Tensor, shortfall: torch.Tensor) -> torch.Tensor:
     """Return the order of the continuations of each sentence (B, n), round-robin over their banks.
 
-    The best of each number of missing tokens comes first, then the second best of each, and so on. The best of all
-    banks is the first. Continuations that cannot complete their terms, and masked ones, come last.
+    The best continuation of each bank comes first, then the second best of each bank, and so on. The first one overall
+    is the best of all banks. Continuations that cannot complete their terms, and masked ones, come last.
 
     Args:
         values: Scores of the continuations (B, n).

@@ -78,7 +78,7 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
 def is_eager_on_cpu(tensor: torch.Tensor) -> bool:
     """Return whether values of `tensor` can be read cheaply. On a GPU, reading them would synchronize with it.
 
-    It must be a real CPU tensor, and no compiler may be tracing.
+    Returns False for tensors that are not on a CPU, for fake tensors, and while a compiler traces.
     """
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not isinstance(tensor, FakeTensor)
 

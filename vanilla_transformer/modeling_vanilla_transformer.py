@@ -62,8 +62,8 @@ def scaled_dot_product_attention(
     """Compute softmax(Q K^T / sqrt(d_k)) V (section 3.2.1, equation 1): the `"eager"` attention implementation.
 
     The shapes are query (B, H, T, K), key (B, H, S, K) and value (B, H, S, E); `scaling` is 1 / sqrt(d_k).
-    `attention_mask` is broadcast to (B, H, T, S): boolean, True for visible keys; or added to the scores, 0 for visible
-    keys and very negative for others.
+    `attention_mask` is broadcast to (B, H, T, S). A boolean mask is True for visible keys. Any other mask is added to
+    the scores: it is 0 for visible keys and very negative for others.
 
     Returns:
         The weighted values (B, T, H, E) and the attention weights (B, H, T, S).
@@ -414,7 +414,7 @@ class TransformerStack(VanillaTransformerPreTrainedModel):
         return apply_dropout(hidden_states, self.config.dropout, self.training)
 
     def may_omit_mask(self, mask: torch.Tensor | None) -> bool:
-        """Return whether transformers may omit a mask without padding. On a GPU, its test would synchronize."""
+        """Return whether transformers may test a mask for padding, to omit it. On a GPU, this test synchronizes."""
         return mask is None or mask.device.type == "cpu" or not self.training
 
 

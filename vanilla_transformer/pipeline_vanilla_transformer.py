@@ -61,9 +61,9 @@ class TranslationPipeline(Pipeline):
         other arguments: Passed to `model.generate()`. If no length is set, a translation may be 50 tokens longer than
             its source (section 6.1). `ROW_ARGUMENTS`, which depend on the order of sentences in a batch, raise errors.
 
-    There are less than `num_return_sequences` translations of a sentence if beam search finds fewer. White space at the
-    end of a sentence is ignored. An empty string has an empty translation with score 0. A sentence that is too long for
-    learned positions is not truncated. Its translation is empty with score -inf, `"error"` states the reason, and a
+    A sentence has fewer than `num_return_sequences` translations if beam search finds fewer hypotheses. White space at
+    the end of a sentence is ignored. An empty string has an empty translation with score 0. A sentence that is too long
+    for learned positions is not truncated. Its translation is empty with score -inf, `"error"` states the reason, and a
     warning is logged. A translation does not depend on the other sentences of its batch. The options `glossary`,
     `return_alignments` and `return_token_scores` require the installed package `vanilla_transformer`, as checkpoints do
     not contain their code.
@@ -141,7 +141,7 @@ class TranslationPipeline(Pipeline):
                     encoded[i] = model_inputs
                 else:
                     results[i] = [empty_translation(error, matcher is not None, **output_options) for _ in range(n)]
-            forwarded = []  # of all batches: a subclass may decode several at the same time
+            forwarded = []  # outputs of all batches: a subclass may decode several batches at the same time
             for indices in self._iter_batches(window, encoded, batch_size, generate_kwargs, matcher):
                 batch = self.tokenizer.pad([encoded[i] for i in indices], return_tensors="pt")
                 glossary = matcher and matcher.build_constraints([window[i] for i in indices])
@@ -165,7 +165,7 @@ class TranslationPipeline(Pipeline):
         generate_kwargs: dict[str, Any],
         matcher: Any,
     ) -> Iterator[list[int]]:
-        """Yield the indices of each batch: longest sentences first, and those with glossary terms before all others."""
+        """Yield the indices of each batch: sentences with glossary terms first, then by descending length."""
         config = resolve_generation_config(self.model, generate_kwargs)
         has_limit = config.max_new_tokens is not None or config.max_length is not None
         # The default limit is source length + 50. If a batch can have only one limit, its sources need equal lengths
@@ -240,7 +240,7 @@ class TranslationPipeline(Pipeline):
         config = resolve_generation_config(self.model, generate_kwargs)
         output_flags = dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states"), False)
         output_flags |= {"return_dict_in_generate": return_scores}
-        # transformers then keeps the scores of the complete vocabulary at each step; `beam_search` needs no flag
+        # the loops of transformers need this flag to return scores; it keeps the scores of all tokens at each step
         output_flags |= {"output_scores": return_scores and not uses_own_loops}
         outputs = self.model.generate(**model_inputs, **(generate_kwargs | output_flags))
         shape = (len(model_inputs["input_ids"]), -1)
@@ -249,14 +249,14 @@ class TranslationPipeline(Pipeline):
         is_token = self._token_mask(result["sequences"], model_inputs, config, generate_kwargs)
         if return_scores:
             result["scores"] = self._compute_scores(outputs, is_token, config).view(shape)
-        if (config.num_beams or 1) > 1:  # it fills n-best lists with copies if it finds fewer hypotheses
+        if (config.num_beams or 1) > 1:  # beam search repeats a hypothesis if it finds fewer than n
             lists = result["sequences"].tolist()
             result["is_found"] = [[rows.index(row) == i for i, row in enumerate(rows)] for rows in lists]
         if return_token_scores:
             inputs, models = (model_inputs, result["sequences"], is_token), (self.model, *ensemble)
             function = import_module("alignment").compute_token_log_probs
             scores = torch.stack([function(model, *inputs) for model in models])
-            result["token_scores"] = scores.logsumexp(0) - math.log(len(models))  # of the mean probability
+            result["token_scores"] = scores.logsumexp(0) - math.log(len(models))  # logarithm of the mean probability
         return result
 
     def _find_unsupported(self, generate_kwargs: dict[str, Any]) -> str | None:
@@ -292,7 +292,7 @@ class TranslationPipeline(Pipeline):
             limits = (model_inputs["attention_mask"].sum(-1) + generate_kwargs["extra_tokens"]).clamp(min=1)
             is_token &= torch.arange(ids.shape[-1], device=ids.device) < limits.to(ids.device)[:, None, None]
         criteria = [*(generate_kwargs.get("stopping_criteria") or ())]
-        criteria = [each for each in criteria if not isinstance(each, MaxTimeCriteria)]  # it depends on the clock
+        criteria = [each for each in criteria if not isinstance(each, MaxTimeCriteria)]  # changes with time
         if config.stop_strings is not None:
             criteria.append(StopStringCriteria(self._target_tokenizer(), config.stop_strings))
         for length in range(1, ids.shape[-1] if criteria else 0):  # padding after a stop may have the id of EOS

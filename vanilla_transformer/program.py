@@ -37,7 +37,7 @@ SUBCOMMANDS = {  # group: {name: (module, extra of the package, description)}
         "score": ("training.score", "training", "score translations of a checkpoint"),
         "space": ("hub.space.__main__", "hub", "show or publish a web page that translates"),
     },
-    "Moving a model": {
+    "Import, export and sharing": {
         "import": ("hub.import_checkpoint", "hub", "convert a .pt file or a native Transformers model"),
         "export": ("hub.export", "hub", "convert a checkpoint for transformers, CTranslate2, ONNX or Argos"),
         "push": ("hub.push", "hub", "upload a checkpoint to the Hugging Face Hub"),
@@ -74,7 +74,7 @@ def run_subcommand() -> None:
 
 
 def run(name: str, module: str, extra: str, arguments: list[str]) -> None:
-    """Run the `main()` of a module, as `python -m MODULE` does. A missing library exits with status 2."""
+    """Run the `main()` of a module, as `python -m MODULE` does. Exits with status 2 if a library is missing."""
     sys.argv = [f"{PROGRAM} {name}", *arguments]
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # imports take seconds: meanwhile, Ctrl-C exits without a traceback
     try:
@@ -102,7 +102,7 @@ def recipes_folder() -> Path:
 
 
 def show_recipes(arguments: list[str]) -> None:
-    """Print the data, time and score of all recipes, also as JSON, or the text of one recipe."""
+    """Print the data, time and score of all recipes, as text or JSON, or the file of one recipe."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(recipes_folder().glob("*.yaml"))}
     if arguments in ([], ["--json"]):
         recipes = {name: describe_recipe(text) for name, text in texts.items()}
@@ -121,7 +121,7 @@ def show_recipes(arguments: list[str]) -> None:
 
 
 def describe_recipe(text: str) -> dict[str, str | None]:
-    """Return data, hardware, time and score from the comment at the top of a recipe. None if it was not run by us."""
+    """Return data, hardware, time and score from the comment at the top of a recipe. None if it was not run."""
     lines = [line[1:] for line in text.splitlines() if line.startswith("#")]
     comment = " ".join("\0" if line.startswith("    ") else line.strip() for line in lines)  # \0: example commands
     data = re.split(r"\. |[.:]? ?\0", comment)[0]

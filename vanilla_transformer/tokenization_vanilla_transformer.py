@@ -15,7 +15,7 @@ _TARGET_MODE_TOKENIZERS: ContextVar[frozenset[ref]] = ContextVar("target_mode_to
 
 
 class VanillaTransformerTokenizer(TokenizersBackend):
-    """A source and a target tokenizer: `tokenizer(text)` encodes sources, `tokenizer(text_target=text)` targets.
+    """Pair of tokenizers: `tokenizer(text)` encodes sources, and `tokenizer(text_target=text)` encodes targets.
 
     `decode` and `batch_decode` decode targets, because models generate them. With `use_source_tokenizer=True`, they
     decode sources. Special tokens have the same ids on both sides. All other methods (`len`, `get_vocab`,
@@ -121,7 +121,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             self._switch_to_input_mode()
 
     def add_special_tokens(self, special_tokens_dict, *args: Any, **kwargs: Any) -> int:
-        """Add special tokens, with equal ids in both vocabularies. Raise ValueError, and add none, if these differ."""
+        """Add special tokens, with equal ids in both vocabularies. Raise ValueError if the ids would differ."""
         values = [each if isinstance(each, list | tuple) else [each] for each in special_tokens_dict.values()]
         special = [str(token) for tokens in values for token in tokens]
         validate_special_token_ids(self.source_tokenizer, self.target_tokenizer, special)
@@ -174,7 +174,7 @@ def _load(file: str | os.PathLike | None, tokenizer: Tokenizer | None, side: str
         )
     # a copy, because special tokens are added
     result = Tokenizer.from_file(str(file)) if tokenizer is None else Tokenizer.from_str(tokenizer.to_str())
-    if result.post_processor is None:  # transformers would set one, on both sides
+    if result.post_processor is None:  # otherwise, transformers would set one for both sides
         result.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
     return result
 

@@ -1,8 +1,8 @@
 """Export targets: one module `to_<target>` per choice of `hub.export --to`.
 
 `convert(model, tokenizer, quantization)` returns a function that writes the model to a directory. It raises ValueError
-for architectures that the target does not support. `USAGE` explains how to load the result: `{out}` is its directory,
-`{source}` and `{target}` are the directories of its tokenizers.
+for architectures that the target does not support. `USAGE` explains how to load the exported model. In it, `{out}` is
+the directory of the model, and `{source}` and `{target}` are the directories of its tokenizers.
 """
 
 from argparse import ArgumentTypeError
@@ -13,7 +13,7 @@ from vanilla_transformer.shared.command_line import option
 TARGETS = ("transformers", "ctranslate2", "argos", "onnx")
 CTRANSLATE2_TYPES = ("int8", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
 QUANTIZATIONS = {"ctranslate2": CTRANSLATE2_TYPES, "argos": CTRANSLATE2_TYPES, "onnx": ("int8", "fp16")}
-LANGUAGE_HELP = "With argos: language code such as en. Default: the recipe's."
+LANGUAGE_HELP = "With argos: language code such as en. Default: that of the recipe."
 
 
 def target_name(text: str) -> str:
@@ -30,7 +30,7 @@ class ExportSettings:
     to: str = option(MISSING, "The format to export to.", type=target_name, choices=TARGETS, required=True)
     quantization: str | None = option(
         None,
-        "Type of the weights. Default: float32. "
+        "Data type of the weights. Default: float32. "
         + "; ".join(f"{target}: {', '.join(types)}" for target, types in QUANTIZATIONS.items())
         + ".",
         choices=sorted({each for types in QUANTIZATIONS.values() for each in types}),

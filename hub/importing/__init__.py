@@ -33,5 +33,5 @@ class ImportSettings:
         None, "Layout settings.", name="--set", nargs="+", action="extend", metavar="KEY=VALUE"
     )
     compare_with: str | None = option(
-        None, "Function that builds the original model, to compare the results.", metavar="MODULE:CALLABLE"
+        None, "Function that builds the original model, to compare its outputs.", metavar="MODULE:CALLABLE"
     )

@@ -1,4 +1,4 @@
-"""Publication on the Hub: model card, upload, and the repository of the beam search."""
+"""Publication on the Hub: model card, upload, and a repository for `beam_search`."""
 
 import re
 from argparse import ArgumentTypeError
@@ -42,7 +42,7 @@ class UploadSettings:
     """Options of all uploads."""
 
     private: bool = option(False, "Create a private repository.")
-    replace: bool = option(False, "Overwrite files of other users, and an earlier push of other content.")
+    replace: bool = option(False, "Overwrite files that others changed, and delete an earlier push of something else.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,5 +53,5 @@ class PushSettings(UploadSettings, CardSettings):
     message: str = option("Upload of the checkpoint", "The commit message.")
     dry_run: bool = option(False, "Only print the files and the card.")
     card: Literal["generated", "local", "keep"] | None = option(
-        None, "Card from the results (default), README.md of the checkpoint directory, or card in the repository."
+        None, "Model card. generated (default): from the results. local: README.md of the checkpoint. keep: no change."
     )

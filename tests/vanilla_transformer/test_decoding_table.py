@@ -95,7 +95,7 @@ UNTESTED_OPTIONS = {  # set by transformers, or for other models and hardware
 PAD = 3
 
 
-def trimmed(rows: torch.Tensor) -> list[list[int]]:
+def strip_padding(rows: torch.Tensor) -> list[list[int]]:
     """Remove the padding after EOS. `generate()` pads with -1 if nothing ends."""
     result = []
     for row in rows.tolist():
@@ -105,11 +105,11 @@ def trimmed(rows: torch.Tensor) -> list[list[int]]:
     return result
 
 
-def same(found, expected) -> bool:
+def is_equal(found, expected) -> bool:
     if isinstance(expected, torch.Tensor):
         return found.shape == expected.shape and torch.allclose(found, expected, atol=2e-4, equal_nan=True)
     if isinstance(expected, tuple):
-        return len(found) == len(expected) and all(map(same, found, expected))
+        return len(found) == len(expected) and all(map(is_equal, found, expected))
     return found == expected
 
 
@@ -166,14 +166,14 @@ class Comparison:
         if isinstance(found, Exception):
             return f"DIFFERENT, beam_search has {found}"
         if isinstance(expected, torch.Tensor):
-            return "equal" if trimmed(found) == trimmed(expected) else "DIFFERENT ids"
+            return "equal" if strip_padding(found) == strip_padding(expected) else "DIFFERENT ids"
         names = (
             {"sequences_scores", "beam_indices"} & set(found)
             if scored
             else set(expected) - {"past_key_values", "sequences"}
         )
-        wrong = [name for name in names if not same(found[name], expected[name])]
-        wrong += [] if trimmed(found.sequences) == trimmed(expected.sequences) else ["sequences"]
+        wrong = [name for name in names if not is_equal(found[name], expected[name])]
+        wrong += [] if strip_padding(found.sequences) == strip_padding(expected.sequences) else ["sequences"]
         return f"DIFFERENT {wrong}" if wrong else "equal"
 
 
@@ -202,7 +202,7 @@ def measure(make_model, letters, models: int) -> dict[str, set[str]]:
     return verdicts
 
 
-def table(verdicts: dict[str, set[str]]) -> list[str]:
+def format_table(verdicts: dict[str, set[str]]) -> list[str]:
     return [f"| `{name}` | {'; '.join(sorted(found))} |" for name, found in sorted(verdicts.items())]
 
 
@@ -217,7 +217,7 @@ def test_options_match_the_table(make_model, letters, repository, models):
     assert not {name: found for name, found in verdicts.items() if any("DIFFERENT" in each for each in found)}
     if is_pinned(repository):
         rows = (repository / "docs" / "decoding.md").read_text(encoding="utf-8").splitlines()
-        measured = table(verdicts)
+        measured = format_table(verdicts)
         start = rows.index(measured[0]) if measured[0] in rows else 0
         assert rows[start : start + len(measured)] == measured, "\n".join(measured)
 

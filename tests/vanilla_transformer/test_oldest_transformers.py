@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-VERSION = "5.18.0"  # a lower bound of pyproject.toml
+VERSION = "5.18.0"  # the lower bound in pyproject.toml
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,14 @@ from .analysis.languages import SIDES, find_columns, language_code
 from .files import TABLE_SUFFIXES, iter_cells, iter_records
 from .hub_datasets import SAVED_DATASET, load_saved
 
-ROLES = {  # names of files, or words in their names
+SPLIT_NAMES = {  # names of files, or words in their names
     "train": {"train", "training"},
     "validation": {"val", "valid", "validation", "dev"},
     "test": {"test"},
 }
 OTHER_ENDINGS = {"gz", "bz2", "xz", "zip", "md", "yaml", "yml", "py", "sh", "log", "pdf", "arrow"}  # not languages
 MAX_LISTED = 12  # files in a message
-TMX_UNITS = 100  # translation units that are searched for languages
+MAX_TMX_UNITS = 100  # translation units that are searched for languages
 
 
 def discover_files(
@@ -36,25 +36,27 @@ def discover_files(
         # {"data_dir": "my_data", "train_file": "train", "validation_file": "val", "test_file": None,
         #  "source_lang": "en", "target_lang": "de"}
 
-    The split of a file is its name, or a word in it: train, val (valid, validation, dev) or test. A single table or
-    pair of text files can have any name. Only headers of tables are read. The result is the same in every process, and
-    the main process logs it.
+    The name of a file, or a word in it, determines the split: train, val (valid, validation, dev) or test. A single
+    table or pair of text files can have any name. Only headers of tables are read. The result is the same in every
+    process, and the main process logs it.
 
     Args:
         data_dir: Directory of the files, or of a dataset that `save_to_disk` of the library `datasets` wrote. Defaults
             to the directory of `train_file`.
         train_file, validation_file, test_file: As in a recipe. If None, they are found by their names.
-        source_lang, target_lang: As in a recipe. If None, they are found: endings of text files, or names of columns.
-            If one of two languages is English, it is the source. Tables without names have the languages src and tgt.
+        source_lang, target_lang: As in a recipe. If None, they are detected from the endings of text files or the
+            names of columns. If one of two languages is English, it is the source. In tables without column names, they
+            are src and tgt.
 
     Returns:
         Values of the recipe keys `data_dir`, `train_file`, `validation_file`, `test_file`, `source_lang` and
-        `target_lang`. Validation and test files are None if they do not exist. For a saved dataset, `data_dir`,
-        `dataset_name` (the same directory), `source_lang`, `target_lang`, and None as the file of a missing split.
+        `target_lang`. Validation and test files are None if they do not exist. For a saved dataset, the
+        keys are `data_dir`, `dataset_name` (the same directory), `source_lang`, `target_lang`, and the file of each
+        missing split, with the value None.
 
     Raises:
-        ValueError: If there are no training data, or several possibilities. The message lists them with the option
-            that selects one.
+        ValueError: If there are no training data, or several candidates. The message lists them with the option that
+            selects one.
     """
     given = {"train": train_file, "validation": validation_file, "test": test_file}
     if data_dir is None:
@@ -128,7 +130,7 @@ def read_column_names(path: Path, languages: tuple[str | None, str | None] = (No
         is_header = find_columns(cells, (languages[0] or "", languages[1] or ""))
         codes = {language_code(cell) for cell in cells} - {None}
         return list(dict.fromkeys(cells)) if is_header or len(codes) > 1 else []
-    records = [record for record in islice(iter_records(path), TMX_UNITS) if isinstance(record, dict)]
+    records = [record for record in islice(iter_records(path), MAX_TMX_UNITS) if isinstance(record, dict)]
     if not records:
         raise ValueError(f"{path} contains no pairs.")
     if path.suffix != ".tmx":
@@ -144,7 +146,12 @@ def _unnest(record: dict[str, Any]) -> list[str]:
 def choose_direction(
     options: list[str], source_lang: str | None, target_lang: str | None, found: str
 ) -> tuple[str, str]:
-    """Return source and target among the endings or columns `options`, which `found` lists for error messages.
+    """Return the source and target language.
+
+    Args:
+        options: Endings of files, or names of columns.
+        source_lang, target_lang: Languages that the user has set, or None.
+        found: Description of `options` for error messages.
 
     Raises:
         ValueError: If a language is missing, or if there are several possibilities.
@@ -161,14 +168,14 @@ def choose_direction(
         if source == target:
             raise ValueError(f"found {found}: --source-lang and --target-lang are both {source}. Use two languages.")
         return source, target
-    if len(rest) + bool(source or target) > 2:  # other columns than texts
+    if len(rest) + bool(source or target) > 2:  # some columns do not contain text
         rest = [each for each in rest if language_code(each) and each != "id"] or rest
     if source or target:
         option = "--target-lang" if source else "--source-lang"
         if len(rest) == 1:
             return (source, rest[0]) if source else (rest[0], str(target))
         remedy = " or ".join(f"{option} {each}" for each in rest[:MAX_LISTED]) or "files of two languages"
-        raise ValueError(f"found {found}: which other language? Use {remedy}.")
+        raise ValueError(f"found {found}: the second language is ambiguous. Use {remedy}.")
     if len(rest) < 2:
         raise ValueError(f"found {found}: only one language. Training needs two.")
     if len(rest) > 2:
@@ -183,14 +190,14 @@ def choose_direction(
 
 
 def _match(language: str, options: list[str]) -> str | None:
-    """Return the option with this name, or the only one with another name of the language."""
+    """Return the option with this name, or the only option with a different name of the same language."""
     code = language_code(language)
     same = [option for option in options if code and language_code(option) == code]
     return language if language in options else same[0] if len(same) == 1 else None
 
 
 def _find_candidates(names: list[str]) -> dict[str, list[str]]:
-    """Return tables, with an empty list, and the base names of text files with their endings, at least two."""
+    """Return the tables, each with [], and the base names of text files, each with its endings, at least two."""
     tables = [name for name in names if Path(name).suffix in TABLE_SUFFIXES]
     endings: dict[str, list[str]] = {}
     for name in names:
@@ -201,19 +208,19 @@ def _find_candidates(names: list[str]) -> dict[str, list[str]]:
 
 
 def _select(split: str, given: str | None, candidates: dict[str, list[str]], folder: Path, names: list[str]) -> Any:
-    """Return the given file or the only candidate of a split. Returns None if there is none, except for training."""
+    """Return the given file or the only candidate of a split. None without candidates, an error for training data."""
     option = f"--{split}-file"
     listed = ", ".join(names[:MAX_LISTED]) + (", ..." if len(names) > MAX_LISTED else "") or "no files"
     if given is not None:
         if given not in candidates:
             raise ValueError(
-                f"cannot find {option} {given} in {folder}, as a table or in two languages. Found: {listed}."
+                f"cannot find {option} {given} in {folder}, as a table or as two text files. Found: {listed}."
             )
         return given
     bases = {name: (name if endings else Path(name).stem).lower() for name, endings in candidates.items()}
     splits = {name: _split_of(base) for name, base in bases.items()}
     found = [name for name in candidates if splits[name] == split]
-    found = [name for name in found if bases[name] in ROLES[split]] or found
+    found = [name for name in found if bases[name] in SPLIT_NAMES[split]] or found
     if split == "train":
         found = found or [name for name in candidates if splits[name] is None]
     if len(found) > 1:
@@ -230,4 +237,4 @@ def _select(split: str, given: str | None, candidates: dict[str, list[str]], fol
 def _split_of(base: str) -> str | None:
     """Return the split that a word in a file name specifies."""
     words = set(re.split(r"[\W_]+", base))
-    return next((split for split, names in ROLES.items() if words & names), None)
+    return next((split for split, names in SPLIT_NAMES.items() if words & names), None)

@@ -124,10 +124,10 @@ def read_table(path: Path, languages: tuple[str, str]) -> Iterator[tuple]:
 
     The header of a .tsv or .csv file names the columns of the source and of one or more targets. Without a header, the
     first column is the source. The other formats have one field per language, or one field "translation" that contains
-    both. A blank row is a pair of empty strings, and a row that is not UTF-8 a pair of None.
+    both. Blank rows are yielded as ("", ""), and rows that are not UTF-8 as (None, None).
     """
     if path.suffix in (".tsv", ".csv"):
-        yield from _select_columns(path, languages)
+        yield from _iter_selected_columns(path, languages)
         return
     unit = {".parquet": "row", ".tmx": "unit"}.get(path.suffix, "line")
     has_pairs = path.suffix != ".tmx"
@@ -147,7 +147,7 @@ def read_table(path: Path, languages: tuple[str, str]) -> Iterator[tuple]:
         )
 
 
-def _select_columns(path: Path, languages: tuple[str, str]) -> Iterator[tuple]:
+def _iter_selected_columns(path: Path, languages: tuple[str, str]) -> Iterator[tuple]:
     columns, width = None, 2
     for number, cells in enumerate(iter_cells(path), start=1):
         if number == 1 and (columns := find_header(cells, languages, path)):
@@ -169,7 +169,7 @@ def find_header(cells: list[str], languages: tuple[str, str], path: Path) -> tup
     """Return the columns of source and targets if the first row of a table is a header.
 
     Raises:
-        ValueError: If it names one of the languages and a different second language.
+        ValueError: If the header names languages, but not both of `languages`.
     """
     columns = find_columns(cells, languages)
     codes = [language_code(cell) for cell in cells]
@@ -187,7 +187,7 @@ def find_header(cells: list[str], languages: tuple[str, str], path: Path) -> tup
 
 
 def iter_cells(path: Path) -> Iterator[list[str]]:
-    """Yield the cells of each row of a .tsv or .csv file. Text that is not UTF-8 contains surrogates.
+    """Yield the cells of each row of a .tsv or .csv file. Bytes that are not UTF-8 become surrogates.
 
     A .tsv file has no quotes. In a .csv file, the separator is a comma, a semicolon or a tab: the one between the
     languages of the header, or the one that divides the first line into two cells.
@@ -217,17 +217,17 @@ def iter_cells(path: Path) -> Iterator[list[str]]:
 def iter_records(path: Path) -> Iterator[Any]:
     """Yield the rows of a .jsonl, .json, .parquet or .tmx file, as dictionaries from column to text.
 
-    Lines of JSON files that are blank or not UTF-8 are bytes.
+    Lines of JSON files that are blank or not UTF-8 are yielded as bytes.
     """
     if path.suffix == ".parquet":
-        yield from _parquet(path)
+        yield from _iter_parquet(path)
     elif path.suffix == ".tmx":
-        yield from _tmx(path)
+        yield from _iter_tmx(path)
     else:
-        yield from _json(path)
+        yield from _iter_json(path)
 
 
-def _json(path: Path) -> Iterator[Any]:
+def _iter_json(path: Path) -> Iterator[Any]:
     with open_file(path) as file:
         is_array = path.suffix == ".json" and file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
         file.seek(0)
@@ -243,7 +243,7 @@ def _json(path: Path) -> Iterator[Any]:
             yield from value if is_array else [value]
 
 
-def _tmx(path: Path) -> Iterator[dict[str, str]]:
+def _iter_tmx(path: Path) -> Iterator[dict[str, str]]:
     """Yield the texts of each translation unit by language, without the codes of inline elements."""
     try:
         with open_file(path) as file:
@@ -262,7 +262,7 @@ def _tmx(path: Path) -> Iterator[dict[str, str]]:
         raise ValueError(f"{path} is not valid TMX: {error}.") from error
 
 
-def _parquet(path: Path) -> Iterator[dict[str, Any]]:
+def _iter_parquet(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         raise ValueError(f"cannot read {path}: no such file. Check --data-dir.")
     try:

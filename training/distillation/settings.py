@@ -13,7 +13,7 @@ class DistillationSettings(DecodingSettings):
     """Options of `distill`."""
 
     target: str | Path | None = option(
-        None, "Text file with reference translations. The closest of the n best translations is used.",
+        None, "Text file with reference translations. The most similar of the n best translations is used.",
         type=existing_path,
     )  # fmt: skip
     with_references: bool = option(False, "With --target: write the reference pairs first.")
@@ -24,7 +24,7 @@ class DistillationSettings(DecodingSettings):
         None, "Drop translations with a lower score: log-probability / length ** length_penalty."
     )
     max_length_ratio: float | None = option(
-        None, "Drop pairs in which one side has more than this many times the tokens of the other."
+        None, "Maximum ratio of the numbers of tokens of both sides. Other pairs are dropped."
     )
     keep_copies: bool = option(
         False, "Keep translations that are identical to their source. By default they are dropped."

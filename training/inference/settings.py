@@ -13,20 +13,20 @@ CHECKPOINTS: dict[str, Any] = {  # positional argument
     "nargs": "+",
     "type": checkpoint_name,
     "metavar": "checkpoint",
-    "help": "Checkpoint: directory with model and tokenizer, or repository on the Hub. Several form an ensemble.",
+    "help": "Directory with model and tokenizer, or repository on the Hub. Several checkpoints form an ensemble.",
 }
 NUM_BOOTSTRAP_SAMPLES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """How to run a model."""
+    """Batch size and device of a model."""
 
     batch_size: int | None = option(None, "Sentences per batch. Default: 64; on a GPU, as many as fit into memory.")
     device: str | None = option(None, "Device such as cpu or cuda:1. Default: a GPU, if available.")
 
     def __post_init__(self) -> None:
-        """Raise ValueError for numbers that are infinite, nan, too small or too large, and for unknown names."""
+        """Raise ValueError for numbers that are infinite, nan, too small or too large, and for unknown choices."""
         for each in fields(self):
             value, options = getattr(self, each.name), command_line.argparse_options(each)
             if isinstance(value, float) and not math.isfinite(value):
@@ -41,26 +41,27 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings(ModelSettings):
-    """How to run a model that translates."""
+    """Settings of the engine that decodes."""
 
     engine: Literal["auto", "transformers", "ctranslate2"] = option(
         "auto", "Engine that decodes. auto: ctranslate2 on a CPU for many sentences, if it supports the options."
     )
     quantization: Literal["int8", "int16", "float16", "bfloat16"] | None = option(
-        None, "Type of the weights with --engine ctranslate2. Default: float32. Others change translations."
+        None,
+        "Data type of the weights with --engine ctranslate2. Default: float32. Other types change some translations.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingSettings(EngineSettings):
-    """How to translate. The defaults are those of the generation config of the first checkpoint."""
+    """Generation parameters. The defaults are those of the generation config of the first checkpoint."""
 
-    num_beams: int | None = option(None, "Beam size. Default: that of the generation config.")
+    num_beams: int | None = option(None, "Beam size. Default: as in the generation config.")
     length_penalty: float | None = option(
         None, "Exponent p of the score, log-probability / length ** p. Default: as in the generation config.",
         type=exponent_type,
     )  # fmt: skip
-    max_new_tokens: int | None = option(None, "Maximum tokens of a translation. Default: as in the generation config.")
+    max_new_tokens: int | None = option(None, "Maximum number of new tokens. Default: as in the generation config.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ class ScoreSettings(DecodingSettings):
         None, "Checkpoint or ensemble to compare with, by paired bootstrap resampling (Koehn 2004).", nargs="+",
         type=checkpoint_name,
     )  # fmt: skip
-    metric: Literal["translation", "sequence"] | None = option(None, "Metric. Default: the recipe's.")
+    metric: Literal["translation", "sequence"] | None = option(None, "Metric. Default: that of the recipe.")
     target_lang: str | None = option(None, "Target language such as de. Default: that of the recipe.")
     num_bootstrap_samples: int = option(NUM_BOOTSTRAP_SAMPLES, "Number of bootstrap resamples. Default: %(default)s.")
 

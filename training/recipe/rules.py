@@ -1,7 +1,8 @@
-"""Rules that choose the settings of a run from its data and its time. Comments name the runs that decided the values.
+"""Rules that choose the settings of a run from its data and its time.
 
-The rules prefer settings whose training never failed over slightly better ones: pre-norm, a moderate learning rate, and
-a warm-up of a tenth of the updates. docs/results.md has the scores.
+Comments name the runs on which the values are based. The rules prefer settings whose training never failed over
+slightly better ones: pre-norm, a moderate learning rate, and a warm-up of a tenth of the updates. docs/results.md has
+the scores.
 """
 
 import math
@@ -11,34 +12,37 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 DEFAULT_MINUTES = 30.0
-SHORT_MINUTES = 5  # in which greedy decoding of 1,000 validation sentences, 16 s on a core, would take too much time
+SHORT_MINUTES = 5  # runs up to this time do not decode validation data: 1,000 sentences take 16 s on a core
 TRAINING_FRACTION = 0.8  # of the time; the rest is for evaluations and the test
 TOKENS_PER_SECOND = {"cpu": 3000, "mps": 10_000, "cuda": 100_000}  # target tokens per CPU core or GPU, with d_model 128
-MIN_CORE_TOKENS = 512  # per CPU core, of an update
-MAX_SYMBOLS = 200  # distinct words of a side, or characters of both sides, that are symbols
-MIN_REPETITIONS = 20  # of a symbol, on average
-MAX_WORDS = 1.5  # mean target length of single words
-MAX_CHARACTERS = 20  # mean target length of single words; sentences of languages without spaces are longer
+MIN_CORE_TOKENS = 512  # minimum tokens of an update per CPU core
+MAX_SYMBOLS = 200  # distinct words per side, or characters of both sides; with more, they are not symbols
+MIN_REPETITIONS = 20  # minimum of the mean number of occurrences per symbol
+MAX_MEAN_WORDS = 1.5  # words per target, if the targets are single words
+MAX_MEAN_CHARACTERS = 20  # the same in characters; sentences of languages without spaces have more
 MAX_HELD_OUT, HELD_OUT_FRACTION = 500, 0.1  # training pairs that become validation or test data, if there is none
 NUM_SAMPLED_PAIRS = 20_000  # to find the type of the data
-MAX_NEW_TOKENS = 256  # a model that does not end its outputs is slow
+MAX_NEW_TOKENS = 256  # limits the decoding time of a model that never generates EOS
 FINE_TUNING_RATE = 0.0005  # as in finetune.yaml
 
 # type of the data: tokenizer type, target tokens per word, metric, label smoothing
-# words: CMUdict and SCAN (99.4 % exact match without label smoothing); characters: generated dates
+# Measured: word tokens on CMUdict and SCAN (99.4 % exact match without label smoothing), characters on dates
 TYPES = {
     "sentences": ("bpe", 1.4, "translation", 0.1),
     "symbols": ("word", 1.0, "sequence", 0.0),
     "words": ("char", 1.0, "sequence", 0.0),
 }
-# pairs up to: vocabulary size. Multi30k, 29,000 pairs: 8,000 is better than 4,000 (BLEU 39.9 and 38.9)
+# maximum number of pairs -> vocabulary size. Multi30k, 29,000 pairs: 8,000 is better than 4,000 (BLEU 39.9 and 38.9)
 VOCABULARY_SIZES = {2_000: 1_500, 12_000: 3_000, 25_000: 5_000, 500_000: 8_000, 2_000_000: 16_000, math.inf: 32_000}
-# epochs up to: dropout. Multi30k, 29,000 pairs: 0.1 for 5 epochs, 0.15 for 12 to 14, 0.2 for 58, 0.3 for more
+# maximum number of epochs -> dropout.
+# Multi30k, 29,000 pairs: 0.1 for 5 epochs, 0.15 for 12 to 14, 0.2 for 58, 0.3 for more
 DROPOUTS = {8: 0.1, 16: 0.15, 30: 0.2, math.inf: 0.3}
 SYMBOL_DROPOUTS = {60: 0.1, math.inf: 0.2}  # SCAN: 0.1 for 56 epochs; CMUdict: 0.1 for 8; dates: 0.1 for 5
-# updates up to: the highest dropout. Multi30k, 1,000 pairs, 500 updates: validation loss 4.25 with 0.3, 4.21 with 0.1
+# maximum number of updates -> maximum dropout.
+# Multi30k, 1,000 pairs, 500 updates: validation loss 4.25 with 0.3, 4.21 with 0.1
 MAX_DROPOUTS = {1000: 0.1, math.inf: 0.3}
-# pairs up to, target tokens of the run up to: size. Multi30k, 29,000 pairs: d_model 256 was not better than 128
+# maximum number of pairs and of target tokens of the run -> size.
+# Multi30k, 29,000 pairs: d_model 256 was not better than 128
 SIZES = {
     (50_000, math.inf): (128, 4, 4, 256),  # d_model, layers per side, heads, feed-forward dimension
     (math.inf, 150_000_000): (128, 4, 4, 256),
@@ -56,8 +60,9 @@ FINE_TUNING_KEYS = {
 }
 # for d_model 128. Multi30k, 4,800 pairs: BLEU 1.3 with 0.005 and post-norm, 20.7 with 0.003 and pre-norm
 BASE_RATE = 0.003
-MIN_UPDATE, MAX_UPDATE = 1024, 8192  # tokens; Multi30k: 1,024 for 2.4 M target tokens, 3,072 for 6.5 M, 8,192 for 24 M
-NUM_UPDATES = 2500  # at least, if an update has more than `MIN_UPDATE` tokens
+# Multi30k: 1,024 for 2.4 M target tokens, 3,072 for 6.5 M, 8,192 for 24 M
+MIN_UPDATE_TOKENS, MAX_UPDATE_TOKENS = 1024, 8192
+MIN_NUM_UPDATES = 2500  # if an update has more than `MIN_UPDATE_TOKENS`
 
 
 class Choice(NamedTuple):
@@ -78,32 +83,33 @@ class DataSummary:
 
 
 def summarize_data(sources: Sequence[str], targets: Sequence[str], tokenizer_type: str | None = None) -> DataSummary:
-    """Return the summary of the training pairs, of a type that fits to `tokenizer_type`, if given."""
+    """Return a summary of the training pairs. If `tokenizer_type` is given, it determines the type of the data."""
     step = max(1, len(sources) // NUM_SAMPLED_PAIRS)
     sample = sources[::step], targets[::step]
     words = [Counter(word for text in side for word in text.split()) for side in sample]
     characters = Counter(character for side in sample for text in side for character in text)
     words_per_target = words[1].total() / len(sample[1])
-    if all(map(are_symbols, words)) and words_per_target > MAX_WORDS:
+    if all(map(are_symbols, words)) and words_per_target > MAX_MEAN_WORDS:
         data_type = "symbols"
     else:
-        is_word = words_per_target <= MAX_WORDS and sum(map(len, sample[1])) <= MAX_CHARACTERS * len(sample[1])
+        max_characters = MAX_MEAN_CHARACTERS * len(sample[1])
+        is_word = words_per_target <= MAX_MEAN_WORDS and sum(map(len, sample[1])) <= max_characters
         is_short = is_word or are_symbols(words[1])
         data_type = "words" if is_short and are_symbols(characters) else "sentences"
     if tokenizer_type is not None:
         data_type = {"word": "symbols", "char": "words"}.get(tokenizer_type, "sentences")
-    has_spaces = data_type == "symbols" or (data_type == "sentences" and words_per_target > MAX_WORDS)
+    has_spaces = data_type == "symbols" or (data_type == "sentences" and words_per_target > MAX_MEAN_WORDS)
     lengths = sorted(len(text.split()) if has_spaces else len(text) for text in sample[1])
     return DataSummary(data_type, len(sources), sum(lengths) / len(lengths), lengths[len(lengths) * 99 // 100])
 
 
 def are_symbols(counts: Counter) -> bool:
-    """Return whether these are few words or characters that are repeated often."""
+    """Return whether the counted words or characters are few, and often repeated."""
     return len(counts) <= MAX_SYMBOLS and counts.total() >= MIN_REPETITIONS * len(counts)
 
 
 def choose_settings(summary: DataSummary, device: str, num_devices: int, given: Mapping[str, Any]) -> dict[str, Choice]:
-    """Return the keys of a recipe, without those of the data and those that the user has set.
+    """Choose the values of recipe keys, except for keys of the data and keys that the user has set.
 
     Args:
         summary: The training data.
@@ -119,13 +125,14 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
         speed = TOKENS_PER_SECOND.get(device, TOKENS_PER_SECOND["mps"]) * num_devices
         tokens = TRAINING_FRACTION * 60 * minutes * speed
     else:
-        updates = given.get("max_steps", -1) * given.get("tokens_per_update", MIN_UPDATE)
+        updates = given.get("max_steps", -1) * given.get("tokens_per_update", MIN_UPDATE_TOKENS)
         tokens = updates if updates > 0 else given.get("num_train_epochs", 1) * data_tokens
     epochs = tokens / data_tokens
     size = next(size for (pairs, limit), size in SIZES.items() if summary.pairs <= pairs and tokens <= limit)
     d_model, layers, heads, ffn_dim = given.get("d_model", size[0]), *size[1:]
-    smallest = max(MIN_UPDATE, MIN_CORE_TOKENS * num_devices if device == "cpu" else 0)
-    update = min(MAX_UPDATE, max(smallest, int(tokens / NUM_UPDATES) // MIN_CORE_TOKENS * MIN_CORE_TOKENS))
+    smallest = max(MIN_UPDATE_TOKENS, MIN_CORE_TOKENS * num_devices if device == "cpu" else 0)
+    update = int(tokens / MIN_NUM_UPDATES) // MIN_CORE_TOKENS * MIN_CORE_TOKENS
+    update = min(MAX_UPDATE_TOKENS, max(smallest, update))
     longest = 10 * math.ceil(tokens_per_word * summary.long_length / 5)
     data = f"{summary.pairs:,} pairs of {summary.type}"
     estimate = f"an estimated {tokens / 1e6:.3g} million target tokens of training"
@@ -149,7 +156,7 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
                 look_up(MAX_DROPOUTS, tokens / update),
             )
         },
-        f"{estimate}, in {NUM_UPDATES:,} updates or more": {"tokens_per_update": update},
+        f"{estimate}, in {MIN_NUM_UPDATES:,} updates or more": {"tokens_per_update": update},
         f"for d_model {d_model} and pre-norm": {"learning_rate": BASE_RATE * 128 / max(1, d_model)},
         "linear decay to 0, with the mean of the last weights as the result": {
             "lr_scheduler_type": "linear",
@@ -161,20 +168,20 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
         },
     }
     choices |= {name: Choice(value, reason) for reason, values in reasons.items() for name, value in values.items()}
-    if "base_model" in given:  # which determines architecture and tokenizer
+    if "base_model" in given:  # it determines architecture and tokenizer
         choices = {name: choice for name, choice in choices.items() if name in FINE_TUNING_KEYS}
         choices["learning_rate"] = Choice(FINE_TUNING_RATE, "for a trained model")
     return {name: choice for name, choice in choices.items() if name not in given}
 
 
 def choose_duration(given: Mapping[str, Any]) -> dict[str, Choice]:
-    """Return the time of the run, unless its length is given, and the amount of logging and evaluation."""
+    """Choose the duration of the run, unless the user has set it, and the settings of logging and evaluation."""
     choices = {"logging_steps": Choice(100, "")}
     if not {"minutes", "max_steps", "num_train_epochs"} & given.keys():
         choices["minutes"] = Choice(DEFAULT_MINUTES, "the default; --minutes changes it")
     if given.get("minutes", SHORT_MINUTES + 1) <= SHORT_MINUTES:
         choices["predict_with_generate"] = Choice(
-            False, f"at most {SHORT_MINUTES} minutes: evaluations have only losses"
+            False, f"at most {SHORT_MINUTES} minutes: evaluations compute only the loss"
         )
     return choices
 

@@ -1,4 +1,4 @@
-"""Recipes of runs without a recipe: the data are found, and rules choose the settings."""
+"""Settings of runs for which the user specifies data, but no recipe file."""
 
 import dataclasses
 import logging
@@ -34,14 +34,14 @@ def read_or_choose_recipe(arguments: list[str], settings: Mapping[str, Any] | No
         settings: Keys and Python values, which have precedence over the recipe.
 
     Raises:
-        ValueError: if the recipe, an option or the data are invalid, or if there are neither a recipe nor data.
+        ValueError: If the recipe, an option or the data are invalid, or if there are neither a recipe nor data.
     """
     given = {} if arguments[:1] and not arguments[0].startswith("-") else read_options(arguments, settings or {})
     if not {"data_dir", "train_file", "dataset_name"} & given.keys():
         return read_recipe(arguments, settings)
     given = {name: value for name, value in given.items() if value is not None or name.endswith("_file")}
     if given.get("streaming"):
-        raise ValueError("streaming requires a recipe, because the rules read all training pairs. Name one.")
+        raise ValueError("streaming requires a recipe, because the rules read all training pairs. Specify one.")
     data = {} if "dataset_name" in given else discover_files(**{name: given.get(name) for name in DATA_OPTIONS})
     choices = {name: Choice(value, "") for name, value in data.items() if name not in given}
     # with only a train_file, its directory becomes data_dir, and the names of the files are relative to it
@@ -65,11 +65,11 @@ def read_or_choose_recipe(arguments: list[str], settings: Mapping[str, Any] | No
         folders = [Path(str(each["data_dir"])).resolve() for each in (saved, keys) if each.get("data_dir")]
         if "output_dir" not in given and len(set(folders)) > 1:
             raise ValueError(f"{folder} contains a run on the data in {folders[0]}. Set another --output-dir.")
-        kept = saved.keys() - data.keys()  # the data are found again
+        kept = saved.keys() - data.keys()  # keys of the data come from the present files instead
         choices = {
             name: choice._replace(value=saved[name]) if name in kept else choice for name, choice in choices.items()
         }
-    # None means the default, which the rules choose
+    # for an option with the value None, the choice of the rules is the default
     arguments, null_options = split_null_options(arguments)
     arguments += [f"--{name}=null" for name in null_options if name not in choices]
     settings = {name: value for name, value in (settings or {}).items() if value is not None or name not in choices}
@@ -79,7 +79,7 @@ def read_or_choose_recipe(arguments: list[str], settings: Mapping[str, Any] | No
 
 
 def read_training_pairs(keys: Mapping[str, Any]) -> ParallelText:
-    """Return the training pairs of a recipe with these keys. The run itself reports what is wrong with them."""
+    """Return the training pairs of a recipe with these keys. Messages are suppressed, because the run repeats them."""
     names = {f.name for f in dataclasses.fields(DataArguments)}
     arguments = DataArguments(**{name: value for name, value in keys.items() if name in names})
     level = logger.level
@@ -93,7 +93,7 @@ def read_training_pairs(keys: Mapping[str, Any]) -> ParallelText:
 
 
 def find_devices(use_cpu: bool) -> tuple[str, int]:
-    """Return the type and the number of the devices that train, CPU cores or accelerators."""
+    """Return the type and number of the devices for training: CPU cores or accelerators."""
     device = torch.accelerator.current_accelerator(check_available=True)
     return ("cpu", count_cores()) if use_cpu or device is None else (device.type, torch.accelerator.device_count())
 

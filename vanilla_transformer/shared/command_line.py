@@ -43,8 +43,8 @@ RENAMED_OPTIONS = {  # old name of an option or recipe key -> new name
     "vocabulary_multiple": "pad_vocab_to_multiple_of",
 }
 SUBCOMMANDS = {"import_checkpoint": "import", "model_card": "card"}  # module -> subcommand, if the names differ
-LAUNCHED = "VANILLA_TRANSFORMER_LAUNCHED"  # set in the processes that `train` starts: when the command started
-OUT_OF_MEMORY = "The memory is too small. Make batches smaller: in training with --max-tokens, else with --batch-size"
+LAUNCHED = "VANILLA_TRANSFORMER_LAUNCHED"  # environment variable of started processes: start time of `train`
+OUT_OF_MEMORY = "Out of memory. Use smaller batches: with --max-tokens in training, with --batch-size otherwise"
 logger = logging.getLogger("vanilla_transformer")
 INT_LIMIT = 2**31  # integer options must be smaller, because they are stored in 32 bits
 
@@ -87,7 +87,7 @@ class CommandLineParser(argparse.ArgumentParser):
                 self.add_argument(options.pop("name", option_name(each.name)), **options)
 
     def parse_options(self) -> dict[str, Any]:
-        """Parse the command line, also --json and --quiet. Returns the other arguments."""
+        """Parse the command line. Stores --json and --quiet as attributes, and returns the other arguments."""
         add_options(self, *(key for key in OPTIONS if option_name(key) not in self._option_string_actions))
         options = vars(self.parse_args())
         self.json, self.quiet = options.pop("json", False), options.pop("quiet")
@@ -175,7 +175,7 @@ def checkpoint_name(text: str) -> str:
     """Convert an option to a directory that exists, or a name such as `user/name` on the Hub."""
     is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not os.path.exists(text.partition("/")[0])
     if not is_name and not os.path.exists(text):
-        raise argparse.ArgumentTypeError(f"{text} does not exist")  # `user` in `user/name` is no local directory
+        raise argparse.ArgumentTypeError(f"{text} does not exist")  # `user` in `user/name` is not a local directory
     return text
 
 
@@ -198,7 +198,7 @@ def option(default: Any, text: str, **argparse_options: Any) -> Any:
     """Return a field of a settings class: an option of a command, and a keyword argument of its Python function.
 
     Args:
-        default: Default of both.
+        default: Default of the option and of the argument.
         text: Help text.
         argparse_options: `name`, if it is not the name of the field, and arguments of `add_argument` such as `type`.
     """
@@ -227,9 +227,9 @@ def argparse_options(setting: Field) -> dict[str, Any]:
 
 
 def accept_settings(settings: type) -> Callable[[Any], Any]:
-    """Return a decorator for functions with `**options` that construct a settings class from them.
+    """Return a decorator for functions that construct a settings class from their `**options`.
 
-    It lists the fields of the class in the signature and, in place of `options: ...`, in the docstring.
+    The fields of the class are listed in the signature of the function. In its docstring, they replace `options: ...`.
     """
     known = own_fields_first(settings)
     lines = [f"{each.name}: {each.metadata['help']}".replace("%(default)s", str(each.default)) for each in known]

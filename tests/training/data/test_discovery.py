@@ -40,7 +40,7 @@ def tmx(pairs, languages=("en-US", "de")) -> str:
 FORMATS = {
     "two text files": TEXT,
     "text files with BOM and CRLF": {name: "\ufeff" + text.replace("\n", "\r\n") for name, text in TEXT.items()},
-    "text files in any name": {f"corpus.v1.{name[-2:]}": text for name, text in TEXT.items()},
+    "text files with any name": {f"corpus.v1.{name[-2:]}": text for name, text in TEXT.items()},
     "source and target": {"train.src": TEXT["train.en"], "train.tgt": TEXT["train.de"]},
     "tsv": {"pairs.tsv": tsv(CELLS)},
     "tsv, target first": {"pairs.tsv": tsv(SWAPPED)},
@@ -172,13 +172,13 @@ def test_rejects_tables_without_the_language(write, tmp_path, name, content, mes
 
 
 def test_column_of_the_user_is_kept(write, tmp_path):
-    """Also if another column has the same language."""
+    """A column that the user specifies is used, even if another column has the same language."""
     write("train.csv", "en_id,en_text,de\nx1,Hello,Hallo\n")
     keys = discover_files(tmp_path, source_lang="en_text", target_lang="de")
     assert read_corpus(DataArguments(**keys))["train"].sources == ["Hello"]
 
 
-def test_train_file_is_enough(write, tmp_path, monkeypatch):
+def test_train_file_determines_the_directory(write, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     write("mine/pairs.tsv", tsv(CELLS))
     write("mine/val.tsv", tsv(CELLS))

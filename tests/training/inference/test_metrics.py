@@ -37,7 +37,7 @@ def test_tokenized_bleu_ignores_case_and_quotation_marks():
 
 
 def test_error_rates_are_edits_per_reference_length():
-    """The rates of `wer` and `cer` in `evaluate`: over the corpus, with the closest of several references."""
+    """Edits and lengths are summed over the corpus, as in `wer` of `evaluate`. The closest reference counts."""
     predictions = ["K AE T", "D AO G Z", ""]
     references = [["K AE T", "K AE D"], ["D AA G", "D AO G"], ["AH"]]
     assert SequenceMetric().compute(predictions=predictions, references=references) == {
@@ -58,7 +58,7 @@ def test_moses_tokens_of_multi30k():
 
 
 def test_pair_nll_limits_tokens_per_batch(make_model, make_tokenizer, monkeypatch):
-    """64 long sentences would take gigabytes of logits; the result is the same as in batches of one."""
+    """The logits of 64 long sentences would take gigabytes. The result is the same for single pairs."""
     tokenizer, sizes = make_tokenizer(True)
     model, shapes = make_model(**sizes), []
     text = ParallelText([f"A dog {'runs ' * i}." for i in range(12)], [f"Ein {'Hund ' * (12 - i)}." for i in range(12)])

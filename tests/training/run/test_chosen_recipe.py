@@ -23,7 +23,7 @@ def data_dir(tmp_path, make_recipe):
 
 
 def test_settings_are_chosen_printed_and_saved(data_dir, tmp_path, read_messages):
-    """The saved recipe has the same settings without the rules."""
+    """Reading the saved recipe gives the settings that the rules chose."""
     keys = {"data_dir": data_dir, "output_dir": tmp_path / "mine", **SMALL, "dropout": 0.25}
     result = train(**keys)
     messages = read_messages()
@@ -59,7 +59,7 @@ def test_file_outside_of_a_data_directory(data_dir, tmp_path):
 
 
 def test_missing_validation_and_test_data_are_split_off(data_dir):
-    """Unless the user wants none."""
+    """With null as the file of a split, nothing is split off."""
     for path in [*data_dir.glob("val.*"), *data_dir.glob("test.*")]:
         path.unlink()
     recipe = read_or_choose_recipe(["--data-dir", str(data_dir), "--test-size", "7"])
@@ -69,7 +69,7 @@ def test_missing_validation_and_test_data_are_split_off(data_dir):
 
 
 def test_interrupted_run_keeps_its_settings(data_dir, tmp_path, monkeypatch):
-    """Also on a faster machine, and if the time is the default."""
+    """The settings do not change if the run resumes on a faster machine."""
     keys = {"data_dir": data_dir, "output_dir": tmp_path / "out"}
     first = read_or_choose_recipe([], keys)
     (tmp_path / "out" / "checkpoint-1").mkdir(parents=True)

@@ -1,1 +1,1 @@
-"""Analysis of parallel text: its languages, and pairs that are nearly equal."""
+"""Analysis of parallel text: languages, direction and near-duplicates."""

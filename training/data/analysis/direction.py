@@ -1,4 +1,4 @@
-"""Check for source and target that are swapped, without a model."""
+"""Detection of swapped source and target by their words, without a model."""
 
 import re
 from collections import Counter
@@ -8,7 +8,7 @@ from vanilla_transformer.shared.command_line import logger
 from ..parallel_text import ParallelText
 from .languages import language_code
 
-SAMPLE = 2000  # sentences per side
+NUM_SAMPLED_SENTENCES = 2000  # per side
 FUNCTION_WORDS = {
     "en": "the of and to is was that with for you this are",
     "de": "der die das und ist nicht ein eine mit zu auf ich",
@@ -33,8 +33,8 @@ def warn_if_swapped(corpus: dict[str, ParallelText], languages: tuple[str, str])
     profiles |= {f"the {split} data": sides for split, sides in counts.items() if split != "train"}
     for name, (source, target) in profiles.items():
         own_source, own_target = counts["train"]
-        right = similarity(own_source, source) + similarity(own_target, target)
-        if similarity(own_source, target) + similarity(own_target, source) > 2 * right:
+        unswapped = similarity(own_source, source) + similarity(own_target, target)
+        if similarity(own_source, target) + similarity(own_target, source) > 2 * unswapped:
             logger.warning(
                 f"warning: source and target of the training data seem to be swapped, compared with {name} "
                 f"({' and '.join(languages)}). Check --source-lang and --target-lang, or the order of the columns."
@@ -43,8 +43,9 @@ def warn_if_swapped(corpus: dict[str, ParallelText], languages: tuple[str, str])
 
 def count_words(sentences: list[str]) -> Counter:
     """Count the words of a sample of sentences."""
-    step = max(1, len(sentences) // SAMPLE)
-    return Counter(word for sentence in sentences[::step][:SAMPLE] for word in re.findall(r"\w+", sentence.lower()))
+    step = max(1, len(sentences) // NUM_SAMPLED_SENTENCES)
+    sample = sentences[::step][:NUM_SAMPLED_SENTENCES]
+    return Counter(word for sentence in sample for word in re.findall(r"\w+", sentence.lower()))
 
 
 def similarity(counts: Counter, profile: Counter) -> float:

@@ -16,7 +16,8 @@ def split_off(corpus: dict[str, ParallelText], sizes: dict[str, int]) -> dict[st
     """Move `sizes[split]` training pairs to each of the splits, the same ones in every run.
 
     Pairs that share a source or a target, or have near-duplicate sources, are in the same split. If too many pairs are
-    connected in this way, first near-duplicates and then all pairs are separated, with a message.
+    similar, near-duplicates may be in different splits. If this is not enough, copies may be, too. A message reports
+    this.
     """
     train, total = corpus["train"], sum(sizes.values())
     if total >= len(train):
@@ -43,7 +44,7 @@ def split_off(corpus: dict[str, ParallelText], sizes: dict[str, int]) -> dict[st
                 break
         if sum(map(len, parts.values())) == total:
             break
-        logger.info(f"too many training pairs are similar to separate them without {kept_together} in the other splits")
+        logger.info(f"too many training pairs are similar: {kept_together} of a pair may be in different splits")
     held_out = set(chain(*parts.values()))
     result = {"train": train.select(i for i in range(len(train)) if i not in held_out)}
     for split, part in parts.items():
@@ -74,7 +75,7 @@ def filter_overlap(corpus: dict[str, ParallelText], overlap: str) -> dict[str, P
         message = (
             f"{split} set: {sum(source in copied for source in text.sources)} of {len(text)} sources are also in the "
             f"training data, {num_similar} have a near-duplicate there "
-            f"({MIN_SIMILARITY:.0%} of the words); {len(found)} training pairs, at "
+            f"(at least {MIN_SIMILARITY:.0%} of the words in common); {len(found)} training pairs, at "
             f"{format_line_numbers(train.line_numbers[i] for i in sorted(found))}"
         )
         if overlap == "error" and same:

@@ -1,4 +1,4 @@
-"""Languages: names and codes, and the columns of a table that they name."""
+"""Names and codes of languages, and the columns of a table that have such names."""
 
 import re
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ CODES = {
 
 
 def language_code(name: str) -> str | None:
-    """Return the code of a language name such as "English", "eng" or "en-US", src or tgt, or None if it is unknown."""
+    """Return the code of a name such as "English", "eng" or "en-US"; src or tgt for "source" or "target"; else None."""
     name = name.strip().lower()
-    return CODES.get(name) or CODES.get(re.split("[-_]", name)[0])  # a sentence is not a name
+    return CODES.get(name) or CODES.get(re.split("[-_]", name)[0])  # not split at spaces: sentences have no code
 
 
 def find_columns(names: Sequence[str], languages: tuple[str, str]) -> tuple[int, list[int]] | None:

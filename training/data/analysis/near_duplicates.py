@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 MIN_SIMILARITY = 0.6  # Jaccard similarity of the word sets of near-duplicates
-MIN_WORD_TYPES = 500  # with fewer, such as letters or commands, different sentences have the same words
+MIN_WORD_TYPES = 500  # texts with fewer, such as letters or commands, share words without being similar
 MAX_SENTENCES = 1_000_000  # the index of more sentences takes too much memory
 
 
@@ -43,7 +43,7 @@ class WordIndex:
         return int(np.argmax(shared / np.maximum(1, self.sizes + size - shared)))
 
     def _count_shared_words(self, sentence: str) -> tuple[np.ndarray, int]:
-        """Count the words that each sentence shares with a new one: (sentences,). Also return its number of words."""
+        """Return the number of words shared with each sentence of the index, and the number of words of `sentence`."""
         own = word_set(sentence)
         ids = [self.ids[word] for word in own if word in self.ids]
         rows = [self.rows[self.starts[i] : self.ends[i]] for i in ids]

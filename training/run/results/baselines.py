@@ -22,7 +22,7 @@ def compare_with_baselines(
 
     Args:
         translations: Translations of `test.sources`.
-        train: Training pairs, or None without a translation memory.
+        train: Training pairs for the translation memory. None omits this baseline.
         metric: "translation" or "sequence".
 
     Returns:

@@ -29,11 +29,11 @@ from ..trainer import TokenBatchTrainer
 from .baselines import BASELINES, compare_with_baselines
 from .plots import plot_cross_attention
 
-RESULTS = "all_results.json"  # the last file of a run
+RESULTS = "all_results.json"  # written at the end of a run
 NUM_SAMPLES = 100  # test sentences in samples.tsv
 NUM_SAMPLES_SHOWN = 10  # test sentences on the console
 NUM_ALIGNMENT_PAIRS = 20  # validation pairs that select the alignment heads
-MAX_REPETITIONS = 0.5  # fraction of the test sentences with one and the same translation
+MAX_REPEATED_FRACTION = 0.5  # fraction of the test sentences that have the same translation
 MAX_ALIGNMENT_SOURCE_CHARS = 300  # longer pairs are skipped: each source word takes a forward pass
 
 
@@ -42,8 +42,8 @@ def score_test_set(
 ) -> dict[str, Any]:
     """Score the test set with the saved checkpoint, and write samples and attention heat maps.
 
-    All processes translate. The main process writes the files, and compares the scores with those of baselines, one of
-    which uses the training pairs `train`.
+    All processes translate. The main process writes the files, and compares the scores with those of baselines. One
+    baseline uses the training pairs `train`.
     """
     args = trainer.args
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(args.device)
@@ -71,12 +71,12 @@ def score_test_set(
 
 
 def find_failure(scores: dict[str, Any], test: ParallelText, translations: list[str]) -> str | None:
-    """Return why a trained model is useless: it ignores the source, repeats a translation, or loses to a baseline."""
+    """Return a problem of a trained model or None: it ignores the source, repeats itself, or is below a baseline."""
     if (gain := scores.get("source_gain", MIN_SHUFFLED_LOSS_INCREASE)) < MIN_SHUFFLED_LOSS_INCREASE:
         return f"the model ignores the source: other sources raise the loss by only {gain:.3f} nats per token"
     (text, count), *_ = Counter(translations).most_common(1)
     expected = Counter(test.targets).most_common(1)[0][1]
-    if len(translations) > 1 and count > max(2 * expected, MAX_REPETITIONS * len(translations)):
+    if len(translations) > 1 and count > max(2 * expected, MAX_REPEATED_FRACTION * len(translations)):
         return f"{count} of {len(translations)} test translations are {text[:80]!r}"
     key, label = ("bleu", "BLEU") if "bleu" in scores else ("exact_match", "exact match")
     for name, baseline in BASELINES.items():
