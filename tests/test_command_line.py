@@ -1,3 +1,4 @@
+import argparse
 import os
 import signal
 import subprocess
@@ -6,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from vanilla_transformer.shared.command_line import exit_on_user_error
+from vanilla_transformer.shared.command_line import checkpoint_name, exit_on_user_error
 
 COMMANDS = ("training.translate .", "hub.push . user/name")
 SLOW_COMMANDS = (
@@ -58,10 +59,21 @@ import os, signal, sys
 sys.argv = ["-m"]
 import training
 assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-from vanilla_transformer.shared.command_line import exit_on_user_error
+from vanilla_transformer.shared.command_line import checkpoint_name, exit_on_user_error
 with exit_on_user_error("command"):
     os.kill(os.getpid(), signal.SIGINT)
 """
+
+
+def test_missing_run_is_not_a_name_on_the_hub(monkeypatch, tmp_path):
+    """Also where there are no runs, such as in the wrong directory."""
+    monkeypatch.chdir(tmp_path)
+    assert checkpoint_name("user/name") == "user/name"
+    for name in ("runs/demo", "runs", "./user/name"):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"{name} does not exist"):
+            checkpoint_name(name)
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    assert checkpoint_name("runs/demo") == "runs/demo"
 
 
 def test_windows_prints_utf_8(monkeypatch, tmp_path):

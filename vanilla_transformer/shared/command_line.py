@@ -173,7 +173,8 @@ def new_path(text: str) -> Path:
 
 def checkpoint_name(text: str) -> str:
     """Convert an option to a directory that exists, or a name such as `user/name` on the Hub."""
-    is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not os.path.exists(text.partition("/")[0])
+    folder = text.partition("/")[0]
+    is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", text) and folder != "runs" and not os.path.exists(folder)
     if not is_name and not os.path.exists(text):
         raise argparse.ArgumentTypeError(f"{text} does not exist")  # `user` in `user/name` is not a local directory
     return text
