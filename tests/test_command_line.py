@@ -59,7 +59,7 @@ import os, signal, sys
 sys.argv = ["-m"]
 import training
 assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-from vanilla_transformer.shared.command_line import checkpoint_name, exit_on_user_error
+from vanilla_transformer.shared.command_line import exit_on_user_error
 with exit_on_user_error("command"):
     os.kill(os.getpid(), signal.SIGINT)
 """
