@@ -197,7 +197,7 @@ def _match(language: str, options: list[str]) -> str | None:
 
 
 def _find_candidates(names: list[str]) -> dict[str, list[str]]:
-    """Return the tables, each with [], and the base names of text files, each with its endings, at least two."""
+    """Return the possible files: {table: []}, and {base name: endings} of text files with at least two endings."""
     tables = [name for name in names if Path(name).suffix in TABLE_SUFFIXES]
     endings: dict[str, list[str]] = {}
     for name in names:
@@ -208,7 +208,7 @@ def _find_candidates(names: list[str]) -> dict[str, list[str]]:
 
 
 def _select(split: str, given: str | None, candidates: dict[str, list[str]], folder: Path, names: list[str]) -> Any:
-    """Return the given file or the only candidate of a split. None without candidates, an error for training data."""
+    """Return the given file or the only candidate of a split, or None. Missing training data raise ValueError."""
     option = f"--{split}-file"
     listed = ", ".join(names[:MAX_LISTED]) + (", ..." if len(names) > MAX_LISTED else "") or "no files"
     if given is not None:

@@ -18,8 +18,8 @@ TOKENS_PER_SECOND = {"cpu": 3000, "mps": 10_000, "cuda": 100_000}  # target toke
 MIN_CORE_TOKENS = 512  # minimum tokens of an update per CPU core
 MAX_SYMBOLS = 200  # distinct words per side, or characters of both sides; with more, they are not symbols
 MIN_REPETITIONS = 20  # minimum of the mean number of occurrences per symbol
-MAX_MEAN_WORDS = 1.5  # words per target, if the targets are single words
-MAX_MEAN_CHARACTERS = 20  # the same in characters; sentences of languages without spaces have more
+MAX_MEAN_WORDS = 1.5  # maximum mean number of words per target, if the targets are single words
+MAX_MEAN_CHARACTERS = 20  # the same for characters; sentences of languages without spaces have more
 MAX_HELD_OUT, HELD_OUT_FRACTION = 500, 0.1  # training pairs that become validation or test data, if there is none
 NUM_SAMPLED_PAIRS = 20_000  # to find the type of the data
 MAX_NEW_TOKENS = 256  # limits the decoding time of a model that never generates EOS
@@ -143,7 +143,7 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
             "label_smoothing_factor": smoothing,
             "metric": metric,
         },
-        f"{data}: a larger vocabulary has rare tokens": {
+        f"{data}: a larger vocabulary would contain rare tokens": {
             "tokenizer_vocab_size": look_up(VOCABULARY_SIZES, summary.pairs)
         },
         f"{estimate}, {summary.pairs:,} pairs": dict(

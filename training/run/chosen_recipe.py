@@ -49,7 +49,7 @@ def read_or_choose_recipe(arguments: list[str], settings: Mapping[str, Any] | No
     arguments, given = [*arguments, *(f"--{name}={value}" for name, value in located.items())], given | located
     if "output_dir" not in given:
         name = Path(str(data.get("data_dir", given.get("dataset_name")))).resolve().name
-        choices["output_dir"] = Choice(f"runs/{name}", "the name of the data; --output-dir changes it")
+        choices["output_dir"] = Choice(f"runs/{name}", "named after the data; --output-dir changes it")
     keys = {name: choice.value for name, choice in choices.items()} | given
     train = read_training_pairs(keys)
     if not len(train):

@@ -22,7 +22,10 @@ CODES = {
 
 
 def language_code(name: str) -> str | None:
-    """Return the code of a name such as "English", "eng" or "en-US"; src or tgt for "source" or "target"; else None."""
+    """Return the code of a language name such as "English", "eng" or "en-US". Returns None for other texts.
+
+    The names of sides, such as "source" and "target", have the codes src and tgt.
+    """
     name = name.strip().lower()
     return CODES.get(name) or CODES.get(re.split("[-_]", name)[0])  # not split at spaces: sentences have no code
 
