@@ -66,7 +66,7 @@ with exit_on_user_error("command"):
 
 
 def test_missing_run_is_not_a_name_on_the_hub(monkeypatch, tmp_path):
-    """Also where there are no runs, such as in the wrong directory."""
+    """A missing directory in `runs` is reported, even if `runs` does not exist."""
     monkeypatch.chdir(tmp_path)
     assert checkpoint_name("user/name") == "user/name"
     for name in ("runs/demo", "runs", "./user/name"):
