@@ -15,6 +15,7 @@ from training import distill, score, translate
 from vanilla_transformer import TranslationPipeline, beam_search
 from vanilla_transformer.beam_search_vanilla_transformer import DONE_CHECK_INTERVAL
 from vanilla_transformer.glossary_vanilla_transformer import LexicalConstraints
+from vanilla_transformer.shared.transformers_conversion import to_transformers
 
 
 def to_cuda(inputs: dict) -> dict:
@@ -157,6 +158,12 @@ def test_commands_give_the_results_of_the_cpu(checkpoint, sentences, tmp_path, m
     assert all(outputs[:3])
     tables = [(tmp_path / f"{device}.tsv").read_text(encoding="utf-8") for device in ("cpu", "cuda")]
     assert tables[0] == tables[1] != ""
+
+
+def test_models_with_learned_positions_are_converted(make_model, batch):
+    model = make_model(position_embedding_type="learned", embedding_norm=True)
+    native = to_transformers(copy.deepcopy(model).to("cuda"))
+    torch.testing.assert_close(native(**batch).logits, model(**batch).logits)
 
 
 def test_page_translates_if_a_gpu_is_present(checkpoint):

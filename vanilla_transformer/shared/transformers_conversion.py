@@ -118,7 +118,7 @@ class NativeArchitecture:
             return False
         table = self.compute_sinusoid_table(config)
         weights = [stack.embed_positions.weight for stack in (model.get_encoder(), model.get_decoder())]
-        return all(torch.equal(weight, table.to(weight.dtype)) for weight in weights)
+        return all(torch.equal(weight, table.to(weight)) for weight in weights)
 
 
 NATIVE_ARCHITECTURES = (  # `to_transformers` chooses the first one that fits
