@@ -83,6 +83,10 @@ def import_file(
         imported = convert(state, layout, layout_settings, settings.num_heads, special_ids)
     report = {"file": file.name, "layout": layout.name, "evidence": evidence, "settings": layout_settings}
     rows = tokenizers.apply_to(imported) if tokenizers else None
+    for name, value in special_ids.items():
+        if rows and (row := rows["target"][getattr(imported.model.config, name)]) != value:
+            option = option_name(name)
+            raise ValueError(f"{option} {value} contradicts the tokenizer, which has {row}. Remove {option}.")
     if tokenizers and layout.name not in TOOLKITS and "source_begins" not in layout_settings:
         imported.user_notes.append(
             "Sources do not begin with the BOS token. If the original code puts BOS before sources, as most tutorials "

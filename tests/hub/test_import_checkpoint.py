@@ -119,6 +119,19 @@ def test_reads_token_list_as_tokenizer(save_reference, command, tmp_path):
     command(path, tmp_path / "more", "--num-heads", 4, "--source-tokenizer", tmp_path / "de.txt", status=2)
 
 
+def test_rejects_token_ids_that_contradict_the_tokenizer(save_reference, command, tmp_path, capsys):
+    """The ids are rows of the file, also if the import moves the special tokens."""
+    special = ["<s>", "</s>", "<pad>", "<unk>"]
+    for name, tokens in (("en.txt", [*special, "w"]), ("de.txt", ["z", *special])):
+        (tmp_path / name).write_text("\n".join(tokens) + "\n")
+    path = save_reference("annotated")
+    tokenizers = ("--source-tokenizer", tmp_path / "en.txt", "--target-tokenizer", tmp_path / "de.txt")
+    command(path, tmp_path / "out", "--num-heads", 4, *tokenizers, "--eos-token-id", 5, status=2)
+    assert "--eos-token-id 5 contradicts the tokenizer, which has 2." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    command(path, tmp_path / "out", "--num-heads", 4, *tokenizers, "--eos-token-id", 2)
+
+
 def test_requires_options_that_file_does_not_specify(save_reference, command, tmp_path, capsys):
     path = save_reference("notebook")
     command(path, tmp_path / "out", "--num-heads", 4)
