@@ -132,8 +132,11 @@ def tokenize_html(source: str) -> Iterator[HtmlToken]:
             for j in range(i, len(tokens)):
                 depth += {"open": 1, "close": -1}.get(tokens[j][1], 0) * (tokens[j][2] == name)
                 if not depth:
-                    kind, last = "empty", j
+                    last = j
                     break
+            else:  # HTML allows to omit some end tags, such as </li>: the element ends before the next block
+                last = next((j for j in range(i + 1, len(tokens)) if tokens[j][2] in BLOCKS), len(tokens)) - 1
+            kind = "empty"
         while kind == "text" and tokens[last + 1 : last + 2] and tokens[last + 1][1] == "text":
             last += 1
         if kind != "text":

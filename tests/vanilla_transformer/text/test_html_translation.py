@@ -30,6 +30,8 @@ from vanilla_transformer.text.html_translation import VOID, max_sum_run, tokeniz
         ("one<!-- two -->", "ONE<!-- two -->"),
         ("<!DOCTYPE html><html><title>one two</title></html>", "<!DOCTYPE html><html><title>TWO ONE</title></html>"),
         ("<ul><li>one two<li>three</ul>", "<ul><li>TWO ONE<li>THREE</ul>"),
+        ("<ul><li translate=no>one <b>two</b><li>three</ul>", "<ul><li translate=no>one <b>two</b><li>THREE</ul>"),
+        ("one <code>two", "ONE <code>two"),
         ("&nbsp;one&nbsp;", "&nbsp;ONE&nbsp;"),
         ("one</> <b>two</></b>", "</> <b>TWO</></b> ONE"),
         ("one <b></b> two", "<b></b> TWO ONE"),
