@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from training.inference.file_translation import format_json
-from training.inference.translation import TranslationSettings, rerank_translations
+from training.inference.translation import TranslationSettings, rerank_translations, translate_lines
+from training.inference.translators import load_translator
 from vanilla_transformer import TranslationPipeline
 
 pytestmark = pytest.mark.slow
@@ -150,3 +151,10 @@ def test_does_not_rerank_overlong_lines(make_model, make_tokenizer, caplog):
         for (text, score), (single_text, single_score) in zip(found[i], rows(forward, [lines[i]])[0], strict=True):
             assert (text, score) == (single_text, pytest.approx(single_score, abs=1e-4))
     assert len(rows(short, lines)) == 4
+
+
+def test_reranks_each_line_of_a_terminal_at_once(finished):
+    translator, lines = load_translator(finished), iter(["A dog runs.", "A cat sleeps."])
+    results = translate_lines(translator, lines, TranslationSettings(rerank=finished), one_by_one=True)
+    assert next(results)[0]["translation_text"]
+    assert next(lines) == "A cat sleeps."

@@ -74,7 +74,7 @@ def translate_lines(
     translator = select_engine(translator, settings.engine, len(first), options, settings.quantization)
     options |= {"batch_size": settings.batch_size, "progress": shows_progress() and not one_by_one}
     if backward is not None:
-        return rerank_translations(translator, backward, lines, options, settings)
+        return rerank_translations(translator, backward, lines, options, settings, one_by_one)
     batches = ([line] for line in lines) if one_by_one else [lines]
     results = chain.from_iterable(translator(batch, **options) for batch in batches)
     return (select_distinct(result if isinstance(result, list) else [result], settings.nbest) for result in results)
@@ -110,6 +110,7 @@ def rerank_translations(
     lines: Iterable[str],
     options: dict[str, Any],
     settings: TranslationSettings,
+    one_by_one: bool = False,
 ) -> Iterator[Candidates]:
     """Rerank the `num_beams` best translations with a noisy channel (Yee et al. 2019, without their language model).
 
@@ -118,7 +119,8 @@ def rerank_translations(
     from .metrics import compute_pair_nll  # slow import
 
     numbered, size = enumerate(lines, start=1), settings.batch_size or DEFAULT_BATCH_SIZE
-    while window := list(islice(numbered, size * BATCHES_PER_RERANK_WINDOW)):
+    window_size = 1 if one_by_one else size * BATCHES_PER_RERANK_WINDOW
+    while window := list(islice(numbered, window_size)):
         outputs = translator([line for _, line in window], **options)
         scored_candidates, pairs = Candidates(), list[tuple[str, str]]()
         for (number, line), candidates in zip(window, outputs, strict=True):

@@ -13,7 +13,6 @@ from vanilla_transformer.shared.command_line import logger
 from ..data.discovery import discover_files
 from ..data.files import read_file
 from ..data.hub_datasets import read_dataset
-from ..data.parallel_text import ParallelText
 from ..inference.translators import read_run_recipe
 from ..recipe.arguments import DataArguments, Recipe, use_dataset
 from ..recipe.reading import read_options, read_recipe, split_null_options
@@ -51,12 +50,13 @@ def read_or_choose_recipe(arguments: list[str], settings: Mapping[str, Any] | No
         name = Path(str(data.get("data_dir", given.get("dataset_name")))).resolve().name
         choices["output_dir"] = Choice(f"runs/{name}", "named after the data; --output-dir changes it")
     keys = {name: choice.value for name, choice in choices.items()} | given
-    train = read_training_pairs(keys)
+    corpus = read_splits(keys)
+    train = corpus["train"]
     if not len(train):
         raise ValueError("the train set has no pairs.")
     summary = summarize_data(train.sources, train.targets, given.get("tokenizer_type"))
     choices |= choose_settings(summary, *find_devices(bool(given.get("use_cpu"))), given)
-    missing = [split for split in ("validation", "test") if data.get(f"{split}_file", "") is None]
+    missing = [split for split in ("validation", "test") if data.get(f"{split}_file", corpus.get(split, "")) is None]
     held_out = choose_held_out(len(train), [split for split in missing if f"{split}_file" not in given])
     choices |= {name: choice for name, choice in held_out.items() if name not in given}
     folder = Path(keys["output_dir"])
@@ -78,16 +78,19 @@ def read_or_choose_recipe(arguments: list[str], settings: Mapping[str, Any] | No
     return recipe
 
 
-def read_training_pairs(keys: Mapping[str, Any]) -> ParallelText:
-    """Return the training pairs of a recipe with these keys. Messages are suppressed, because the run repeats them."""
+def read_splits(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the training pairs of a recipe with these keys. Messages are suppressed, because the run repeats them.
+
+    For a dataset, return all splits, with None for missing validation or test data.
+    """
     names = {f.name for f in dataclasses.fields(DataArguments)}
     arguments = DataArguments(**{name: value for name, value in keys.items() if name in names})
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        return (
-            read_dataset(arguments)["train"] if use_dataset(arguments) else read_file(arguments, arguments.train_file)
-        )
+        if use_dataset(arguments):
+            return dict.fromkeys(("validation", "test")) | read_dataset(arguments)
+        return {"train": read_file(arguments, arguments.train_file)}
     finally:
         logger.setLevel(level)
 

@@ -102,7 +102,7 @@ class TimeBudget(TrainerCallback):
             control.should_save |= self._saves
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._evaluation_seconds = time.perf_counter() - self._last
+        self._evaluation_seconds = self.broadcast(time.perf_counter() - self._last)  # it decides on the next ones
         self._last = time.perf_counter()
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:

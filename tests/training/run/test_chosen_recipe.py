@@ -126,8 +126,9 @@ def test_empty_training_file(tmp_path):
 def test_missing_splits_of_a_saved_dataset_are_split_off(tmp_path):
     rows = Dataset.from_list([{"en": f"a{i} b{i}", "de": f"c{i} d{i}"} for i in range(100)])
     DatasetDict(train=rows, test=rows.select([1])).save_to_disk(tmp_path / "data")
-    recipe = read_or_choose_recipe(["--data-dir", str(tmp_path / "data")])
-    assert (recipe.data.validation_size, recipe.data.test_size) == (10, 0)
+    for option in ("--data-dir", "--dataset-name"):
+        recipe = read_or_choose_recipe([option, str(tmp_path / "data")])
+        assert (recipe.data.validation_size, recipe.data.test_size) == (10, 0)
 
 
 def test_neither_recipe_nor_data(data_dir):

@@ -164,6 +164,14 @@ def test_all_processes_use_the_plan_of_the_main_process(monkeypatch):
     assert run.state.global_step == 40
 
 
+def test_all_processes_use_the_evaluation_time_of_the_main_process(monkeypatch):
+    """With 3 seconds, more than 2 % of the time, this process would omit evaluations that the main process does."""
+    run = SimulatedRun(monkeypatch, 120, SPEEDS["constant"], eval_seconds=3)
+    run.budget.broadcast = lambda value: 2.0 if isinstance(value, float) else value
+    run.train()
+    assert len(run.evaluations) == 4
+
+
 @pytest.fixture
 def read(tmp_path):
     def read(text: str, *options: str):
