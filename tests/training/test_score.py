@@ -8,9 +8,9 @@ import shutil
 import pytest
 import torch
 from sacrebleu.metrics import BLEU
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
 
-from training.inference.scoring import bootstrap_scores
+from training.inference.scoring import bootstrap_scores, compute_likelihood
 from training.score import main
 
 pytestmark = pytest.mark.slow
@@ -76,6 +76,20 @@ def test_computes_likelihood(programs, finished, test_files, tmp_path):
         assert float(row[2]) == pytest.approx(float(loss), abs=1e-3)
     total, tokens = (sum(float(row[i]) for row in rows) for i in (0, 1))
     assert result["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-3)
+
+
+def test_likelihood_of_overlong_pairs_is_an_error(make_tokenizer, tmp_path):
+    """Marian has a fixed table of positions, which would raise IndexError."""
+    tokenizer, size = make_tokenizer(True)
+    sizes = {"d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "encoder_layers": 1, "decoder_layers": 1}
+    ids = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0, "max_position_embeddings": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model = MarianMTModel(MarianConfig(**sizes, **ids, **heads, **size))
+    for each in (model, tokenizer):
+        each.save_pretrained(tmp_path / "marian")
+    (tmp_path / "pairs.tsv").write_text("the dog runs\tder Hund rennt\n" + "two birds " * 9 + "\tzwei\n")
+    with pytest.raises(ValueError, match="pairs.tsv, line 2: the sentence has .* accepts at most 16"):
+        compute_likelihood(tmp_path / "marian", tmp_path / "pairs.tsv")
 
 
 def test_likelihood_of_ensemble_averages_probabilities(programs, finished, test_files, tmp_path):

@@ -17,7 +17,7 @@ from ..data.files import iter_stripped_lines, read_table, validate_line_counts
 from ..data.parallel_text import ParallelText, collect_valid_pairs
 from .metrics import SequenceMetric, TranslationMetric, compute_pair_nll, transpose_references
 from .settings import DecodingSettings, LikelihoodSettings, ScoreSettings, TranslationSettings
-from .translation import translate_lines
+from .translation import scoring_error, translate_lines
 from .translators import as_names, load_translator, read_run_recipe
 
 
@@ -140,7 +140,7 @@ def compute_likelihood(
         `nll_per_token`, `perplexity`, `target_tokens` and `pairs`.
 
     Raises:
-        ValueError: As in `score`, or if `per_pair_output` exists.
+        ValueError: As in `score`, if a sentence is too long for the model, or if `per_pair_output` exists.
     """
     settings = LikelihoodSettings(**options)
     output = settings.per_pair_output
@@ -148,6 +148,9 @@ def compute_likelihood(
         raise ValueError(f"{output} already exists. Choose another path.")
     text = read_test_set(source, references, read_run_recipe(Path(as_names(checkpoints)[0])))
     translator = load_translator(checkpoints, settings.device)
+    for number, sentence, target in zip(text.line_numbers, text.sources, text.targets, strict=True):
+        if reason := scoring_error(translator, [(sentence, target)]):
+            raise ValueError(f"{source}, line {number}: {reason}")
     size = settings.batch_size or DEFAULT_BATCH_SIZE
     models = translator.model, translator.tokenizer, text, size, translator.ensemble
     scored = compute_pair_nll(*models, show=shows_progress())
