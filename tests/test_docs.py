@@ -181,8 +181,11 @@ def find_parser(module: str) -> argparse.ArgumentParser:
     """Return the argument parser of a command. It does not check whether paths exist."""
     if module == "training.train":  # sets up its process before it parses arguments
         from training.recipe.reading import make_parser
+        from training.train import add_own_options
 
-        return make_parser()
+        parser = make_parser()
+        add_own_options(parser)
+        return parser
     parser = load_script("commands").find_parser("hub.space.__main__" if module == "hub.space" else module, module)
     for action in parser._actions:  # the paths of examples do not exist
         action.type = str if action.type in PATH_TYPES else action.type

@@ -68,9 +68,10 @@ def add_own_options(parser: ArgumentParser) -> None:
 
 def train_parts(arguments: list[str], options: Namespace) -> None:
     """Train on parts of the data, in processes that this process starts. Print the learning curve."""
-    from .run import distributed, learning_curve
+    from .run import distributed
     from .run.chosen_recipe import read_or_choose_recipe
     from .run.output_dir import lock_output_dir
+    from .run.results import learning_curve
     from .run.results.evaluation import describe_results, read_results
 
     recipe = read_or_choose_recipe(arguments)

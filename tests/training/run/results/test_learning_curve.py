@@ -8,7 +8,7 @@ import pytest
 from training.data.corpora import select_fraction
 from training.data.parallel_text import ParallelText
 from training.recipe.reading import read_recipe
-from training.run.learning_curve import describe_learning_curve, read_learning_curve, run_parts
+from training.run.results.learning_curve import describe_learning_curve, read_learning_curve, run_parts
 
 SCORES = {"quarter_of_data": 10.0, "half_of_data": 14.0, "half_of_time": 19.0, "out": 20.0}
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from vanilla_transformer.shared.atomic_io import atomic_write
 from vanilla_transformer.shared.command_line import logger
 
-from ..recipe.arguments import Recipe, use_dataset
-from .results.evaluation import read_results
-from .results.plots import plot_learning_curve
+from ...recipe.arguments import Recipe, use_dataset
+from .evaluation import read_results
+from .plots import plot_learning_curve
 
 FOLDER, FILE = "learning_curve", "learning_curve.json"
 
