@@ -31,7 +31,7 @@ def main() -> None:
     parser = CommandLineParser("training.score", __doc__)
     add = parser.add_argument
     add("checkpoints", **CHECKPOINTS)
-    source_help = "Text file with one sentence per line, or .tsv file with references in the further columns."
+    source_help = "Text file with one sentence per line, or table (.tsv, .csv, .jsonl, ...) with references."
     add("--source", type=existing_path, required=True, help=source_help)
     reference_help = "One or more text files."
     add(

@@ -10,7 +10,7 @@ import torch
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
 
-from training.inference.scoring import bootstrap_scores, compute_likelihood
+from training.inference.scoring import bootstrap_scores, compute_likelihood, read_test_set
 from training.score import main
 
 pytestmark = pytest.mark.slow
@@ -54,6 +54,20 @@ def test_scores_several_references_and_compares(programs, finished, test_files, 
     other = scores["chrf"][str(tmp_path / "early")]
     assert 0 <= other["p_value"] <= 1
     assert "nrefs:2" in scores["bleu_signature"]
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl"])
+def test_reads_tables_like_training(tmp_path, suffix):
+    rows = [("de", "en"), ("zwei, drei", "two, three"), ("ein Hund", "a dog")]
+    lines = {
+        ".tsv": ["\t".join(row) for row in rows],
+        ".csv": [",".join(f'"{cell}"' for cell in row) for row in rows],
+        ".jsonl": [json.dumps(dict(zip(rows[0], row, strict=True))) for row in rows[1:]],
+    }[suffix]
+    path = tmp_path / f"test{suffix}"
+    path.write_text("\n".join(lines) + "\n")
+    text = read_test_set(path, [], {"source_lang": "en", "target_lang": "de"})
+    assert (text.sources, text.targets) == (["two, three", "a dog"], ["zwei, drei", "ein Hund"])
 
 
 def test_computes_likelihood(programs, finished, test_files, tmp_path):

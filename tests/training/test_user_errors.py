@@ -158,7 +158,7 @@ def test_does_not_overwrite_another_run(programs, recipe, tmp_path, other):
         ("demo.corpus", ["DATA"], "train.en already exists"),
         ("translate", ["RUN", "--rerank", "RUN", "--num-beams", "1"], "rerank requires num_beams of at least 2"),
         ("score", ["RUN", "--source", "SOURCE"], "Set --reference"),
-        ("score", ["RUN", "--source", "TABLE.tsv", "--reference", "REFERENCE"], "or use a .tsv file with references"),
+        ("score", ["RUN", "--source", "TABLE.tsv", "--reference", "REFERENCE"], "or use a table with references"),
         ("score", ["RUN", "--source", "SOURCE", "--reference", "LONGER"], "line i of one must translate line i"),
         ("score", ["RUN", "--source", "SOURCE", "--reference", "REFERENCE", "--output", "SOURCE"], "already exists"),
         (

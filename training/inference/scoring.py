@@ -13,7 +13,7 @@ from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
 from vanilla_transformer.shared.atomic_io import atomic_write
 from vanilla_transformer.shared.command_line import accept_settings, logger, shows_progress
 
-from ..data.files import iter_stripped_lines, read_table, validate_line_counts
+from ..data.files import TABLE_SUFFIXES, iter_stripped_lines, read_table, validate_line_counts
 from ..data.parallel_text import ParallelText, collect_valid_pairs
 from .metrics import SequenceMetric, TranslationMetric, compute_pair_nll, transpose_references
 from .settings import DecodingSettings, LikelihoodSettings, ScoreSettings, TranslationSettings
@@ -34,7 +34,8 @@ def score(
 
     Args:
         checkpoints: Directory, or repository on the Hub. Several form an ensemble.
-        source: Text file with one sentence per line, or .tsv file with references in the further columns.
+        source: Text file with one sentence per line, or a table in a format of training data. A .tsv or .csv file can
+            have several columns of references.
         references: One or more text files with references, if `source` has none.
         options: Fields of `ScoreSettings`.
 
@@ -68,8 +69,8 @@ def read_test_set(
         ValueError: If the files have different numbers of lines or no sentences.
     """
     source, paths = Path(source), [Path(each) for each in as_names(references)] if references else []
-    if (source.suffix == ".tsv") == bool(paths):
-        raise ValueError("Set --reference and a text file as --source, or use a .tsv file with references as --source.")
+    if (source.suffix in TABLE_SUFFIXES) == bool(paths):
+        raise ValueError("Set --reference and a text file as --source, or use a table with references as --source.")
     for path in paths:
         validate_line_counts(source, path)
     columns = map(iter_stripped_lines, (source, *paths))
