@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ class Part(NamedTuple):
     time_fraction: float  # of the time of the complete run
 
 
-PARTS = Part("quarter_of_data", 0.25, 1), Part("half_of_data", 0.5, 1), Part("half_of_time", 1, 0.5), Part("", 1, 1)
+PARTS = Part("", 1, 1), Part("quarter_of_data", 0.25, 1), Part("half_of_data", 0.5, 1), Part("half_of_time", 1, 0.5)
 
 
 def run_parts(recipe: Recipe, run_command: Callable[[list[str], float], int]) -> int:
@@ -86,7 +87,7 @@ def run_parts(recipe: Recipe, run_command: Callable[[list[str], float], int]) ->
 
 
 def read_learning_curve(folder: Path) -> list[dict[str, Any]]:
-    """Return the points of `run_parts`: quarter and half of the data, half of the time, complete run."""
+    """Return the points of `run_parts`: complete run, quarter and half of the data, half of the time."""
     return list(json.loads((folder / FILE).read_text(encoding="utf-8")))
 
 
@@ -95,9 +96,9 @@ def describe_learning_curve(points: list[dict[str, Any]]) -> str:
     label = points[0]["metric"].replace("_", " ").replace("bleu", "BLEU")
     lines = [
         f"{point['train_pairs']:>12,} training pairs, {point['minutes']:g} minutes: {label} {point['score']:.1f}"
-        for point in points
+        for point in sorted(points, key=itemgetter("train_pairs", "minutes"))
     ]
-    _, half_data, half_time, complete = points
+    complete, _, half_data, half_time = points
     data, more_time = (complete["score"] - part["score"] for part in (half_data, half_time))
     if max(data, more_time) <= (complete["interval_95"] or 0.0):
         advice = "Both differences are within the confidence interval: neither would help much."

@@ -1,5 +1,6 @@
 """Plots of a run: training curve and cross-attention heat maps."""
 
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def plot_learning_curve(points: list[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(6, 4), layout="constrained")
     axis = figure.subplots()
     for minutes in sorted({point["minutes"] for point in points}, reverse=True):
-        part = [point for point in points if point["minutes"] == minutes]
+        part = [point for point in sorted(points, key=itemgetter("train_pairs")) if point["minutes"] == minutes]
         pairs, scores = ([point[key] for point in part] for key in ("train_pairs", "score"))
         errors = [point["interval_95"] or 0.0 for point in part]
         axis.errorbar(pairs, scores, errors, fmt="o-", capsize=3, label=f"{minutes:g} minutes")

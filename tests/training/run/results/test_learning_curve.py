@@ -10,7 +10,7 @@ from training.data.parallel_text import ParallelText
 from training.recipe.reading import read_recipe
 from training.run.results.learning_curve import describe_learning_curve, read_learning_curve, run_parts
 
-SCORES = {"quarter_of_data": 10.0, "half_of_data": 14.0, "half_of_time": 19.0, "out": 20.0}
+SCORES = {"out": 20.0, "quarter_of_data": 10.0, "half_of_data": 14.0, "half_of_time": 19.0}
 
 
 def test_smaller_fraction_is_contained_in_larger_one():
@@ -43,15 +43,15 @@ def test_parts_share_the_time_and_are_compared(timed_recipe, tmp_path):
 
     assert run_parts(timed_recipe, run_command) == 0
     assert [Path(command["output_dir"]).name for command in commands] == list(SCORES)
-    assert [float(command["train_fraction"]) for command in commands] == [0.25, 0.5, 1, 1]
-    assert [float(command["minutes"]) for command in commands] == [2, 2, 1, 2]
+    assert [float(command["train_fraction"]) for command in commands] == [1, 0.25, 0.5, 1]
+    assert [float(command["minutes"]) for command in commands] == [2, 2, 2, 1]
     points = read_learning_curve(tmp_path / "out")
-    assert [point["train_pairs"] for point in points] == [250, 500, 1000, 1000]
+    assert [point["train_pairs"] for point in points] == [1000, 250, 500, 1000]
     assert (tmp_path / "out" / "learning_curve.png").stat().st_size > 10_000
     text = describe_learning_curve(points)
     assert text.endswith("Twice the data changes BLEU by +6.0, twice the time by +1.0. More data would help more.")
     for half_data, half_time, advice in ((19.6, 18, "More time would"), (19.6, 19.7, "neither would help much")):
-        points[1]["score"], points[2]["score"] = half_data, half_time
+        points[2]["score"], points[3]["score"] = half_data, half_time
         assert advice in describe_learning_curve(points)
     commands.clear()
     assert run_parts(timed_recipe, lambda options, started: commands.append(options) or 130) == 130
