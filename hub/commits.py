@@ -59,16 +59,9 @@ def commit_files(
     if not REVISION.fullmatch(revision):
         raise ValueError(f"--revision {revision} is not a valid branch name. Use a name such as v2.")
     api = HfApi()
-    is_new = not api.repo_exists(repo_id, repo_type=repo_type)
-    api.create_repo(repo_id, repo_type=repo_type, private=private or None, exist_ok=True, **creation)
-    if private and not api.repo_info(repo_id, repo_type=repo_type).private:
-        raise ValueError(f"{repo_id} exists and is public. Make it private or remove --private. Nothing was uploaded.")
     target: dict[str, Any] = {"repo_id": repo_id, "repo_type": repo_type, "revision": revision}
-    try:
-        info: Any = api.repo_info(**target, files_metadata=True)
-    except RevisionNotFoundError:
-        api.create_branch(repo_id, branch=revision, repo_type=repo_type, exist_ok=True)
-        info = api.repo_info(**target, files_metadata=True)
+    is_new = not api.repo_exists(repo_id, repo_type=repo_type)
+    info = create_branch(api, target, private, creation)
     remote = {each.rfilename: each.lfs.sha256 if each.lfs else each.blob_id for each in info.siblings or []}
     previous = fetch_manifest(api, repo_id, info.sha, repo_type) if MANIFEST_NAME in remote else {}
     owned = set(remote) if is_new else {name for name, hash_ in remote.items() if hash_ in previous.get(name, [])}
@@ -91,6 +84,19 @@ def commit_files(
     hashes |= {name: previous[name] for name in files if name not in hashes and name in owned}
     new.append(CommitOperationAdd(MANIFEST_NAME, json.dumps(hashes, indent=1, sort_keys=True).encode()))
     return commit(api, target, new, stale, message, info.sha)
+
+
+def create_branch(api: HfApi, target: dict[str, Any], private: bool, creation: dict[str, Any]) -> Any:
+    """Create the repository and its branch if they do not exist. Return the metadata of the branch and its files."""
+    repo_id, repo_type = target["repo_id"], target["repo_type"]
+    api.create_repo(repo_id, repo_type=repo_type, private=private or None, exist_ok=True, **creation)
+    if private and not api.repo_info(repo_id, repo_type=repo_type).private:
+        raise ValueError(f"{repo_id} exists and is public. Make it private or remove --private. Nothing was uploaded.")
+    try:
+        return api.repo_info(**target, files_metadata=True)
+    except RevisionNotFoundError:
+        api.create_branch(repo_id, branch=target["revision"], repo_type=repo_type, exist_ok=True)
+        return api.repo_info(**target, files_metadata=True)
 
 
 def commit(

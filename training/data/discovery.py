@@ -74,23 +74,10 @@ def discover_files(
     if SAVED_DATASET & set(names):
         return _discover_dataset(folder, source_lang, target_lang)
     candidates = _find_candidates(names)
-    for path, name in ((folder / name, name) for name in given.values() if name):
-        if path.parent != folder and path.parent.is_dir():
-            others = _find_candidates([each.name for each in sorted(path.parent.iterdir()) if each.is_file()])
-            candidates |= {name: others[path.name]} if path.name in others else {}
+    for name in filter(None, given.values()):
+        candidates |= _find_in_other_directory(folder, name)
     train = _select("train", given["train"], candidates, folder, names)
-    if endings := candidates.get(train):
-        kind, found = "text files", ", ".join(f"{train}.{ending}" for ending in endings)
-        source, target = choose_direction(endings, source_lang, target_lang, found)
-    else:
-        columns = read_column_names(folder / train, (source_lang, target_lang))
-        kind = f"columns {', '.join(columns)}" if columns else "no header, column 1 is the source"
-        source, target = source_lang or SIDES[0], target_lang or SIDES[1]
-        if columns:
-            source, target = choose_direction(columns, source_lang, target_lang, f"the {kind} in {train}")
-            codes = language_code(source) or "", language_code(target) or ""
-            if all(codes) and find_columns(columns, codes) == (columns.index(source), [columns.index(target)]):
-                source, target = codes
+    kind, source, target = _find_direction(folder, train, candidates.get(train), source_lang, target_lang)
     usable = {name: each for name, each in candidates.items() if not each or {source, target} <= set(each)}
     usable.pop(train, None)
     splits = {split: _select(split, given[split], usable, folder, names) for split in ("validation", "test")}
@@ -98,6 +85,33 @@ def discover_files(
     _log(f"{found}; from {source} to {target}; {kind}; directory: {folder}")
     files = {"train_file": train} | {f"{split}_file": name for split, name in splits.items()}
     return {"data_dir": str(folder), **files, "source_lang": source, "target_lang": target}
+
+
+def _find_in_other_directory(folder: Path, name: str) -> dict[str, list[str]]:
+    """Return the candidate with this name if it is in another directory."""
+    path = folder / name
+    if path.parent == folder or not path.parent.is_dir():
+        return {}
+    candidates = _find_candidates([each.name for each in sorted(path.parent.iterdir()) if each.is_file()])
+    return {name: candidates[path.name]} if path.name in candidates else {}
+
+
+def _find_direction(
+    folder: Path, train: str, endings: list[str] | None, source_lang: str | None, target_lang: str | None
+) -> tuple[str, str, str]:
+    """Return the kind of the training data, for messages, and their source and target language."""
+    if endings:
+        found = ", ".join(f"{train}.{ending}" for ending in endings)
+        return "text files", *choose_direction(endings, source_lang, target_lang, found)
+    columns = read_column_names(folder / train, (source_lang, target_lang))
+    if not columns:
+        return "no header, column 1 is the source", source_lang or SIDES[0], target_lang or SIDES[1]
+    kind = f"columns {', '.join(columns)}"
+    source, target = choose_direction(columns, source_lang, target_lang, f"the {kind} in {train}")
+    codes = language_code(source) or "", language_code(target) or ""
+    if all(codes) and find_columns(columns, codes) == (columns.index(source), [columns.index(target)]):
+        source, target = codes
+    return kind, source, target
 
 
 def _discover_dataset(folder: Path, source_lang: str | None, target_lang: str | None) -> dict[str, Any]:

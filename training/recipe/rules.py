@@ -120,13 +120,8 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
     tokenizer_type, tokens_per_word, metric, smoothing = TYPES[summary.type]
     data_tokens = summary.pairs * (tokens_per_word * summary.mean_length + 1)
     choices = choose_duration(given)
-    minutes = given.get("minutes", choices["minutes"].value if "minutes" in choices else None)
-    if minutes is not None:
-        speed = TOKENS_PER_SECOND.get(device, TOKENS_PER_SECOND["mps"]) * num_devices
-        tokens = TRAINING_FRACTION * 60 * minutes * speed
-    else:
-        updates = given.get("max_steps", -1) * given.get("tokens_per_update", MIN_UPDATE_TOKENS)
-        tokens = updates if updates > 0 else given.get("num_train_epochs", 1) * data_tokens
+    keys = {name: choice.value for name, choice in choices.items()} | dict(given)
+    tokens = estimate_tokens(keys, data_tokens, device, num_devices)
     epochs = tokens / data_tokens
     size = next(size for (pairs, limit), size in SIZES.items() if summary.pairs <= pairs and tokens <= limit)
     d_model, layers, heads, ffn_dim = given.get("d_model", size[0]), *size[1:]
@@ -172,6 +167,15 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
         choices = {name: choice for name, choice in choices.items() if name in FINE_TUNING_KEYS}
         choices["learning_rate"] = Choice(FINE_TUNING_RATE, "for a trained model")
     return {name: choice for name, choice in choices.items() if name not in given}
+
+
+def estimate_tokens(keys: Mapping[str, Any], data_tokens: float, device: str, num_devices: int) -> float:
+    """Return the target tokens of a training run with these keys, from those of an epoch and the number of devices."""
+    if keys.get("minutes") is not None:
+        speed = TOKENS_PER_SECOND.get(device, TOKENS_PER_SECOND["mps"]) * num_devices
+        return TRAINING_FRACTION * 60 * keys["minutes"] * speed
+    tokens = keys.get("max_steps", -1) * keys.get("tokens_per_update", MIN_UPDATE_TOKENS)
+    return tokens if tokens > 0 else keys.get("num_train_epochs", 1) * data_tokens
 
 
 def choose_duration(given: Mapping[str, Any]) -> dict[str, Choice]:
