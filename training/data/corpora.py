@@ -19,8 +19,17 @@ RANDOM_PAIRS, RANDOM_LENGTH, RANDOM_WORDS = 64, 98, 4996  # see random_pairs
 
 
 def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
-    """Read the splits as `read_splits`, and select and swap training pairs as the recipe requires."""
-    corpus = read_splits(arguments)
+    """Read the splits "train" (unless streaming), "validation" and "test" (if available).
+
+    They come from files in `data_dir`, or are generated. If `data_dir` is the default and contains no files, they come
+    from the recipe's dataset. `on_bad_lines` and `on_eval_overlap` determine what happens to invalid pairs and to
+    training pairs whose source is also in the validation or test set, or nearly. Then `train_fraction` and
+    `both_directions` are applied.
+
+    Raises:
+        ValueError: If files are missing, have different lengths or the wrong format, or contain invalid pairs.
+    """
+    corpus = _read_splits(arguments)
     if arguments.train_fraction < 1:
         corpus["train"] = select_fraction(corpus["train"], arguments.train_fraction)
     if arguments.both_directions:
@@ -28,16 +37,7 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
     return corpus
 
 
-def read_splits(arguments: DataArguments) -> dict[str, ParallelText]:
-    """Read the splits "train" (unless streaming), "validation" and "test" (if available).
-
-    They come from files in `data_dir`, or are generated. If `data_dir` is the default and contains no files, they come
-    from the recipe's dataset. `on_bad_lines` and `on_eval_overlap` determine what happens to invalid pairs and to
-    training pairs whose source is also in the validation or test set, or nearly.
-
-    Raises:
-        ValueError: If files are missing, have different lengths or the wrong format, or contain invalid pairs.
-    """
+def _read_splits(arguments: DataArguments) -> dict[str, ParallelText]:
     if arguments.corpus == "demo":
         return {name: _from_pairs(pairs, "demo") for name, pairs in demo.generate().items()}
     if arguments.corpus == "random":

@@ -1,6 +1,7 @@
 """Learning curve: the gain of twice the data, compared with the gain of twice the time."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from operator import itemgetter
@@ -15,6 +16,7 @@ from .evaluation import read_results
 from .plots import plot_learning_curve
 
 FOLDER, FILE = "learning_curve", "learning_curve.json"
+MISSING = "--learning-curve requires --minutes and test data. Set --minutes N, and --test-size if needed."
 
 
 class Part(NamedTuple):
@@ -42,14 +44,14 @@ def run_parts(recipe: Recipe, run_command: Callable[[list[str], float], int]) ->
         Exit status of the first part that failed or was stopped, or 0.
 
     Raises:
-        ValueError: If the recipe has no `minutes` or no test data.
+        ValueError: If the recipe has no `minutes` or no test data, or if another launcher has started this process.
     """
     args, data = recipe.training, recipe.data
     has_test = data.corpus == "demo" or data.test_file or data.test_size or use_dataset(data)
     if args.minutes is None or not has_test:
-        raise ValueError(
-            "--learning-curve requires --minutes and test data. Set --minutes N, and --test-size if needed."
-        )
+        raise ValueError(MISSING)
+    if "LOCAL_RANK" in os.environ:
+        raise ValueError("--learning-curve starts its own processes. Run it without torchrun or accelerate launch.")
     complete_minutes = args.minutes / sum(part.time_fraction for part in PARTS)
     folder = Path(args.output_dir)
     points = []
@@ -60,7 +62,7 @@ def run_parts(recipe: Recipe, run_command: Callable[[list[str], float], int]) ->
         options = {
             "output_dir": output_dir,
             "minutes": minutes,
-            "train_fraction": part.train_fraction,
+            "train_fraction": data.train_fraction * part.train_fraction,
             "predict_with_generate": args.predict_with_generate,
         }
         logger.info(
@@ -71,6 +73,8 @@ def run_parts(recipe: Recipe, run_command: Callable[[list[str], float], int]) ->
             return status
         results = read_results(output_dir)
         metric = "bleu" if "test_bleu" in results else "exact_match"
+        if f"test_{metric}" not in results:  # a dataset without a test split
+            raise ValueError(MISSING)
         points.append(
             {
                 "train_pairs": results["train_pairs"],

@@ -63,3 +63,20 @@ def test_requires_time_and_test_data(timed_recipe, group, name):
     setattr(getattr(timed_recipe, group), name, None)
     with pytest.raises(ValueError, match="requires --minutes and test data"):
         run_parts(timed_recipe, lambda options, started: 0)
+
+
+def test_rejects_launchers_and_runs_without_test_scores(timed_recipe, tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "all_results.json").write_text('{"train_pairs": 1000}')
+    with pytest.raises(ValueError, match="requires --minutes and test data"):
+        run_parts(timed_recipe, lambda options, started: 0)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(ValueError, match="without torchrun"):
+        run_parts(timed_recipe, lambda options, started: 0)
+
+
+def test_parts_are_fractions_of_the_fraction_of_the_user(timed_recipe):
+    timed_recipe.data.train_fraction = 0.5
+    commands = []
+    run_parts(timed_recipe, lambda options, started: commands.append(options) or 130)
+    assert "--train_fraction=0.5" in commands[0]
