@@ -74,12 +74,11 @@ def test_beam_search_matches_generate(make_model, source, architecture, beams, l
     """Compare all returned sequences and scores while finished sentences leave the batch."""
     options = {"num_beams": beams, "num_return_sequences": 2, "max_new_tokens": 14, "early_stopping": early_stopping}
     options |= {"length_penalty": length_penalty, "return_dict_in_generate": True, "output_scores": True}
-    for seed in range(3):
-        model = make_model(seed, vocab_size=30, **ARCHITECTURES[architecture])
-        expected = model.generate(**source, **options)
-        found = model.generate(**source, **options, custom_generate=beam_search)
-        assert until_end(found.sequences) == until_end(expected.sequences)
-        torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=1e-4, rtol=0)
+    model = make_model(beams, vocab_size=30, **ARCHITECTURES[architecture])
+    expected = model.generate(**source, **options)
+    found = model.generate(**source, **options, custom_generate=beam_search)
+    assert until_end(found.sequences) == until_end(expected.sequences)
+    torch.testing.assert_close(found.sequences_scores, expected.sequences_scores, atol=1e-4, rtol=0)
 
 
 def test_alpha_0_matches_generate_without_penalty(make_model, source):
@@ -90,23 +89,25 @@ def test_alpha_0_matches_generate_without_penalty(make_model, source):
         assert until_end(found) == until_end(expected)
 
 
-def log_probability(model, source: dict, row: int, tokens: list[int]) -> float:
-    """Return the log-probability of the tokens, including EOS if present."""
-    target = torch.tensor([[model.config.decoder_start_token_id, *tokens]])
-    one = {name: tensor[row : row + 1] for name, tensor in source.items()}
+def log_probabilities(model, source: dict, row: int, hypotheses: list[tuple]) -> dict[tuple, float]:
+    """Return the log-probability of each sequence of tokens, including EOS if present."""
+    targets = torch.full((len(hypotheses), max(map(len, hypotheses)) + 1), -1)
+    targets[:, 0] = model.config.decoder_start_token_id
+    for i, tokens in enumerate(hypotheses):
+        targets[i, 1 : len(tokens) + 1] = torch.tensor(tokens)
+    sources = {name: tensor[row : row + 1].expand(len(hypotheses), -1) for name, tensor in source.items()}
     with torch.no_grad():
-        logits = model(**one, decoder_input_ids=target[:, :-1]).logits.log_softmax(-1)
-    return float(logits.gather(-1, target[:, 1:, None]).sum())
+        log_p = model(**sources, decoder_input_ids=targets[:, :-1].clamp(min=0)).logits.log_softmax(-1)
+    log_p = log_p.gather(-1, targets[:, 1:, None].clamp(min=0))[..., 0]
+    return dict(zip(hypotheses, log_p.where(targets[:, 1:] >= 0, 0).sum(-1).tolist(), strict=True))
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
 def test_many_beams_match_exhaustive_search(make_model, source, alpha):
     """Score every hypothesis of up to 3 tokens with a vocabulary of 5."""
     small = {"input_ids": source["input_ids"][:2] % 2 + 3, "attention_mask": source["attention_mask"][:2]}
-    finished = [[*body, 2] for n in range(3) for body in itertools.product((0, 1, 3, 4), repeat=n)]
-    truncated = [list(body) for body in itertools.product((0, 1, 3, 4), repeat=3)] + [
-        [*body, 2] for body in itertools.product((0, 1, 3, 4), repeat=2)
-    ]
+    finished = [(*body, 2) for n in range(3) for body in itertools.product((0, 1, 3, 4), repeat=n)]
+    truncated = list(itertools.product((0, 1, 3, 4), repeat=3))
     for seed in range(3):
         model = make_model(seed, vocab_size=5)
         found = model.generate(
@@ -114,7 +115,7 @@ def test_many_beams_match_exhaustive_search(make_model, source, alpha):
             return_dict_in_generate=True,
         )  # fmt: skip
         for row in range(2):
-            every = {tuple(tokens): log_probability(model, small, row, tokens) for tokens in finished + truncated}
+            every = log_probabilities(model, small, row, finished + truncated)
             scores = {tokens: value / ((5 + len(tokens)) / 6) ** alpha for tokens, value in every.items()}
             best = max(scores, key=lambda tokens: scores[tokens])
             assert tuple(until_end(found.sequences)[row][: len(best)]) == best
@@ -132,12 +133,14 @@ def test_negative_penalty_does_not_stop_early(make_model):
         **source, num_beams=125, max_new_tokens=4, custom_generate=beam_search, alpha=-2.0,
         return_dict_in_generate=True,
     )  # fmt: skip
-    scores = [
-        log_probability(model, source, 0, list(tokens)) / ((5 + length) / 6) ** -2.0
+    hypotheses = [
+        tokens
         for length in range(1, 5)
         for tokens in itertools.product(range(5), repeat=length)
         if 2 not in tokens[:-1] and (tokens[-1] == 2 or length == 4)
     ]
+    every = log_probabilities(model, source, 0, hypotheses)
+    scores = [value / ((5 + len(tokens)) / 6) ** -2.0 for tokens, value in every.items()]
     assert float(found.sequences_scores[0]) == pytest.approx(max(scores), abs=1e-4)
 
 

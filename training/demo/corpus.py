@@ -30,12 +30,9 @@ class SentenceGenerator:
     def chance(self, probability: float) -> bool:
         return self.rng.random() < probability
 
-    def with_class(self, table: list, classes: list[str], column: int) -> Row:
-        return self.rng.choice([row for row in table if set(row[column]) & set(classes)])
-
     def noun_phrase(self, classes: list[str], verb: str = "", plain: bool = False, depth: int = 0) -> NounPhrase:
         """Sample a noun phrase. `plain` excludes numbers and quantities, which are ambiguous in negated clauses."""
-        noun = self.with_class(NOUNS, classes, 3)
+        noun = self.rng.choice(NOUNS.rows_with(3, *classes))
         plural = self.chance(0.25)
         usable = [name for name, row in DETERMINERS.items() if row[int(plural)] is not None]
         if plain:
@@ -51,7 +48,7 @@ class SentenceGenerator:
         return phrase
 
     def adjective(self, noun: Row) -> Row | None:
-        fitting = [row for row in ADJECTIVES if set(row[2]) & set(noun[3])]
+        fitting = ADJECTIVES.rows_with(2, *noun[3])
         if not fitting:
             return None
         adjective = self.rng.choice(fitting)
@@ -77,7 +74,7 @@ class SentenceGenerator:
         """Sample a clause. With `head`, it is a relative clause without adverbs, negation and modal verbs."""
         if self.chance(0.12):
             return self.copula(head)
-        verb = self.rng.choice([row for row in VERBS if head is None or set(row[4]) & set(head.noun[3])])
+        verb = self.rng.choice(VERBS if head is None else VERBS.rows_with(4, *head.noun[3]))
         actor = self.subject(verb[4], verb[0][0]) if head is None else head
         tense = self.rng.choice(["present", "present", "past", "future"])
         clause = Clause(actor if head is None else None, actor.number, tense, verb)
@@ -93,7 +90,7 @@ class SentenceGenerator:
 
     def copula(self, head: NounPhrase | None) -> Clause:
         actor = self.subject(["person", "animal", "thing", "food"], "be") if head is None else head
-        fitting = [row for row in ADJECTIVES if set(row[2]) & set(actor.noun[3] if actor.noun else ["person"])]
+        fitting = ADJECTIVES.rows_with(2, *(actor.noun[3] if actor.noun else ["person"]))
         predicate = self.rng.choice(fitting)
         if isinstance(actor, NounPhrase):
             actor.adjective = None
@@ -149,7 +146,7 @@ class SentenceGenerator:
             clause.time_first = self.chance(0.4)
 
     def time(self, tense: str) -> Row:
-        return self.with_class(TIMES, [tense], 2)
+        return self.rng.choice(TIMES.rows_with(2, tense))
 
     def sentence(self) -> tuple[str, str]:
         """Sample a sentence in English and German."""

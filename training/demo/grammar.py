@@ -7,7 +7,7 @@ are correct by construction. `corpus` samples the trees.
 from dataclasses import dataclass
 from typing import Any
 
-Row = list[list[str]]  # a row of the lexicon: columns, each a list of forms
+from .lexicon import Row
 
 # Endings by case, in the order masculine, feminine, neuter, plural
 DER = {"nom": "der die das die", "acc": "den die das die", "dat": "dem der dem den"}

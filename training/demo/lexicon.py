@@ -3,11 +3,27 @@
 Columns are separated by `|`, the forms of a word by spaces. `_` is a space inside a form.
 """
 
+import functools
 
-def parse(table: str) -> list[list[list[str]]]:
-    """Return the rows of a table, each a list of columns. A column is a list of forms."""
-    lines = table.strip().splitlines()
-    return [[[form.replace("_", " ") for form in column.split()] for column in line.split("|")] for line in lines]
+Row = list[list[str]]  # columns, each a list of forms
+
+
+class Table(list[Row]):
+    """Rows of words, hashed by identity."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    @functools.cache  # noqa: B019  # tables are constants
+    def rows_with(self, column: int, *classes: str) -> list[Row]:
+        """Return the rows with at least one of the classes in a column."""
+        return [row for row in self if set(row[column]) & set(classes)]
+
+
+def parse(text: str) -> Table:
+    lines = text.strip().splitlines()
+    return Table(
+        [[[form.replace("_", " ") for form in column.split()] for column in line.split("|")] for line in lines]
+    )
 
 
 # English singular, plural | German singular, plural | gender (m, f, n; with w: weak, -n/-en except in the nominative) |
