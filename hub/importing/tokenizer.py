@@ -119,7 +119,7 @@ def select_rows(
     if any(is_repeat := find_repeats(target)):
         fields["lm_head_bias"] = True
         state["lm_head.bias"] = state.get("lm_head.bias", 0) - penalty * torch.tensor(is_repeat)
-    result = type(model)(type(config).from_dict(fields))
+    result = type(model)(type(config).from_dict(fields)).to(model.dtype)
     result.load_state_dict(state)
     result.generation_config = model.generation_config
     return result.eval(), rows

@@ -14,7 +14,7 @@ from vanilla_transformer.generation_vanilla_transformer import beam_search
 
 pytestmark = pytest.mark.usefixtures("search_mode")
 
-MODELS = int(os.environ.get("VT_MODELS", "4"))  # number of random models in the slow test
+MODELS = int(os.environ.get("VT_MODELS", "2"))  # number of random models in the slow test
 BOTH, SAMPLING = ({"num_beams": 1}, {"num_beams": 3}), ({"do_sample": True}, {"do_sample": True, "num_beams": 3})
 RETURNED = {"return_dict_in_generate": True}
 

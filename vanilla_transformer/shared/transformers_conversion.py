@@ -134,7 +134,7 @@ NATIVE_ARCHITECTURES = (  # `to_transformers` chooses the first one that fits
 def to_transformers(
     model: VanillaTransformerForConditionalGeneration, architecture: NativeArchitecture | None = None
 ) -> PreTrainedModel:
-    """Convert to an equivalent native Transformers model, in evaluation mode, with the same generation config.
+    """Convert to an equivalent native Transformers model, in evaluation mode, with the same generation config and dtype.
 
     Sinusoids become a table of `config.max_position_embeddings` positions, which limits the sentence length.
     `architecture` defaults to the first of `NATIVE_ARCHITECTURES` that fits.
@@ -146,7 +146,7 @@ def to_transformers(
     if reasons := architecture.incompatibilities(model):
         raise ValueError(f"{architecture.model_class.__name__} cannot represent this model: {'; '.join(reasons)}.")
     config = model.config
-    native = architecture.model_class(to_native_config(architecture, config))
+    native = architecture.model_class(to_native_config(architecture, config)).to(model.dtype)
     state, weights = native.state_dict(), model.state_dict()
     order = architecture.hidden_permutation(config.d_model)
     for name, tensor in weights.items():

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hub.export import main
-from hub.exporting.to_transformers import convert
+from hub.exporting.to_transformers import convert, pad_to_equal_vocab_sizes
 from vanilla_transformer.shared.transformers_conversion import to_marian
 
 CLASSES = {
@@ -37,6 +37,13 @@ def test_native_class_generates_the_same(save_checkpoint, command, tmp_path, sen
     assert native.generation_config.num_beams == 5
     for options in ({}, {"num_beams": 1}, {"num_beams": 4, "length_penalty": 0.6, "early_stopping": True}):
         assert torch.equal(native.generate(**batch, **options), model.generate(**batch, **options))
+
+
+def test_padded_model_keeps_dtype(make_model):
+    model = make_model(share_encoder_decoder_embeddings=False, decoder_vocab_size=61).bfloat16()
+    padded = pad_to_equal_vocab_sizes(model)
+    assert padded.config.vocab_size == 61
+    assert {parameter.dtype for parameter in padded.parameters()} == {torch.bfloat16}
 
 
 def test_writes_default_limit_of_new_tokens(save_checkpoint, command, tmp_path):

@@ -194,7 +194,8 @@ def test_native_round_trip(make_native, model_type):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_keeps_dtype(make_native, model_type, dtype):
     model = from_transformers(make_native(model_type).to(dtype))
-    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    for each in (model, to_transformers(model)):
+        assert {parameter.dtype for parameter in each.parameters()} == {dtype}
     assert not NATIVE_ARCHITECTURES[
         [each.model_type for each in NATIVE_ARCHITECTURES].index(model_type)
     ].incompatibilities(model)
