@@ -25,12 +25,12 @@ NUM_SAMPLED_PAIRS = 20_000  # to find the type of the data
 MAX_NEW_TOKENS = 256  # limits the decoding time of a model that never generates EOS
 FINE_TUNING_RATE = 0.0005  # as in finetune.yaml
 
-# type of the data: tokenizer type, target tokens per word, metric, label smoothing
+# type of the data: tokenizer type, target tokens per word, metric, label smoothing, length penalty
 # Measured: word tokens on CMUdict and SCAN (99.4 % exact match without label smoothing), characters on dates
 TYPES = {
-    "sentences": ("bpe", 1.4, "translation", 0.1),
-    "symbols": ("word", 1.0, "sequence", 0.0),
-    "words": ("char", 1.0, "sequence", 0.0),
+    "sentences": ("bpe", 1.4, "translation", 0.1, 1.0),
+    "symbols": ("word", 1.0, "sequence", 0.0, 0.0),
+    "words": ("char", 1.0, "sequence", 0.0, 0.0),
 }
 # maximum number of pairs -> vocabulary size. Multi30k, 29,000 pairs: 8,000 is better than 4,000 (BLEU 39.9 and 38.9)
 VOCABULARY_SIZES = {2_000: 1_500, 12_000: 3_000, 25_000: 5_000, 500_000: 8_000, 2_000_000: 16_000, math.inf: 32_000}
@@ -56,7 +56,7 @@ SIZE_KEYS = (
 )
 FINE_TUNING_KEYS = {
     *("minutes", "logging_steps", "tokens_per_update", "lr_scheduler_type", "warmup_steps", "metric"),
-    *("label_smoothing_factor", "max_new_tokens"),
+    *("label_smoothing_factor", "length_penalty", "max_new_tokens"),
 }
 # for d_model 128. Multi30k, 4,800 pairs: BLEU 1.3 with 0.005 and post-norm, 20.7 with 0.003 and pre-norm
 BASE_RATE = 0.003
@@ -121,7 +121,7 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
         num_devices: Number of CPU cores or GPUs.
         given: Keys and values that the user has set. The rules follow them.
     """
-    tokenizer_type, tokens_per_word, metric, smoothing = TYPES[summary.type]
+    tokenizer_type, tokens_per_word, metric, smoothing, length_penalty = TYPES[summary.type]
     data_tokens = summary.pairs * (tokens_per_word * summary.mean_length + 1)
     choices = choose_duration(given)
     keys = {name: choice.value for name, choice in choices.items()} | dict(given)
@@ -142,6 +142,7 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
             "shared_vocabulary": tokenizer_type == "bpe",
             "label_smoothing_factor": smoothing,
             "metric": metric,
+            "length_penalty": length_penalty,
         },
         f"{data}: a larger vocabulary would contain rare tokens": {
             "tokenizer_vocab_size": look_up(VOCABULARY_SIZES, summary.pairs)

@@ -134,7 +134,7 @@ NATIVE_ARCHITECTURES = (  # `to_transformers` chooses the first one that fits
 def to_transformers(
     model: VanillaTransformerForConditionalGeneration, architecture: NativeArchitecture | None = None
 ) -> PreTrainedModel:
-    """Convert to an equivalent native Transformers model, in evaluation mode, with the same generation config and dtype.
+    """Convert to an equivalent native Transformers model in evaluation mode, with the same generation config and dtype.
 
     Sinusoids become a table of `config.max_position_embeddings` positions, which limits the sentence length.
     `architecture` defaults to the first of `NATIVE_ARCHITECTURES` that fits.

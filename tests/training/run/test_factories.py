@@ -23,7 +23,13 @@ from transformers import (
 
 from training.data.parallel_text import ParallelText
 from training.recipe.reading import read_recipe
-from training.run.factories import count_positions, load_base_model, make_train_set, new_tokenizer
+from training.run.factories import (
+    count_positions,
+    decoding_settings,
+    load_base_model,
+    make_train_set,
+    new_tokenizer,
+)
 
 SIZES = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
 SIZES |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 12}
@@ -82,6 +88,12 @@ def make_settings(tmp_path):
         return read_recipe([str(path)])
 
     return make
+
+
+def test_beam_search_ends_early_only_for_translations(make_settings):
+    """For sequences, the first hypotheses that end are often too short."""
+    for keys, expected in (({}, True), ({"metric": "sequence"}, False), ({"num_beams": 1}, None)):
+        assert decoding_settings(make_settings(**keys)).get("early_stopping") == expected
 
 
 @pytest.mark.parametrize("streaming", [False, True])
