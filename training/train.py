@@ -75,6 +75,8 @@ def train_parts(arguments: list[str], options: Namespace) -> None:
     from .run.results.evaluation import describe_results, read_results
 
     recipe = read_or_choose_recipe(arguments)
+    if "minutes" in recipe.reasons:  # the saved recipe of the complete run contains its share of the time
+        raise ValueError(learning_curve.MISSING)
     folder, processes = Path(recipe.training.output_dir), distributed.resolve_num_processes(recipe.training)
     arguments += ["--quiet"] if options.quiet else []
 

@@ -16,7 +16,7 @@ USAGE = """{out} is a CTranslate2 model. To translate with ctranslate2 and trans
     source, target = (AutoTokenizer.from_pretrained(folder) for folder in ("{source}", "{target}"))
     tokens = source.convert_ids_to_tokens(source("a sentence").input_ids)
     best = ctranslate2.Translator("{out}").translate_batch([tokens], beam_size=5)[0].hypotheses[0]
-    print(target.decode(target.convert_tokens_to_ids(best)))"""
+    print(target.decode(target.convert_tokens_to_ids(best), skip_special_tokens=True))"""
 
 
 def convert(

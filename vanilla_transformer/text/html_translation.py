@@ -240,6 +240,9 @@ class TagPlacer:
         spans: list[tuple[int, int, int, int]] = [(0, 0, 0, 0)] * len(node.children)
         indices = [self.source_word_indices(child) for child in node.children]
         for i in sorted(range(len(spans)), key=lambda i: -len(indices[i])):
+            if part := self.locate_part(node.children[i], low, high):
+                spans[i] = part
+                continue
             scores = []  # of target words: 1 if aligned to a word of the child, -1 if aligned to another word
             for is_free, word in zip(free, self.links[low:high], strict=True):
                 score = 0 if word is None else 1 if word in indices[i] else -1
@@ -255,6 +258,29 @@ class TagPlacer:
                 position = self.empty_element_position(node.children[i].start)
                 spans[i] = low, low, position, position
         return spans
+
+    def locate_part(self, node: Node, low: int, high: int) -> tuple[int, int, int, int] | None:
+        """Return the span of an element that encloses a part of a word, if the translation contains the same part.
+
+        Examples are formulas and footnotes, such as "H<sub>2</sub>O". The part must be at the same place or at the end.
+        """
+        words = self.source_word_indices(node)
+        if len(words) != 1:
+            return None
+        (index,) = words
+        start, end = self.source_words[index]
+        first, last = max(node.start, start), min(node.end, end)
+        part = self.text[first:last]
+        for j in range(low, high) if (first, last) != (start, end) else ():
+            target_start, target_end = self.target_words[j]
+            word = self.translation[target_start:target_end]
+            if self.links[j] != index:
+                continue
+            if last == end and word.endswith(part):
+                return j, j + 1, target_end - len(part), target_end
+            if word[first - start : last - start] == part:
+                return j, j + 1, target_start + first - start, target_start + last - start
+        return None
 
     def source_word_indices(self, node: Node) -> set[int]:
         """Return the indices of the source words that overlap an element."""

@@ -70,7 +70,7 @@ def test_choices_are_monotone():
 
     for pairs in PAIRS:
         times = [choose(pairs, {"minutes": minutes}) for minutes in (1, 2, 5, 10, 30, 60, 600, 6000, 60_000)]
-        for name in ("d_model", "dropout", "tokens_per_update", "encoder_ffn_dim"):
+        for name in ("d_model", "encoder_layers", "dropout", "tokens_per_update", "encoder_ffn_dim"):
             values = [choice[name] for choice in times]
             assert values == sorted(values), name
         rates = [choice["learning_rate"] for choice in times]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from argparse import Namespace
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ from training.run import chosen_recipe
 from training.run.chosen_recipe import read_or_choose_recipe
 from training.run.output_dir import write_recipe
 from training.run.training import train
+from training.train import train_parts
 
 SMALL = {"max_steps": 2, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "tokenizer_vocab_size": 300}
 
@@ -46,6 +48,13 @@ def test_default_time_and_output_directory(data_dir, monkeypatch):
     assert (recipe.training.minutes, recipe.training.output_dir) == (30, "runs/data")
     assert "--minutes" in recipe.reasons["minutes"]
     assert read_or_choose_recipe(["--data-dir", str(data_dir), "--minutes", "3"]).training.minutes == 3
+
+
+def test_learning_curve_requires_a_time_of_the_user(data_dir, tmp_path):
+    arguments = ["--data-dir", str(data_dir), "--output-dir", str(tmp_path / "out")]
+    with pytest.raises(ValueError, match="Set --minutes N"):
+        train_parts(arguments, Namespace(quiet=True, json=False))
+    assert not (tmp_path / "out").exists()
 
 
 def test_file_outside_of_a_data_directory(data_dir, tmp_path):

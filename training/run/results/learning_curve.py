@@ -44,12 +44,15 @@ def run_parts(recipe: Recipe, run_command: Callable[[list[str], float], int]) ->
         Exit status of the first part that failed or was stopped, or 0.
 
     Raises:
-        ValueError: If the recipe has no `minutes` or no test data, or if another launcher has started this process.
+        ValueError: If the recipe has no `minutes` or no test data, if it streams its data, or if another launcher has
+            started this process.
     """
     args, data = recipe.training, recipe.data
     has_test = data.corpus == "demo" or data.test_file or data.test_size or use_dataset(data)
     if args.minutes is None or not has_test:
         raise ValueError(MISSING)
+    if data.streaming:
+        raise ValueError("--learning-curve requires the number of pairs in advance. Remove streaming.")
     if "LOCAL_RANK" in os.environ:
         raise ValueError("--learning-curve starts its own processes. Run it without torchrun or accelerate launch.")
     complete_minutes = args.minutes / sum(part.time_fraction for part in PARTS)
@@ -64,6 +67,7 @@ def run_parts(recipe: Recipe, run_command: Callable[[list[str], float], int]) ->
             "minutes": minutes,
             "train_fraction": data.train_fraction * part.train_fraction,
             "predict_with_generate": args.predict_with_generate,
+            "push_to_hub": args.push_to_hub and not part.name,
         }
         logger.info(
             f"learning curve, run {number} of {len(PARTS)}: {part.train_fraction:.0%} of the training pairs, "

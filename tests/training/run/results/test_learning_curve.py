@@ -70,6 +70,10 @@ def test_rejects_launchers_and_runs_without_test_scores(timed_recipe, tmp_path, 
     (tmp_path / "out" / "all_results.json").write_text('{"train_pairs": 1000}')
     with pytest.raises(ValueError, match="requires --minutes and test data"):
         run_parts(timed_recipe, lambda options, started: 0)
+    timed_recipe.data.streaming = True
+    with pytest.raises(ValueError, match="Remove streaming"):
+        run_parts(timed_recipe, lambda options, started: 0)
+    timed_recipe.data.streaming = False
     monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(ValueError, match="without torchrun"):
         run_parts(timed_recipe, lambda options, started: 0)
@@ -80,3 +84,18 @@ def test_parts_are_fractions_of_the_fraction_of_the_user(timed_recipe):
     commands = []
     run_parts(timed_recipe, lambda options, started: commands.append(options) or 130)
     assert "--train_fraction=0.5" in commands[0]
+
+
+def test_options_of_all_parts_are_valid_and_only_the_complete_run_is_published(tmp_path):
+    arguments = ["demo", "--minutes=7", f"--output-dir={tmp_path}", "--push-to-hub=true", "--hub-model-id=user/name"]
+    recipes = []
+
+    def run_command(options, started):
+        recipes.append(read_recipe([*arguments, *options]))
+        folder = Path(recipes[-1].training.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "all_results.json").write_text('{"train_pairs": 1000, "test_bleu": 5.0}')
+        return 0
+
+    assert run_parts(read_recipe(arguments), run_command) == 0
+    assert [each.training.push_to_hub for each in recipes] == [True, False, False, False]
