@@ -6,8 +6,6 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 OLDEST := .venv-oldest
 CONFORMANCE := .conformance
-# each worker gets neighbouring tests, which share fixtures
-WORKERS := -n 2 --dist worksteal
 
 .PHONY: help demo test test-slow test-oldest fuzz conformance lint bench docs clean
 
@@ -18,22 +16,22 @@ demo: $(VENV)/training.installed  ## train on the built-in corpus and evaluate: 
 	$(RUN) -m training.train training/recipes/demo.yaml
 
 test: $(VENV)/dev.installed  ## the fast tests
-	$(RUN) -m pytest -m "not slow" --ignore tests/conformance $(WORKERS)
+	$(RUN) -m pytest -m "not slow" --ignore tests/conformance -n 2 --dist worksteal
 
 test-slow: $(VENV)/dev.installed  ## real processes, compilers and trainings
-	$(RUN) -m pytest -m slow --ignore tests/conformance $(WORKERS)
+	$(RUN) -m pytest -m slow --ignore tests/conformance -n 2 --dist worksteal
 
 fuzz: $(VENV)/dev.installed  ## random input for all commands, VT_FUZZ_SECONDS=20 per family
 	$(RUN) -m pytest -s -m slow tests/fuzz
 
 # To avoid the CUDA build of torch (3 GB): UV_TORCH_BACKEND=cpu make test-oldest
 test-oldest: $(OLDEST)/package.installed  ## the package's fast tests with the oldest versions that pyproject.toml allows
-	CUDA_VISIBLE_DEVICES= $(OLDEST)/bin/python -m pytest -m "not slow" $(WORKERS) tests/vanilla_transformer
+	CUDA_VISIBLE_DEVICES= $(OLDEST)/bin/python -m pytest -m "not slow" -n 2 --dist worksteal tests/vanilla_transformer
 
 conformance: $(VENV)/dev.installed  ## the model tests of Transformers, from its source distribution on PyPI
 	$(RUN) tests/conformance/fetch.py $(CONFORMANCE)
-	PYTHONPATH=$$(echo $(CONFORMANCE)/transformers-*) $(RUN) -m pytest --import-mode=prepend $(WORKERS) -W ignore \
-		-o addopts= -o pythonpath=. -q tests/conformance
+	PYTHONPATH=$$(echo $(CONFORMANCE)/transformers-*) $(RUN) -m pytest --import-mode=prepend -n 2 --dist worksteal \
+		-W ignore -o addopts= -o pythonpath=. -q tests/conformance
 
 lint: $(VENV)/dev.installed  ## style, format, types, terms, conventions of model files (mlinter)
 	$(VENV)/bin/ruff check .

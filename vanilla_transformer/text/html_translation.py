@@ -262,7 +262,7 @@ class TagPlacer:
     def locate_part(self, node: Node, low: int, high: int) -> tuple[int, int, int, int] | None:
         """Return the span of an element that encloses a part of a word, if the translation contains the same part.
 
-        Examples are formulas and footnotes, such as "H<sub>2</sub>O". The part must be at the same place or at the end.
+        Examples are formulas and footnotes, such as "H<sub>2</sub>O". The position must be the same, or the end.
         """
         words = self.source_word_indices(node)
         if len(words) != 1:
