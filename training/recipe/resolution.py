@@ -258,7 +258,7 @@ def validate_overrides(recipe: Recipe, options: set[str]) -> None:
 def validate_used_data_keys(data: DataArguments) -> None:
     """Raise ValueError for settings of the data that a generated corpus does not use."""
     used = {"corpus", "max_length", "max_length_ratio", "buffer_size", "train_fraction"}
-    used = vars(data).keys() if data.corpus == "files" else used
+    used |= vars(data).keys() if data.corpus == "files" else set()
     for name in sorted(vars(data).keys() - used):
         if (value := getattr(data, name)) != getattr(DataArguments, name):
             raise ValueError(f"corpus={data.corpus} does not use {name}={value}. Set corpus=files, or remove {name}.")
