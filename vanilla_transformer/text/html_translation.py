@@ -265,17 +265,17 @@ class TagPlacer:
         Examples are formulas and footnotes, such as "H<sub>2</sub>O". The position must be the same, or the end.
         """
         words = self.source_word_indices(node)
-        if len(words) != 1:
+        if len(words) != 1 or node.start == node.end:
             return None
         (index,) = words
         start, end = self.source_words[index]
         first, last = max(node.start, start), min(node.end, end)
+        if (first, last) == (start, end):
+            return None
         part = self.text[first:last]
-        for j in range(low, high) if (first, last) != (start, end) else ():
+        for j in (j for j in range(low, high) if self.links[j] == index):
             target_start, target_end = self.target_words[j]
             word = self.translation[target_start:target_end]
-            if self.links[j] != index:
-                continue
             if last == end and word.endswith(part):
                 return j, j + 1, target_end - len(part), target_end
             if word[first - start : last - start] == part:

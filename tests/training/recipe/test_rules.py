@@ -89,6 +89,21 @@ def test_short_runs_have_small_updates(cores, minutes, tokens):
     assert choices["tokens_per_update"].value == tokens
 
 
+@pytest.mark.parametrize(
+    ("data_type", "cores", "minutes", "layers"),
+    [("sentences", 1, 10, 1), ("sentences", 2, 10, 2), ("sentences", 2, 30, 4), ("symbols", 1, 3, 2)],
+)
+def test_short_runs_have_few_layers(data_type, cores, minutes, layers):
+    choices = choose_settings(DataSummary(data_type, 5_000, 12, 25), "cpu", cores, {"minutes": minutes})
+    assert choices["encoder_layers"].value == choices["decoder_layers"].value == layers
+
+
+@pytest.mark.parametrize(("given", "penalty"), [({}, 0.0), ({"metric": "translation"}, 1.0)])
+def test_length_penalty_follows_the_metric(given, penalty):
+    choices = choose_settings(DataSummary("symbols", 5_000, 12, 25), "cpu", 1, given)
+    assert choices["length_penalty"].value == penalty
+
+
 def test_keys_of_the_user_are_not_chosen():
     summary = DataSummary("sentences", 5_000, 12, 25)
     options = [

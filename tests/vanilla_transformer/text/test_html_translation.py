@@ -38,6 +38,7 @@ from vanilla_transformer.text.html_translation import VOID, max_sum_run, tokeniz
         ("one h<sub>2</sub>o two", "TWO H<sub>2</sub>O ONE"),
         ("c<sub>6</sub>h<sub>12</sub> <i>x<sup>2</sup></i>", "<i>X<sup>2</sup></i> C<sub>6</sub>H<sub>12</sub>"),
         ("one<sup><a href=x>1</a></sup> two", "TWO ONE<sup><a href=x>1</a></sup>"),
+        ("won<wbr>der one", "ONE <wbr>WONDER"),
         ("one<b>two</b> three", "THREE <b>ONETWO</b>"),
         ("", ""),
         ("<p> </p>", "<p> </p>"),
