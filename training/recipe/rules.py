@@ -45,19 +45,6 @@ MAX_DROPOUTS = {1000: 0.1, math.inf: 0.3}
 # Multi30k, 29,000 pairs: BLEU 32.1, 32.4 and 25.3; Tatoeba, 162,000 pairs: 20.2, 6.5 and 6.5.
 # With 2 and 4 layers: Multi30k, 4,800 pairs: BLEU 20.8 and 20.0; CMUdict: exact match 57.9 and 53.6 %; SCAN, on the
 # validation data: 79 and 61 %. Multi30k, 29,000 pairs: d_model 256 was not better than 128
-SIZES = {2_000: 1_500, 12_000: 3_000, 25_000: 5_000, 500_000: 8_000, 2_000_000: 16_000, math.inf: 32_000}
-# maximum number of epochs -> dropout.
-# Multi30k, 29,000 pairs: 0.1 for 5 epochs, 0.15 for 12 to 14, 0.2 for 58, 0.3 for more
-DROPOUTS = {8: 0.1, 16: 0.15, 30: 0.2, math.inf: 0.3}
-SYMBOL_DROPOUTS = {60: 0.1, math.inf: 0.2}  # SCAN: 0.1 for 56 epochs; CMUdict: 0.1 for 8; dates: 0.1 for 5
-# maximum number of updates, with `MIN_UPDATE_TOKENS` -> maximum dropout.
-# Multi30k, 1,000 pairs, 500 updates: validation loss 4.25 with 0.3, 4.21 with 0.1
-MAX_DROPOUTS = {1000: 0.1, math.inf: 0.3}
-# maximum number of pairs and of target tokens of the run -> size. 10 minutes of one core with 1, 2 and 4 layers:
-# Multi30k, 29,000 pairs: BLEU 32.1, 32.4 and 25.3; Tatoeba, 162,000 pairs: 20.2, 6.5 and 6.5.
-# With 2 and 4 layers: Multi30k, 4,800 pairs: BLEU 20.8 and 20.0; CMUdict: exact match 57.9 and 53.6 %; SCAN, on the
-# validation data: 79 and 61 %. Multi30k, 29,000 pairs: d_model 256 was not better
-# than 128
 SIZES = {
     (math.inf, 1_500_000): (128, 1, 4, 256),  # d_model, layers per side, heads, feed-forward dimension
     (math.inf, 4_000_000): (128, 2, 4, 256),
