@@ -235,7 +235,9 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
 
 @contextmanager
-def include_code(model: Any, base_class: Any, directory: Any, is_main_process: bool = True, **_: Any) -> Iterator[None]:
+def include_code(
+    model: Any, base_class: Any, directory: Any, is_main_process: bool = True, *_: Any, **__: Any
+) -> Iterator[None]:
     """Context manager that makes `save_pretrained` save the code of the model class, too.
 
     `base_class` is a class of the modeling file. If the model class is a subclass from another module, this

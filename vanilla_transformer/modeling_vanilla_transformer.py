@@ -375,13 +375,13 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         is_untied = hasattr(self, "lm_head") and not self.config.tie_word_embeddings
         return {} if is_untied else dict(self._tied_weights_keys or {})
 
-    def save_pretrained(self, save_directory, **kwargs) -> None:
+    def save_pretrained(self, save_directory, *args, **kwargs) -> None:
         """Save the model with its code, so that `trust_remote_code=True` loads it without this package.
 
         The code of a subclass from another module is saved, too. A warning states how to load it.
         """
-        with include_code(self, VanillaTransformerPreTrainedModel, save_directory, **kwargs):
-            super().save_pretrained(save_directory, **kwargs)
+        with include_code(self, VanillaTransformerPreTrainedModel, save_directory, *args, **kwargs):
+            super().save_pretrained(save_directory, *args, **kwargs)
 
 
 class TransformerStack(VanillaTransformerPreTrainedModel):

@@ -52,7 +52,7 @@ def test_round_trip(make_model, batch, tmp_path, variant):
 
 @pytest.mark.parametrize(("variant", "matrices"), list(zip(VARIANTS[:4], MATRICES, strict=True)))
 def test_tied_weights_are_stored_once(make_model, tmp_path, variant, matrices):
-    make_model(**variant).save_pretrained(tmp_path)
+    make_model(**variant).save_pretrained(tmp_path, True)  # is_main_process, by position
     stored = {
         name for name in load_file(tmp_path / "model.safetensors") if "embed_tokens" in name or "lm_head.w" in name
     }

@@ -81,6 +81,10 @@ def discover_files(
     usable = {name: each for name, each in candidates.items() if not each or {source, target} <= set(each)}
     usable.pop(train, None)
     splits = {split: _select(split, given[split], usable, folder, names) for split in ("validation", "test")}
+    for name in sorted(candidates.keys() - usable.keys() - {train}):
+        if (split := _split_of(name.lower())) and not splits.get(split, train):
+            unused = ", ".join(f"{name}.{ending}" for ending in candidates[name])
+            _log(f"{unused}: not used. {split.capitalize()} data must be named {name}.{source} and {name}.{target}")
     found = ", ".join(f"{split}: {name or 'none'}" for split, name in {"training": train, **splits}.items())
     _log(f"{found}; from {source} to {target}; {kind}; directory: {folder}")
     files = {"train_file": train} | {f"{split}_file": name for split, name in splits.items()}

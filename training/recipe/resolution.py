@@ -165,6 +165,8 @@ def resolve_minutes(recipe: Recipe, options: set[str]) -> None:
         training.eval_strategy = IntervalStrategy.STEPS
     if not {"eval_steps", "save_steps"} & keys:
         training.eval_steps = training.save_steps = UNKNOWN_UPDATES  # `TimeBudget` requests them
+    if training.eval_delay and training.eval_steps == UNKNOWN_UPDATES:
+        raise ValueError(f"with minutes, eval_delay={training.eval_delay:g} requires eval_steps. Set it or remove it.")
     for name in ("eval_steps", "save_steps", "logging_steps"):
         if 0 < (value := getattr(training, name) or 0) < 1:
             raise ValueError(f"with minutes, {name}={value:g} must be an integer, not a ratio. Change or remove it.")

@@ -164,9 +164,12 @@ def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
     root = Node(0, 0)
     path, text = [root], ""
     closing = set(closing_index.values())
+    is_separated = False  # by an element without translated content, such as <code> or <img>
     for i, token in enumerate(segment):
         if token.kind == "text":
-            text += html.unescape(token.raw).replace(BREAK, " ")
+            content = html.unescape(token.raw).replace(BREAK, " ")
+            text += " " * (is_separated and text[-1:].isalnum() and content[:1].isalnum()) + content
+            is_separated = False
         elif i in closing_index:
             path[-1].children.append(Node(len(text), 0, token.raw, segment[closing_index[i]].raw))
             path.append(path[-1].children[-1])
@@ -175,6 +178,7 @@ def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
         else:
             path[-1].children.append(Node(len(text), len(text), token.raw))
             text += BREAK if token.name == "br" else ""
+            is_separated |= token.kind == "empty" and token.name not in ("", "wbr")
     root.end = len(text)
     return text, root
 

@@ -189,6 +189,14 @@ def test_train_file_determines_the_directory(write, tmp_path, monkeypatch):
         discover_files()
 
 
+def test_files_of_other_languages_are_named(write, tmp_path, read_messages):
+    for name in ("test.eng", "test.deu"):
+        write(name, "a\n")
+    write("train.tsv", "English\tGerman\na\tb\n")
+    assert discover_files(tmp_path)["test_file"] is None
+    assert "test.deu, test.eng: not used. Test data must be named test.en and test.de" in read_messages()
+
+
 def test_only_the_main_process_logs(write, tmp_path, monkeypatch, read_messages):
     write("train.tsv", tsv(CELLS))
     for name, value in (("RANK", "1"), ("VANILLA_TRANSFORMER_LAUNCHED", "0")):
