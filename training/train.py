@@ -83,7 +83,7 @@ def train_parts(arguments: list[str], options: Namespace) -> None:
     def run_command(further: list[str], started: float) -> int:
         return distributed.launch(processes, [*arguments, *further], started, subprocess.DEVNULL)
 
-    with lock_output_dir(folder):
+    with lock_output_dir(folder, has_parts=True):
         if status := learning_curve.run_parts(recipe, run_command):
             sys.exit(status)
     scores, points = read_results(folder), learning_curve.read_learning_curve(folder)

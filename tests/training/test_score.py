@@ -68,6 +68,8 @@ def test_reads_tables_like_training(tmp_path, suffix):
     path.write_text("\n".join(lines) + "\n")
     text = read_test_set(path, [], {"source_lang": "en", "target_lang": "de"})
     assert (text.sources, text.targets) == (["two, three", "a dog"], ["zwei, drei", "ein Hund"])
+    with pytest.raises(ValueError, match=r"de, en|src"):  # not a sentence of the test set
+        read_test_set(path, [], {})
 
 
 def test_computes_likelihood(programs, finished, test_files, tmp_path):

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from datasets import Dataset
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
@@ -23,6 +22,7 @@ from vanilla_transformer.shared.transformers_conversion import to_transformers
 
 from ..data.corpora import read_corpus
 from ..recipe.reading import read_recipe
+from ..run.results.evaluation import read_results
 
 RECIPE, BASELINE = "training.train", "Seq2SeqTrainer"
 ROUNDS, UPDATES = 3, 120  # runs of each, updates per run
@@ -30,8 +30,8 @@ SENTENCES = 64  # batch size of the baseline
 
 
 def main() -> None:
-    """Train the baseline of `compare`. Argument: output directory of its run of the recipe."""
-    print(json.dumps(train_baseline(Path(sys.argv[1]))))
+    """Train the baseline of `compare`. The arguments are those of the run of the recipe."""
+    print(json.dumps(train_baseline(sys.argv[1:])))
 
 
 def compare(recipe: Path, data_dir: Path, show: Callable[[str], Any]) -> dict[str, list[float]]:
@@ -39,9 +39,9 @@ def compare(recipe: Path, data_dir: Path, show: Callable[[str], Any]) -> dict[st
     speeds: dict[str, list[float]] = {RECIPE: [], BASELINE: []}
     with tempfile.TemporaryDirectory() as directory:
         for i in range(ROUNDS):
-            run = Path(directory, f"run{i}")
-            speeds[RECIPE].append(tokens_per_second(train_recipe(recipe, data_dir, run)))
-            command = [sys.executable, "-m", f"{__package__}.recipe", str(run)]
+            arguments = make_arguments(recipe, data_dir, Path(directory, f"run{i}"))
+            speeds[RECIPE].append(tokens_per_second(train_recipe(arguments)))
+            command = [sys.executable, "-m", f"{__package__}.recipe", *arguments]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             speeds[BASELINE].append(tokens_per_second(json.loads(output.splitlines()[-1])))
             show(str({name: round(values[-1]) for name, values in speeds.items()}))
@@ -52,25 +52,26 @@ def tokens_per_second(results: dict[str, Any]) -> float:
     return results["train_target_tokens"] / results["train_runtime"]
 
 
-def train_recipe(recipe: Path, data_dir: Path, run: Path) -> dict[str, Any]:
-    """Run the recipe without evaluation, checkpoints and test set, and return its results."""
-    keys = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    keys |= {"data_dir": str(data_dir), "output_dir": str(run), "max_steps": UPDATES, "disable_tqdm": True}
-    keys |= {"test_file": None, "test_references": None, "test_size": 0, "eval_strategy": "no", "save_strategy": "no"}
-    keys |= {"average_checkpoints": 1, "average_by": "last", "early_stopping_patience": None}
-    path = run.with_suffix(".yaml")
-    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
-    subprocess.run(
-        [sys.executable, "-m", __package__.removesuffix("benchmarks") + "train", str(path)],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    return json.loads((run / "all_results.json").read_text(encoding="utf-8"))
+def make_arguments(recipe: Path, data_dir: Path, run: Path) -> list[str]:
+    """Return the arguments of `training.train` to run the recipe without evaluation, checkpoints and test set."""
+    keys = {"data_dir": data_dir, "output_dir": run, "max_steps": UPDATES, "minutes": "null", "disable_tqdm": True}
+    keys |= {"test_file": "null", "test_references": "null", "test_size": 0, "eval_strategy": "no"}
+    keys |= {"save_strategy": "no", "average_checkpoints": 1, "average_by": "last", "early_stopping_patience": "null"}
+    return [str(recipe), *(f"--{name}={value}" for name, value in keys.items())]
 
 
-def train_baseline(run: Path) -> dict[str, Any]:
-    """Train a random native model on the data of a run with `Seq2SeqTrainer`, and return its results."""
-    recipe = read_recipe([str(run.with_suffix(".yaml"))])
+def train_recipe(arguments: list[str]) -> dict[str, Any]:
+    """Run `training.train`, and return its results. Raises ValueError if it fails."""
+    command = [sys.executable, "-m", __package__.removesuffix("benchmarks") + "train", *arguments]
+    if status := subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode:
+        raise ValueError(f"training with {arguments[0]} ended with status {status}. See its message above.")
+    return read_results(Path(read_recipe(arguments).training.output_dir))
+
+
+def train_baseline(arguments: list[str]) -> dict[str, Any]:
+    """Train a random native model on the data of a finished run with `Seq2SeqTrainer`, and return its results."""
+    recipe = read_recipe(arguments)
+    run = Path(recipe.training.output_dir)
     text = read_corpus(replace(recipe.data, streaming=False))["train"]
     tokenizer = AutoTokenizer.from_pretrained(run)
     config = VanillaTransformerConfig.from_pretrained(run)

@@ -175,8 +175,8 @@ def find_header(cells: list[str], languages: tuple[str, str], path: Path) -> tup
     codes = [language_code(cell) for cell in cells]
     if columns is None and languages == SIDES and len({*codes} - {None, *SIDES}) > 1:
         raise ValueError(
-            f"{path}, line 1: the header {', '.join(cells)} names languages, but the training data have none. Set "
-            f"--source-lang and --target-lang, or remove the header."
+            f"{path}, line 1: the header {', '.join(cells)} names languages, but those of the source and the target "
+            f"are unknown. Set --source-lang and --target-lang, or rename the columns to source and target."
         )
     if columns is None and len(cells) > 1 and None not in codes and {*map(language_code, languages)} & {*codes}:
         raise ValueError(
@@ -253,8 +253,9 @@ def _iter_tmx(path: Path) -> Iterator[dict[str, str]]:
                     for variant in unit.iter("tuv"):
                         language = variant.get(XML_LANG) or variant.get("lang") or ""
                         for tag in ("bpt", "ept", "it", "ph", "ut"):
-                            for code in variant.iter(tag):
-                                code.text = ""
+                            for code in list(variant.iter(tag)):  # the text after it belongs to the sentence
+                                code.text = None
+                                code[:] = []
                         texts[language] = "".join("".join(seg.itertext()) for seg in variant.iter("seg"))
                     yield texts
                     unit.clear()

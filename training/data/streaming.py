@@ -149,18 +149,20 @@ class TokenBatchStream(TorchIterableDataset):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a result of `state_dict_at`. Must be called before iterating."""
         self._skip = state.get("skip", 0)
-        self.pairs_read, self.pairs_dropped = state.get("read", 0), state.get("dropped", 0)
+        self.pairs_read, self.pairs_dropped = state.get("counts", (state.get("read", 0), state.get("dropped", 0)))
         self._buffers = [state]  # start states of buffers that may not be used up yet
 
     def state_dict_at(self, updates: int) -> dict[str, Any]:
         """Return the state after `updates` updates: start of a buffer, number of its updates to skip, and counts."""
         while len(self._buffers) > 1 and self._buffers[1]["updates"] <= updates:
             self._buffers.pop(0)
-        return self._buffers[0] | {"skip": updates - self._buffers[0]["updates"]}
+        counts = self.pairs_read, self.pairs_dropped  # if no update follows
+        return self._buffers[0] | {"skip": updates - self._buffers[0]["updates"], "counts": counts}
 
     def __iter__(self) -> Iterator[Any]:
         start, skip = self._buffers[-1], self._skip
         updates, buffer = start["updates"], start["buffer"]
+        self.pairs_read, self.pairs_dropped = start.get("read", 0), start.get("dropped", 0)
         self.pairs.load_state_dict(start["rows"])
         rows, has_updates = iter(self.pairs), True
         while True:

@@ -13,6 +13,7 @@ from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
 from vanilla_transformer.shared.atomic_io import atomic_write
 from vanilla_transformer.shared.command_line import accept_settings, logger, shows_progress
 
+from ..data.analysis.languages import SIDES
 from ..data.files import TABLE_SUFFIXES, iter_stripped_lines, read_table, validate_line_counts
 from ..data.parallel_text import ParallelText, collect_valid_pairs
 from .metrics import SequenceMetric, TranslationMetric, compute_pair_nll, transpose_references
@@ -74,7 +75,7 @@ def read_test_set(
     for path in paths:
         validate_line_counts(source, path)
     columns = map(iter_stripped_lines, (source, *paths))
-    languages = recipe.get("source_lang", ""), recipe.get("target_lang", "")
+    languages = recipe.get("source_lang", SIDES[0]), recipe.get("target_lang", SIDES[1])
     rows = zip(*columns, strict=True) if paths else read_table(source, languages)
     text = collect_valid_pairs(rows, ", ".join(map(str, (source, *paths))), None)
     if not len(text):

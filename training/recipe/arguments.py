@@ -133,7 +133,9 @@ class DecodingArguments:
         "Metrics. `translation`: BLEU, chrF, TER. `sequence`: exact match, token and character error rate.",
     )
     num_beams: int = option(4, "The number of beams for the test set. 1 is greedy decoding.")
-    length_penalty: float = option(1.0, "The exponent of the length by which beam scores are divided.")
+    length_penalty: float = option(
+        1.0, "The exponent of the length by which beam scores are divided. Not saved if `num_beams` is 1."
+    )
     max_new_tokens: int = option(128, "The maximum number of tokens of an output.")
     engine: Literal["auto", "transformers"] = option(
         "auto",

@@ -129,6 +129,7 @@ def read_recipe(
         values = _read_yaml(path, parser)
     else:
         path, values = CHOSEN, {name: _to_text(name, value) for name, value in chosen.items()}
+    replaces_updates = "minutes" in options and values.get("minutes") is None
     values |= {name: _to_text(name, value) for name, value in settings.items()}
     null_keys = [name for name, value in values.items() if value is None and name not in options]
     keys = options | {name for name, value in values.items() if value is not None}
@@ -153,7 +154,7 @@ def read_recipe(
                 if type(None) not in get_args(get_type_hints(type(part))[f.name]):
                     raise ValueError(f"{path}: {f.name} must not be null. Set a value, or remove the key.")
                 setattr(part, f.name, None)
-    resolve_minutes(recipe, options)
+    resolve_minutes(recipe, options if replaces_updates else recipe.explicit_keys)
     resolve_recipe(recipe)
     validate_overrides(recipe, options)
     return recipe

@@ -137,17 +137,16 @@ def resolve_checkpoint_selection(recipe: Recipe) -> None:
         training.lr_scheduler_kwargs = {"mode": "max"} | (training.lr_scheduler_kwargs or {})
 
 
-def resolve_minutes(recipe: Recipe, options: set[str]) -> None:
+def resolve_minutes(recipe: Recipe, keys: Container[str]) -> None:
     """Set schedule, warm-up and evaluations of a run with `minutes`, which replaces the updates of a recipe.
 
     Raises:
-        ValueError: for keys that contradict `minutes`. On the command line, `minutes` overrides those of the recipe.
+        ValueError: for those of `keys` that contradict `minutes`. The other keys of the recipe are replaced.
     """
     training, data = recipe.training, recipe.data
     if training.minutes is None:
         return
-    keys = options if "minutes" in options else recipe.explicit_keys
-    for name in sorted({"max_steps", "num_train_epochs"} & keys):
+    for name in (name for name in ("max_steps", "num_train_epochs") if name in keys):
         raise ValueError(f"{name}={getattr(training, name):g} contradicts minutes={training.minutes:g}. Remove one.")
     if "lr_scheduler_type" in keys and training.lr_scheduler_type != "linear":
         raise ValueError(f"minutes requires lr_scheduler_type=linear, not {training.lr_scheduler_type}.")
@@ -163,7 +162,7 @@ def resolve_minutes(recipe: Recipe, options: set[str]) -> None:
     has_validation = data.corpus == "demo" or (data.corpus == "files" and has_files)
     if "eval_strategy" not in recipe.explicit_keys and has_validation:
         training.eval_strategy = IntervalStrategy.STEPS
-    if not {"eval_steps", "save_steps"} & keys:
+    if "eval_steps" not in keys and "save_steps" not in keys:
         training.eval_steps = training.save_steps = UNKNOWN_UPDATES  # `TimeBudget` requests them
     if training.eval_delay and training.eval_steps == UNKNOWN_UPDATES:
         raise ValueError(f"with minutes, eval_delay={training.eval_delay:g} requires eval_steps. Set it or remove it.")

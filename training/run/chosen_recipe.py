@@ -41,7 +41,8 @@ def read_or_choose_recipe(arguments: list[str], settings: Mapping[str, Any] | No
     given = {name: value for name, value in given.items() if value is not None or name.endswith("_file")}
     if given.get("streaming"):
         raise ValueError("streaming requires a recipe, because the rules read all training pairs. Specify one.")
-    data = {} if "dataset_name" in given else discover_files(**{name: given.get(name) for name in DATA_OPTIONS})
+    uses_dataset = "dataset_name" in given and given.get("data_dir") in (None, given["dataset_name"])
+    data = {} if uses_dataset else discover_files(**{name: given.get(name) for name in DATA_OPTIONS})
     choices = {name: Choice(value, "") for name, value in data.items() if name not in given}
     # with only a train_file, its directory becomes data_dir, and the names of the files are relative to it
     located = {name: value for name, value in data.items() if given.get(name) is not None}

@@ -111,8 +111,7 @@ def launch(processes: int, arguments: list[str], started: float = STARTED, outpu
             with suppress(OSError):  # it has ended
                 os.write(process.stdin.fileno(), bytes([number]))  # type: ignore[union-attr]
 
-    for number in STOP_SIGNALS:
-        signal.signal(number, forward)
+    previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
     try:
         for rank in map(str, range(processes)):
             variables = environment | ({"RANK": rank, "LOCAL_RANK": rank} if processes > 1 else {})
@@ -123,6 +122,8 @@ def launch(processes: int, arguments: list[str], started: float = STARTED, outpu
         for process in ranks:
             process.kill()
             process.wait()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     failed = [(status, index) for index, status in enumerate(statuses) if status]
     status, index = min(failed, default=(0, 0))  # signals (negative) first, because they make other processes fail
     if status < 0 and -status not in STOP_SIGNALS:

@@ -25,13 +25,15 @@ LOCK = "run.lock"  # empty file that is locked during training; the system unloc
 
 
 @contextmanager
-def lock_output_dir(folder: Path) -> Iterator[None]:
+def lock_output_dir(folder: Path, has_parts: bool = False) -> Iterator[None]:
     """Context manager that creates the output directory, and locks it against other commands until the run is finished.
+
+    With `has_parts`, it is also locked if the run is finished, because further runs in subdirectories follow.
 
     Raises:
         ValueError: if another command trains in it, or if it contains a model without `recipe.yaml`.
     """
-    if (folder / "all_results.json").exists():
+    if (folder / "all_results.json").exists() and not has_parts:
         yield
         return
     existing = [path for name in ("*config.json", "*.safetensors", "checkpoint-*") for path in folder.glob(name)]

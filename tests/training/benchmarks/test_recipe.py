@@ -9,18 +9,29 @@ from training.benchmarks import recipe
 from training.recipe.reading import read_recipe
 
 
-@pytest.mark.parametrize("name", ["iwslt14_de_en", "wmt14_en_de_base"])
-def test_recipes_that_average_checkpoints(tmp_path, monkeypatch, repository, name):
-    """The benchmark saves no checkpoints, so it must not average any."""
+@pytest.mark.parametrize("status", [0, 2])
+@pytest.mark.parametrize("name", ["iwslt14_de_en", "wmt14_en_de_base", "minutes"])
+def test_trains_any_recipe(tmp_path, monkeypatch, repository, name, status):
+    """The benchmark saves no checkpoints, so it must not average any. Its updates replace the time of the recipe."""
+    path = repository / "training" / "recipes" / f"{name}.yaml"
+    if name == "minutes":
+        path = tmp_path / "minutes.yaml"
+        path.write_text("minutes: 3\nlearning_rate: 0.001\ntarget_lang: no\n")
 
-    def train(command: list[str], **options) -> None:
+    def train(command: list[str], **options) -> SimpleNamespace:
         keys = read_recipe(command[3:]).to_dict()
+        assert keys["target_lang"] == {"iwslt14_de_en": "en", "minutes": "no"}.get(name, "de")
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "all_results.json").write_text(json.dumps({"updates": keys["max_steps"]}))
+        return SimpleNamespace(returncode=status)
 
     monkeypatch.setattr(recipe.subprocess, "run", train)
-    path = repository / "training" / "recipes" / f"{name}.yaml"
-    assert recipe.train_recipe(path, tmp_path, tmp_path / "run") == {"updates": recipe.UPDATES}
+    arguments = recipe.make_arguments(path, tmp_path, tmp_path / "run")
+    if status:
+        with pytest.raises(ValueError, match=f"training with {path} ended with status 2"):
+            recipe.train_recipe(arguments)
+    else:
+        assert recipe.train_recipe(arguments) == {"updates": recipe.UPDATES}
 
 
 @pytest.mark.parametrize(("use_cpu", "norm_position", "peer"), [(False, "pre", "pegasus"), (True, "post", "marian")])
@@ -43,5 +54,5 @@ def test_baseline_has_data_device_and_architecture_of_the_recipe(
         return SimpleNamespace(train=lambda: SimpleNamespace(metrics={"train_runtime": 1}))
 
     monkeypatch.setattr(recipe, "Seq2SeqTrainer", make_trainer)
-    recipe.train_baseline(run)
+    recipe.train_baseline([str(run.with_suffix(".yaml"))])
     assert trainers == [(peer, use_cpu, len(pairs))]

@@ -93,6 +93,13 @@ def test_tables(write, arguments, name, content):
     assert [row["target"] for row in stream_pairs(arguments(train_file=name))] == ["eins", "zwei"]
 
 
+def test_codes_of_tmx_are_not_text(write, arguments):
+    code = "&lt;img alt='<sub>a <ph>b</ph> picture</sub>'/&gt;"
+    variants = "".join(f"<tuv lang='{lang}'><seg>{lang} <ph>{code}</ph>end</seg></tuv>" for lang in ("en", "de"))
+    write("t.tmx", f"<tmx><body><tu>{variants}</tu></body></tmx>")
+    assert read_file(arguments(), "t.tmx").sources == ["en end"]
+
+
 def test_header_with_spaces_after_commas(write, arguments):
     write("t.csv", '"de", "en"\n"eins, zwei", "one, two"\n')
     text = read_file(arguments(), "t.csv")
@@ -101,7 +108,9 @@ def test_header_with_spaces_after_commas(write, arguments):
 
 def test_rejects_languages_that_the_training_data_do_not_name(write, arguments):
     write("test.tsv", "de\ten\nhallo\thello\n")
-    with pytest.raises(ValueError, match="the header de, en names languages, but the training data have none"):
+    with pytest.raises(
+        ValueError, match="the header de, en names languages, but those of the source and the target are unknown"
+    ):
         read_file(arguments(source_lang="src", target_lang="tgt"), "test.tsv")
 
 

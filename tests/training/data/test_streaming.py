@@ -150,6 +150,9 @@ def test_counts_pairs_independently_of_resuming(tokenizer, count):
     assert (resumed.pairs_read, resumed.pairs_dropped) == (original.pairs_read, original.pairs_dropped)
     assert original.pairs_read > original.pairs_dropped > 0
     assert original.pairs_read <= 70 * (count + 1)
+    finished = make_stream(tokenizer, max_length=8)
+    finished.load_state_dict(original.state_dict_at(count + 1))  # no update follows
+    assert (finished.pairs_read, finished.pairs_dropped) == (original.pairs_read, original.pairs_dropped)
 
 
 def write_pairs(folder, kind, pairs):

@@ -140,6 +140,14 @@ def test_missing_splits_of_a_saved_dataset_are_split_off(tmp_path):
         assert (recipe.data.validation_size, recipe.data.test_size) == (10, 0)
 
 
+def test_files_replace_a_dataset(data_dir):
+    found = [
+        read_or_choose_recipe(["--data-dir", str(data_dir), *options]).to_dict()
+        for options in ([], ["--dataset-name", "user/name"])
+    ]
+    assert found[1] == found[0] | {"dataset_name": "user/name"}
+
+
 def test_neither_recipe_nor_data(data_dir):
     with pytest.raises(ValueError, match="--data-dir"):
         read_or_choose_recipe(["--minutes", "3"])

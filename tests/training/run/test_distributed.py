@@ -57,12 +57,11 @@ def start(monkeypatch):
             return launch(2, [])
         finally:
             monkeypatch.undo()
+            assert handlers == {number: signal.getsignal(number) for number in STOP_SIGNALS}
             assert len(started) == 2
             assert all(process.returncode is not None for process in started)
 
-    yield start
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return start
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

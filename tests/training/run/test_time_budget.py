@@ -192,6 +192,12 @@ def test_minutes_replaces_the_updates_of_a_recipe(read):
     assert again.training.eval_steps == UNKNOWN_UPDATES
 
 
+@pytest.mark.parametrize("options", [(), ("--minutes", "5")])
+def test_recipe_with_minutes_keeps_its_evaluations(read, options):
+    training = read("minutes: 3\nlearning_rate: 0.1\neval_steps: 50\nsave_steps: 100\n", *options).training
+    assert (training.eval_steps, training.save_steps) == (50, 100)
+
+
 def test_corpus_without_validation_data_is_not_evaluated(read):
     training = read("corpus: random\nlearning_rate: 0.1\nminutes: 1\n").training
     assert training.eval_strategy == "no"
