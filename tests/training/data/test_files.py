@@ -94,7 +94,7 @@ def test_tables(write, arguments, name, content):
 
 
 def test_codes_of_tmx_are_not_text(write, arguments):
-    code = "&lt;img alt='<sub>a <ph>b</ph> picture</sub>'/&gt;"
+    code = "&lt;img alt='<sub>a <ph>b</ph> cat</sub>'/&gt;"
     variants = "".join(f"<tuv lang='{lang}'><seg>{lang} <ph>{code}</ph>end</seg></tuv>" for lang in ("en", "de"))
     write("t.tmx", f"<tmx><body><tu>{variants}</tu></body></tmx>")
     assert read_file(arguments(), "t.tmx").sources == ["en end"]

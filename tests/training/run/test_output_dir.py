@@ -70,10 +70,9 @@ def test_lock_excludes_a_second_command(tmp_path):
 @pytest.mark.parametrize("has_parts", [False, True])
 def test_lock_of_a_finished_run_with_parts(tmp_path, has_parts):
     (tmp_path / "all_results.json").touch()
-    with lock_output_dir(tmp_path, has_parts):
-        with pytest.raises(ValueError, match="another command trains") if has_parts else nullcontext():  # noqa: SIM117
-            with lock_output_dir(tmp_path, has_parts):
-                pass
+    expected = pytest.raises(ValueError, match="another command trains") if has_parts else nullcontext()
+    with lock_output_dir(tmp_path, has_parts), expected, lock_output_dir(tmp_path, has_parts):
+        pass
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
