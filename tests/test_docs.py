@@ -263,11 +263,13 @@ def snippets() -> list[tuple[str, str]]:
     return [(page, code) for page in PAGES for code in re.findall(r"^```python\n(.*?)^```", read(page), re.S | re.M)]
 
 
-# Imports common modules, and runs each snippet in a separate process
+# Imports common modules, and runs each snippet in a separate process, with a smaller built-in corpus
 RUN_EACH = """
 import os, sys, traceback
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainer, pipeline
+from vanilla_transformer.training.demo.corpus import generate
+generate.__defaults__ = 300, 20, 20, 0
 for path in sys.argv[1:]:
     child = os.fork()
     if child == 0:
@@ -287,12 +289,11 @@ for path in sys.argv[1:]:
 
 
 @pytest.fixture(scope="module")
-def snippet_dir(tmp_path_factory, save_tutorial):
+def snippet_dir(tmp_path_factory, save_tutorial, make_recipe):
     """Directory with a small checkpoint in `runs/demo` in which all snippets have run."""
     folder = tmp_path_factory.mktemp("snippets")
-    command = [sys.executable, "-m", "training.train", "training/recipes/demo.yaml", "--max-steps", "4"]
-    command += ["--d-model", "32", "--encoder-layers", "1", "--decoder-layers", "1", "--eval-strategy", "no"]
-    command += ["--num-beams", "2", "--max-new-tokens", "8", "--output-dir", str(folder / "runs" / "demo")]
+    command = [sys.executable, "-m", "training.train", str(make_recipe(folder)), "--eval-strategy", "no"]
+    command += ["--num-processes", "1", "--output-dir", str(folder / "runs" / "demo")]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     save_tutorial(folder / "model.pt")
     names = [f"{i}.py" for i in range(len(snippets()))]
