@@ -22,7 +22,7 @@ CREDENTIALS = re.compile(
             r"\bpypi-[A-Za-z0-9_-]{40,}",
             r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",  # JSON web tokens
             r"-----BEGIN [A-Z ]*PRIVATE KEY",
-            r"\b[a-z][a-z0-9+]{1,9}://[^\s/:@]+:[^\s/:@]+@",  # URL with a password
+            r"\b[a-z][a-z0-9+]{1,9}://[^\s/:@]*:[^\s/@]+@",  # URL with a password
             r"(?i:[?&](?:(?:access|api|auth)[_-]?)?(?:token|key|secret)=)[\w.%~+/-]{8,}",  # URL parameter
         )
     )

@@ -83,7 +83,7 @@ def beam_search(
     Raises:
         ValueError: If options exclude each other, vocabularies of the ensemble differ, or a penalty overflows.
     """
-    models, arguments = (model, *ensemble), {**model_kwargs, "logits_processor": logits_processor}
+    models, arguments = (model, *(ensemble or ())), {**model_kwargs, "logits_processor": logits_processor}
     validate_request(models, generation_config, stopping_criteria, arguments, extra_tokens, glossary)
     inputs = prepare_inputs(models, input_ids, inputs_tensor, generation_config, alpha, extra_tokens, arguments)
     if generation_config.num_beams == 1:
@@ -397,5 +397,6 @@ __all__ = [
     "find_unsupported",
     "prepare_custom_generate_kwargs",
     "resolve_generation_config",
+    "OWN_ARGUMENTS",
     "SHARED_VOCABULARY_OPTIONS",
 ]

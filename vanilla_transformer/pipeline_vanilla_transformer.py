@@ -14,6 +14,7 @@ from transformers.generation import MaxTimeCriteria, StopStringCriteria
 from transformers.utils import logging
 
 from .generation_vanilla_transformer import (
+    OWN_ARGUMENTS,
     SHARED_VOCABULARY_OPTIONS,
     beam_search,
     find_unsupported,
@@ -81,6 +82,7 @@ class TranslationPipeline(Pipeline):
         kwargs.pop("num_workers", None)  # no worker processes: tokenization is fast
         _, generate_kwargs, output_options = self._sanitize_parameters(**kwargs)
         generate_kwargs = self._forward_params | generate_kwargs
+        generate_kwargs = {k: v for k, v in generate_kwargs.items() if v is not None or k not in OWN_ARGUMENTS}
         output_options = self._postprocess_params | output_options
         sentences: Iterable[str] = [inputs] if isinstance(inputs, str) else inputs
         total = len(sentences) if isinstance(sentences, Sized) else None
@@ -224,7 +226,7 @@ class TranslationPipeline(Pipeline):
         """Return ids (B, n, T) of a padded batch (B, S); on request, scores (B, n) and token scores (B, n, T - 1)."""
         config = resolve_generation_config(self.model, generate_kwargs)
         source_length = model_inputs["input_ids"].shape[1]
-        ensemble = generate_kwargs.get("ensemble") or ()
+        ensemble = generate_kwargs.get("ensemble", ())
         limit = self._max_sequence_length(ensemble)
         if config.max_new_tokens is None and config.max_length is None:
             if self._supports_extra_tokens(generate_kwargs, config):
@@ -263,7 +265,7 @@ class TranslationPipeline(Pipeline):
         """Return the first option or modification that requires a loop of transformers, or None."""
         config = resolve_generation_config(self.model, generate_kwargs)
         config.return_dict_in_generate = False  # `_forward` requests no per-step outputs from `beam_search`
-        return find_unsupported((self.model, *(generate_kwargs.get("ensemble") or ())), config, generate_kwargs)
+        return find_unsupported((self.model, *generate_kwargs.get("ensemble", ())), config, generate_kwargs)
 
     def _supports_extra_tokens(self, generate_kwargs: dict[str, Any], config: GenerationConfig) -> bool:
         """Return whether each sentence of a batch can have its own limit, with `extra_tokens` of `beam_search`."""

@@ -12,6 +12,7 @@ from hub.sensitive_data import find_sensitive_text, strip_metadata
 SECRETS = (
     *("hf_" + "a" * 34, "sk-proj-" + "a1" * 20, "ghp_" + "a" * 36, "github_pat_" + "a1" * 20, "AKIA" + "A1" * 8),
     *("glpat-" + "a" * 20, "xoxb-" + "1" * 12, "AIza" + "a" * 35, "npm_" + "a" * 36, "https://me:secret@there/x"),
+    *("redis://:secret@host:6379/0", "postgres://me:se:cret@host/db"),
     *("https://h/x?token=abcdefgh12345", "https://h/x?a=1&api_key=abcdefgh"),
     *("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abcdefghijkl", "-----BEGIN RSA PRIVATE KEY-----"),
 )

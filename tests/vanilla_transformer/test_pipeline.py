@@ -325,6 +325,9 @@ def test_ensemble(make_translator, make_model, tokenizer):
         != translator(TEXTS, return_scores=True, **options)
     )
     assert ensemble_translator(TEXTS, num_beams=1, return_scores=True)[0]["score"] < 0
+    without = translator(TEXTS, return_token_scores=True)
+    assert translator(TEXTS, return_token_scores=True, extra_tokens=None, ensemble=None) == without
+    assert ensemble_translator(TEXTS, return_token_scores=True, ensemble=None) == without
     with pytest.raises(ValueError, match="An ensemble requires `beam_search`"):
         ensemble_translator(TEXTS, guidance_scale=2.0)
 

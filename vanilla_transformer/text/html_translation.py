@@ -66,7 +66,7 @@ def translate_html(translator: TranslationPipeline, source: str, **options: Any)
     segments = list(split_segments(tokenize_html(source)))
     trees = {i: build_inline_tree(each) for i, each in enumerate(segments) if "text" in {token.kind for token in each}}
     texts = [collapse_line_breaks(text) for text, _ in trees.values()]
-    documents = iter(translate_documents(translator, texts, **options, return_alignments=True))
+    documents = iter(translate_documents(translator, texts, **options | {"return_alignments": True}))
     return "".join(
         TagPlacer(*trees[i], next(documents)).render() if i in trees else "".join(token.raw for token in segment)
         for i, segment in enumerate(segments)
@@ -241,12 +241,10 @@ class TagPlacer:
     def locate_children(self, node: Node, low: int, high: int) -> list[tuple[int, int, int, int]]:
         """Return the span of target words and the span of characters of each child."""
         free = [True] * (high - low)
-        spans: list[tuple[int, int, int, int]] = [(0, 0, 0, 0)] * len(node.children)
+        parts = {i: part for i, child in enumerate(node.children) if (part := self.locate_part(child, low, high))}
+        spans = [parts.get(i, (0, 0, 0, 0)) for i in range(len(node.children))]
         indices = [self.source_word_indices(child) for child in node.children]
-        for i in sorted(range(len(spans)), key=lambda i: -len(indices[i])):
-            if part := self.locate_part(node.children[i], low, high):
-                spans[i] = part
-                continue
+        for i in sorted(parts.keys() ^ set(range(len(spans))), key=lambda i: (-len(indices[i]), i)):
             scores = []  # of target words: 1 if aligned to a word of the child, -1 if aligned to another word
             for is_free, word in zip(free, self.links[low:high], strict=True):
                 score = 0 if word is None else 1 if word in indices[i] else -1
@@ -256,8 +254,11 @@ class TagPlacer:
                 if indices[i] >= self.source_word_indices(node):
                     first, last = 0, high - low
                 free[first:last] = [False] * (last - first)
-                span = self.target_words[low + first][0], self.target_words[low + last - 1][1]
-                spans[i] = low + first, low + last, *span
+                start, end = self.target_words[low + first][0], self.target_words[low + last - 1][1]
+                for *_, part_start, part_end in parts.values():  # of a word that this child shares with a sibling
+                    end = part_start if start < part_start < end else end
+                    start = part_end if start == part_start and part_end < end else start
+                spans[i] = low + first, low + last, start, end
             else:
                 position = self.empty_element_position(node.children[i].start)
                 spans[i] = low, low, position, position
@@ -269,7 +270,7 @@ class TagPlacer:
         Examples are formulas and footnotes, such as "H<sub>2</sub>O". The position must be the same, or the end.
         """
         words = self.source_word_indices(node)
-        if len(words) != 1 or node.start == node.end:
+        if len(words) != 1:
             return None
         (index,) = words
         start, end = self.source_words[index]
@@ -287,7 +288,9 @@ class TagPlacer:
         return None
 
     def source_word_indices(self, node: Node) -> set[int]:
-        """Return the indices of the source words that overlap an element."""
+        """Return the indices of the source words that overlap an element, none for an empty one."""
+        if node.start == node.end:
+            return set()
         return {i for i, (start, end) in enumerate(self.source_words) if start < node.end and node.start < end}
 
     def empty_element_position(self, position: int) -> int:
@@ -302,8 +305,8 @@ class TagPlacer:
         return target_end + position - source_end
 
     def position_in_sentence(self, position: int, target: Span) -> int:
-        """Return the start of the next source word's translation, else the end of the previous word's translation."""
-        next_word = next((i for i, (start, _) in enumerate(self.source_words) if start >= position), None)
+        """Return the start of this or the next source word's translation, else the end of the previous word's."""
+        next_word = next((i for i, (_, end) in enumerate(self.source_words) if end > position), None)
         links = [(j, word) for j, word in enumerate(self.links) if target[0] <= self.target_words[j][0] < target[1]]
         if matches := [j for j, word in links if word == next_word is not None]:
             return self.target_words[matches[0]][0]
