@@ -21,7 +21,7 @@ test: $(VENV)/dev.installed  ## the fast tests
 test-slow: $(VENV)/dev.installed  ## real processes, compilers and trainings
 	$(RUN) -m pytest -m slow --ignore tests/conformance -n 2 --dist worksteal
 
-fuzz: $(VENV)/dev.installed  ## random input for all commands, VT_FUZZ_SECONDS=20 per family
+fuzz: $(VENV)/dev.installed  ## random input for all commands, VT_FUZZ_SECONDS=10 per family
 	$(RUN) -m pytest -s -m slow tests/fuzz
 
 # To avoid the CUDA build of torch (3 GB): UV_TORCH_BACKEND=cpu make test-oldest

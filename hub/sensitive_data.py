@@ -22,17 +22,17 @@ CREDENTIALS = re.compile(
             r"\bpypi-[A-Za-z0-9_-]{40,}",
             r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",  # JSON web tokens
             r"-----BEGIN [A-Z ]*PRIVATE KEY",
-            r"\b[a-z][a-z0-9+]{1,9}://[^\s/:@]*:[^\s/@]+@",  # URL with a password
+            r"\b[A-Za-z][A-Za-z0-9+]{1,9}://[^\s/:@]*:[!-.0-?A-~]+@",  # URL with a password
             r"(?i:[?&](?:(?:access|api|auth)[_-]?)?(?:token|key|secret)=)[\w.%~+/-]{8,}",  # URL parameter
         )
     )
 )
 SECRET_KEYS = re.compile(
-    r"(?i)(?:^|[_-])(?:api_?key|secret(?:_key)?|access_key|private_key|password|passwd|"
+    r"(?i)(?:^|[._-])(?:api_?key|secret(?:_key)?|access_key|private_key|password|passwd|"
     r"(?:hub|hf|auth|access|api|bearer)_token)$"
 )
 SERVICE_KEYS = re.compile(  # secrets if the value looks random
-    r"(?i)(?:^token|(?:^|[_-])(?:wandb|comet|neptune|openai|anthropic|deepl|aws|azure|google|github|hf|hub|auth)_key)$"
+    r"(?i)(?:^token|(?:^|[._-])(?:wandb|comet|neptune|openai|anthropic|deepl|aws|azure|google|github|hf|hub|auth)_key)$"
 )
 RANDOM_VALUE = re.compile(r"(?=.*\d)[\w+/=-]{8,}")
 PATHS = re.compile(  # in running text
@@ -79,12 +79,15 @@ def find_path_in_binary(text: str, paths: tuple[str, ...]) -> str | None:
 
 
 def iter_strings(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (key, string) for all strings in parsed JSON or YAML, including keys. Items have the key of their list."""
+    """Yield (key, string) for all strings in parsed JSON or YAML, including keys, and for secret numbers.
+
+    Items have the key of their list.
+    """
     stack, seen = [("", value)], set()  # YAML aliases may be cyclic
     while stack:
         key, each = stack.pop()
-        if isinstance(each, str):
-            yield key, each
+        if isinstance(each, str) or (type(each) in (int, float) and is_secret(key, str(each))):
+            yield key, str(each)
         elif isinstance(each, (dict, list, tuple, set)) and id(each) not in seen:
             seen.add(id(each))
             if isinstance(each, dict):

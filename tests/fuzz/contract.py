@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-SECONDS = float(os.environ.get("VT_FUZZ_SECONDS", "20"))  # per family
+SECONDS = float(os.environ.get("VT_FUZZ_SECONDS", "10"))  # per family
 TIMEOUT_SECONDS = 60  # per input
 STATUSES = (0, 1, 2, 130)
 

@@ -2,6 +2,7 @@ import argparse
 import importlib.util
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import save_file
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
@@ -161,12 +163,15 @@ DEMO |= {"learning_rate": 0.004, "eval_strategy": "no", "precision": "fp32"}
 
 @pytest.fixture(scope="session")
 def demo_checkpoint(tmp_path_factory, start_programs, repository) -> Path:
-    """Checkpoint of a small model, trained for 600 updates on the built-in corpus."""
-    folder = tmp_path_factory.mktemp("demo") / "model"
+    """Checkpoint of a small model, trained for 600 updates on the built-in corpus, once for all test processes."""
+    root = tmp_path_factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "demo"
     settings = [str(word) for key, value in DEMO.items() for word in (f"--{key}", value)]
-    with start_programs("training.train") as programs:
-        recipe = repository / "training" / "recipes" / "demo.yaml"
-        programs.run("training.train", recipe, "--output-dir", folder, *settings)
+    with FileLock(folder.with_suffix(".lock")):
+        if not (folder / "all_results.json").exists():
+            with start_programs("training.train") as programs:
+                recipe = repository / "training" / "recipes" / "demo.yaml"
+                programs.run("training.train", recipe, "--output-dir", folder, *settings)
     return folder
 
 

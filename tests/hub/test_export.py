@@ -73,13 +73,13 @@ print(json.dumps(tokenizer.batch_decode(best)))
 
 @pytest.mark.slow
 def test_trained_model_translates_the_same(demo_checkpoint, demo_sentences, command, tmp_path, capsys):
-    """Translate 500 sentences without the package: Marian gives all, CTranslate2 at least 99 % the same texts."""
+    """Translate 250 sentences without the package: Marian gives all, CTranslate2 at least 99 % the same texts."""
     for to in ("transformers", "ctranslate2"):
         command(demo_checkpoint, tmp_path / to, "--to", to)
     printed = "\n".join(line[4:] for line in capsys.readouterr().out.splitlines() if line.startswith("    "))
     model = AutoModelForSeq2SeqLM.from_pretrained(demo_checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(demo_checkpoint)
-    lines = [english for english, _ in demo_sentences[:500]]
+    lines = [english for english, _ in demo_sentences[:250]]
 
     def generate(**options) -> list[str]:
         batch = tokenizer(lines, return_tensors="pt", padding=True)
@@ -95,12 +95,12 @@ def test_trained_model_translates_the_same(demo_checkpoint, demo_sentences, comm
 
     assert run_script(MARIAN_SCRIPT, tmp_path / "transformers") == generate(num_beams=5)
     expected = {1: generate(num_beams=1), 5: generate(num_beams=5, early_stopping=True)}  # as CTranslate2 stops
-    assert len(set(expected[5])) > 300  # the model distinguishes sentences
+    assert len(set(expected[5])) > 150  # the model distinguishes sentences
     exec(printed.replace("a sentence", lines[0]), {**globals(), "ctranslate2": importlib.import_module("ctranslate2")})
     assert capsys.readouterr().out == expected[5][0] + "\n"
     for beams, texts in expected.items():
         translations = run_script(CTRANSLATE2_SCRIPT, tmp_path / "ctranslate2", beams)
-        assert sum(one == other for one, other in zip(translations, texts, strict=True)) >= 495
+        assert sum(one == other for one, other in zip(translations, texts, strict=True)) >= 248
 
 
 def test_exports_normalization_and_pretokenization(make_model, command, tmp_path):

@@ -12,7 +12,7 @@ from hub.sensitive_data import find_sensitive_text, strip_metadata
 SECRETS = (
     *("hf_" + "a" * 34, "sk-proj-" + "a1" * 20, "ghp_" + "a" * 36, "github_pat_" + "a1" * 20, "AKIA" + "A1" * 8),
     *("glpat-" + "a" * 20, "xoxb-" + "1" * 12, "AIza" + "a" * 35, "npm_" + "a" * 36, "https://me:secret@there/x"),
-    *("redis://:secret@host:6379/0", "postgres://me:se:cret@host/db"),
+    *("redis://:secret@host:6379/0", "postgres://me:se:cret@host/db", "HTTPS://me:secret@there"),
     *("https://h/x?token=abcdefgh12345", "https://h/x?a=1&api_key=abcdefgh"),
     *("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abcdefghijkl", "-----BEGIN RSA PRIVATE KEY-----"),
 )
@@ -36,6 +36,7 @@ def test_finds_all_kinds_of_credentials(secret):
 @pytest.mark.parametrize("key", ["api_key", "wandb_api_key", "password", "hub_token", "AWS_SECRET_ACCESS_KEY"])
 def test_finds_secrets_by_key(key):
     assert "contains a credential" in find_sensitive_text("all_results.json", json.dumps({"x": {key: "0123"}}).encode())
+    assert "contains a credential" in find_sensitive_text("recipe.yaml", f"db.{key}: 12345678\n".encode())
     assert find_sensitive_text("tokenizer_config.json", json.dumps({"bos_token": "<s>", key: ""}).encode()) is None
 
 
@@ -50,6 +51,7 @@ def test_accepts_keys_of_recipes_and_tokenizers(name):
     keys += ["max_tokens", "max_new_tokens", "tokens", "key", "secrets", "padToken", "sort_key"]
     content = dict.fromkeys(keys, "abcdefgh12345678") | {"token": "word", "token_type": "char"}
     assert find_sensitive_text(name, json.dumps(content).encode()) is None
+    assert find_sensitive_text("samples.tsv", "Besuche https://x.org:80，请联系a@b.com".encode()) is None
     assert find_sensitive_text(name, json.dumps({"x": "https://h/x?tokens=abcdefgh12345&page=3"}).encode()) is None
 
 

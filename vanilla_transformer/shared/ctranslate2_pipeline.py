@@ -6,6 +6,7 @@ pipeline(sentences, num_beams=5, early_stopping=True)
 
 import copy
 import tempfile
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -105,6 +106,12 @@ def converted_fields(model: Any) -> dict[str, Any]:
     return {name: getattr(model.generation_config, name) for name in CONVERTED_FIELDS}
 
 
+def is_set(option: Any) -> bool:
+    """Return whether an option of a call may have an effect. 0 may, but an empty list does not."""
+    is_empty = isinstance(option, Sized) and not torch.is_tensor(option) and not len(option)
+    return option is not None and option is not False and not is_empty
+
+
 def validate_ctranslate2_options(translator: TranslationPipeline, options: dict[str, Any]) -> None:
     """Raise ValueError if CTranslate2 does not decode as the pipeline does with the options of a call."""
     model, options = translator.model, translator._forward_params | translator._postprocess_params | options
@@ -113,7 +120,8 @@ def validate_ctranslate2_options(translator: TranslationPipeline, options: dict[
     has_beams = (config.num_beams or 1) > 1
     finds_best_only = config.length_penalty == 0 and (config.num_return_sequences or 1) == 1
     reasons = {
-        **{key: torch.is_tensor(each) or bool(each) for key, each in options.items() if key not in SUPPORTED_OPTIONS},
+        **{key: is_set(each) for key, each in options.items() if key not in SUPPORTED_OPTIONS},
+        **{key: getattr(config, key) != value for key, value in converted_fields(model).items()},
         **dict.fromkeys(unsupported_fields(config), True),
         f"the model type {model.config.model_type}": model.config.model_type != "vanilla_transformer",
         f"the device {model.device} here": model.device.type != "cpu",

@@ -245,17 +245,19 @@ class TagPlacer:
         spans = [parts.get(i, (0, 0, 0, 0)) for i in range(len(node.children))]
         indices = [self.source_word_indices(child) for child in node.children]
         for i in sorted(parts.keys() ^ set(range(len(spans))), key=lambda i: (-len(indices[i]), i)):
+            shared = [part for part in parts.values() if self.links[part[0]] in indices[i]]  # parts of words of this child
+            occupied = {part[0] for part in parts.values() if part not in shared}
             scores = []  # of target words: 1 if aligned to a word of the child, -1 if aligned to another word
-            for is_free, word in zip(free, self.links[low:high], strict=True):
+            for j, word in enumerate(self.links[low:high], low):
                 score = 0 if word is None else 1 if word in indices[i] else -1
-                scores.append(score if is_free else -len(free))
+                scores.append(score if free[j - low] and j not in occupied else -len(free))
             first, last = max_sum_run(scores)
             if first < last:
                 if indices[i] >= self.source_word_indices(node):
                     first, last = 0, high - low
                 free[first:last] = [False] * (last - first)
                 start, end = self.target_words[low + first][0], self.target_words[low + last - 1][1]
-                for *_, part_start, part_end in parts.values():  # of a word that this child shares with a sibling
+                for *_, part_start, part_end in shared:
                     end = part_start if start < part_start < end else end
                     start = part_end if start == part_start and part_end < end else start
                 spans[i] = low + first, low + last, start, end

@@ -119,6 +119,8 @@ def test_quantizes(make_pair):
         ({"glossary": {"dog": "Hund"}}, "glossary"),
         ({"return_token_scores": True}, "return_token_scores"),
         ({"min_new_tokens": 3, "do_sample": True}, "min_new_tokens, do_sample"),
+        ({"extra_tokens": 0}, "extra_tokens"),
+        ({"suppress_tokens": [7]}, "suppress_tokens"),
         ({"num_beams": 2}, "early_stopping=None with beam search"),
         ({"decoder_input_ids": torch.tensor([[1, 9]])}, "decoder_input_ids"),
         ({"num_beams": 2, "num_return_sequences": 2, "length_penalty": 0.0}, "early_stopping=None"),

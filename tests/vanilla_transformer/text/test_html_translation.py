@@ -42,6 +42,7 @@ from vanilla_transformer.text.html_translation import VOID, max_sum_run, tokeniz
         ("one<b>two</b> three", "THREE <b>ONETWO</b>"),
         ("<b>one</b><sup>1</sup> two", "TWO <b>ONE</b><sup>1</sup>"),
         ("one <b>two three</b><sup>1</sup>", "<b>THREE</b><sup>1</sup> TWO ONE"),
+        ("<b>one two</b> h<sub>2</sub>o", "H<sub>2</sub>O <b>TWO ONE</b>"),
         ("one<wbr><b>two</b> three", "THREE <wbr><b>ONETWO</b>"),
         ("one<!-- --><b>two</b> three", "THREE <!-- --><b>ONETWO</b>"),
         ('one<i class="x"></i>two three', 'THREE <i class="x"></i>ONETWO'),
