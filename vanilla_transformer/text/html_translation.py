@@ -245,7 +245,8 @@ class TagPlacer:
         spans = [parts.get(i, (0, 0, 0, 0)) for i in range(len(node.children))]
         indices = [self.source_word_indices(child) for child in node.children]
         for i in sorted(parts.keys() ^ set(range(len(spans))), key=lambda i: (-len(indices[i]), i)):
-            shared = [part for part in parts.values() if self.links[part[0]] in indices[i]]  # parts of words of this child
+            # parts of words that this child shares with siblings
+            shared = [part for part in parts.values() if self.links[part[0]] in indices[i]]
             occupied = {part[0] for part in parts.values() if part not in shared}
             scores = []  # of target words: 1 if aligned to a word of the child, -1 if aligned to another word
             for j, word in enumerate(self.links[low:high], low):
