@@ -158,7 +158,7 @@ def assert_rejected(run_main, tmp_path, capsys):
 
 DEMO = {"norm_position": "post", "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128}
 DEMO |= {"decoder_ffn_dim": 128, "num_processes": 1, "tokens_per_update": 1024, "max_steps": 600}
-DEMO |= {"learning_rate": 0.004, "eval_strategy": "no", "precision": "fp32"}
+DEMO |= {"learning_rate": 0.004, "eval_strategy": "no", "precision": "fp32", "attn_implementation": "sdpa"}
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from sacrebleu.metrics import CHRF
 import torch
 
 from hub.export import main
@@ -216,18 +217,19 @@ def test_onnxruntime_supports_other_architectures(
 
 @pytest.mark.slow
 def test_trained_model_translates_the_same(demo_checkpoint, demo_sentences, command, translator, tmp_path):
-    """250 sentences: float32 gives equal translations, int8 and fp16 nearly equal ones with smaller files."""
+    """250 sentences: float32 gives equal translations, int8 and fp16 similar ones (chrF) with smaller files."""
     model, tokenizer = load_model(str(demo_checkpoint)), load_tokenizer(str(demo_checkpoint))
     lines = [english for english, _ in demo_sentences[:250]]
     batch = tokenizer(lines, return_tensors="pt", padding=True)
     expected_ids = model.generate(**batch, num_beams=1, max_new_tokens=40)
     expected = tokenizer.batch_decode(expected_ids, skip_special_tokens=True)
     sizes = {}
-    for quantization, suffix, same in ((None, "", 250), ("int8", "_quantized", 200), ("fp16", "_fp16", 245)):
+    for quantization, suffix, least in ((None, "", 100), ("int8", "_quantized", 90), ("fp16", "_fp16", 99)):
         out = tmp_path / f"onnx{suffix}"
         command(demo_checkpoint, out, "--to", "onnx", *(["--quantization", quantization] if quantization else []))
         translated = translator(str(out), suffix)(lines, 40)
-        assert sum(one == other for one, other in zip(translated, expected, strict=True)) >= same, suffix
+        similarity = CHRF().corpus_score(translated, [expected]).score  # measured with int8: 95.1 and 95.6
+        assert similarity >= least, suffix
         sizes[suffix] = sum(path.stat().st_size for path in (out / "onnx").iterdir())
     assert sizes["_quantized"] < 0.35 * sizes[""]
     assert sizes["_fp16"] < 0.6 * sizes[""]
