@@ -15,7 +15,7 @@ from torch import nn
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.generation_vanilla_transformer import find_modification, resolve_generation_config
 from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS
-from vanilla_transformer.shared.generation_settings import SUPPORTED_OPTIONS, unsupported_fields
+from vanilla_transformer.shared.generation_settings import NEUTRAL_VALUES, SUPPORTED_OPTIONS, unsupported_fields
 
 MAX_TOKENS = 4096  # rows of the table of sinusoidal positions; longer sentences are decoded with PyTorch
 # fields of the generation config that the conversion stores in the CTranslate2 model
@@ -106,10 +106,12 @@ def converted_fields(model: Any) -> dict[str, Any]:
     return {name: getattr(model.generation_config, name) for name in CONVERTED_FIELDS}
 
 
-def is_set(option: Any) -> bool:
-    """Return whether an option of a call may have an effect. 0 may, but an empty list does not."""
-    is_empty = isinstance(option, Sized) and not torch.is_tensor(option) and not len(option)
-    return option is not None and option is not False and not is_empty
+def is_set(name: str, value: Any) -> bool:
+    """Return whether an option of a call may have an effect, such as `alpha=0`."""
+    if torch.is_tensor(value):
+        return True
+    is_empty = isinstance(value, Sized) and not len(value)
+    return value is not None and value is not False and not is_empty and value != NEUTRAL_VALUES.get(name)
 
 
 def validate_ctranslate2_options(translator: TranslationPipeline, options: dict[str, Any]) -> None:
@@ -120,7 +122,7 @@ def validate_ctranslate2_options(translator: TranslationPipeline, options: dict[
     has_beams = (config.num_beams or 1) > 1
     finds_best_only = config.length_penalty == 0 and (config.num_return_sequences or 1) == 1
     reasons = {
-        **{key: is_set(each) for key, each in options.items() if key not in SUPPORTED_OPTIONS},
+        **{key: is_set(key, each) for key, each in options.items() if key not in SUPPORTED_OPTIONS},
         **{key: getattr(config, key) != value for key, value in converted_fields(model).items()},
         **dict.fromkeys(unsupported_fields(config), True),
         f"the model type {model.config.model_type}": model.config.model_type != "vanilla_transformer",

@@ -106,6 +106,12 @@ def test_model_decodes_sentences_beyond_the_position_table(make_pair, sentences,
         assert engine(texts, max_new_tokens=limit) == translator(texts, max_new_tokens=limit)
 
 
+def test_accepts_options_without_effect(make_pair):
+    _, engine = make_pair()
+    neutral = {"min_length": 0, "repetition_penalty": 1.0, "do_sample": False, "ensemble": [], "glossary": None}
+    assert engine("the dog", max_new_tokens=5, **neutral) == engine("the dog", max_new_tokens=5)
+
+
 def test_quantizes(make_pair):
     translator, engine = make_pair()
     engine = CTranslate2Pipeline("int8", model=translator.model, tokenizer=translator.tokenizer)
