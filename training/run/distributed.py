@@ -123,7 +123,7 @@ def launch(processes: int, arguments: list[str], started: float = STARTED, outpu
             process.kill()
             process.wait()
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)  # None: not installed from Python
     failed = [(status, index) for index, status in enumerate(statuses) if status]
     status, index = min(failed, default=(0, 0))  # signals (negative) first, because they make other processes fail
     if status < 0 and -status not in STOP_SIGNALS:
