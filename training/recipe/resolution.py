@@ -158,6 +158,7 @@ def resolve_minutes(recipe: Recipe, keys: Container[str]) -> None:
         has_updates = "warmup_steps" in recipe.explicit_keys and training.max_steps > 0
         training.warmup_steps = min(0.5, training.warmup_steps / training.max_steps) if has_updates else WARMUP_RATIO
     training.max_steps, training.lr_scheduler_type = UNKNOWN_UPDATES, SchedulerType.LINEAR
+    training.num_train_epochs = TrainingArguments.num_train_epochs  # the default, which `recipe.yaml` omits
     has_files = data.validation_file or data.dataset_name or data.validation_size
     has_validation = data.corpus == "demo" or (data.corpus == "files" and has_files)
     if "eval_strategy" not in recipe.explicit_keys and has_validation:

@@ -193,6 +193,13 @@ def test_minutes_replaces_the_updates_of_a_recipe(read):
 
 
 @pytest.mark.parametrize("options", [(), ("--minutes", "5")])
+def test_recipe_of_a_run_whose_time_replaced_epochs_is_valid(read, options):
+    recipe = read("num_train_epochs: 1\nlearning_rate: 0.1\n", "--minutes", "3")
+    again = read(recipe.to_yaml().replace("output_dir", "run_name"), *options)
+    assert again.training.minutes == (5 if options else 3)
+
+
+@pytest.mark.parametrize("options", [(), ("--minutes", "5")])
 def test_recipe_with_minutes_keeps_its_evaluations(read, options):
     training = read("minutes: 3\nlearning_rate: 0.1\neval_steps: 50\nsave_steps: 100\n", *options).training
     assert (training.eval_steps, training.save_steps) == (50, 100)
