@@ -1,12 +1,21 @@
 import html
 import random
 import re
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("sentencex")
 
-from vanilla_transformer.text.html_translation import VOID, max_sum_run, tokenize_html, translate_html  # noqa: E402
+from vanilla_transformer.alignment_vanilla_transformer import word_spans  # noqa: E402
+from vanilla_transformer.text.html_translation import (  # noqa: E402
+    VOID,
+    TagPlacer,
+    build_inline_tree,
+    max_sum_run,
+    tokenize_html,
+    translate_html,
+)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +65,15 @@ from vanilla_transformer.text.html_translation import VOID, max_sum_run, tokeniz
 )
 def test_tags_move_with_their_words(reversing, source, expected):
     assert translate_html(reversing, source) == expected
+
+
+def test_element_does_not_contain_a_part_of_an_unrelated_word():
+    text, root = build_inline_tree(list(tokenize_html("<b>a b c d</b> h<sub>2</sub>o")))
+    translation, order = "a b h2o c d", (0, 1, 4, 2, 3)  # source words in the order of the translation
+    spans = word_spans(text)
+    alignments = [(spans[i], span) for i, span in zip(order, word_spans(translation), strict=True)]
+    document = SimpleNamespace(translation=translation, alignments=alignments, sentences=[])
+    assert TagPlacer(text, root, document).render() == "<b>a b</b> h<sub>2</sub>o c d"
 
 
 @pytest.mark.parametrize(
