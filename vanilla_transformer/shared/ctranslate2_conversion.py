@@ -10,20 +10,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from ctranslate2.converters.transformers import BartLoader
 from ctranslate2.specs import transformer_spec
 from ctranslate2.specs.common_spec import Activation
 from torch import nn
 from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.modeling_vanilla_transformer import MultiHeadAttention, TransformerStack, sinusoidal_encoding
+from vanilla_transformer.modeling_vanilla_transformer import TransformerStack, sinusoidal_encoding
 from vanilla_transformer.shared.generation_settings import masked_bias, special_token_ids, unsupported_settings
 
+LOADER = BartLoader()  # copies the weights of modules that have the names of Bart
 MASKED_SCORE = -1e9  # logit bias that sets the probability of a token to 0
 ACTIVATIONS = {"relu": Activation.RELU, "gelu": Activation.GELU, "silu": Activation.SWISH, "swish": Activation.SWISH}
 ACTIVATIONS |= {"gelu_new": Activation.GELUTanh, "gelu_pytorch_tanh": Activation.GELUTanh}
 
 
+@torch.no_grad()
 def to_spec(
     model: VanillaTransformerForConditionalGeneration,
     source: Sequence[str],
@@ -48,7 +51,8 @@ def to_spec(
     Raises:
         ValueError: CTranslate2 does not support the architecture or the generation config.
     """
-    config: Any = copy.deepcopy(model.config)
+    model = copy.deepcopy(model).float()
+    config: Any = model.config
     config.update(special_token_ids(model))
     validate_ctranslate2_support(config, model.generation_config)
     encoder, decoder = model.get_encoder(), model.get_decoder()
@@ -59,9 +63,9 @@ def to_spec(
     positions = torch.arange(num_positions or config.max_position_embeddings)
     set_stack(spec.encoder, spec.encoder.embeddings[0], encoder, positions)
     set_stack(spec.decoder, spec.decoder.embeddings, decoder, positions)
-    set_linear(spec.decoder.projection, model.lm_head)
+    LOADER.set_linear(spec.decoder.projection, model.lm_head)
     if (bias := masked_bias(model, MASKED_SCORE)) is not None:
-        spec.decoder.projection.bias = array(bias)
+        spec.decoder.projection.bias = bias
 
     spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(target)
@@ -93,51 +97,25 @@ def set_stack(spec, embeddings, stack: TransformerStack, positions: torch.Tensor
     """Copy the weights of an encoder or decoder into its specification."""
     config = stack.config
     spec.scale_embeddings = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-    embeddings.weight = array(stack.embed_tokens.weight)
+    LOADER.set_embeddings(embeddings, stack.embed_tokens)
     if config.position_embedding_type == "learned":
-        spec.position_encodings.encodings = array(stack.embed_positions.weight)
+        LOADER.set_position_encodings(spec.position_encodings, stack.embed_positions)
     else:
-        spec.position_encodings.encodings = array(sinusoidal_encoding(positions, config.d_model))
+        spec.position_encodings.encodings = sinusoidal_encoding(positions, config.d_model)
     if config.embedding_norm:
-        set_norm(spec.layernorm_embedding, stack.embedding_layer_norm)
+        LOADER.set_layer_norm(spec.layernorm_embedding, stack.embedding_layer_norm)
     if isinstance(stack.norm, nn.LayerNorm):
-        set_norm(spec.layer_norm, stack.norm)
+        LOADER.set_layer_norm(spec.layer_norm, stack.norm)
     layers: Any = stack.layers
     for layer_spec, layer in zip(spec.layer, layers, strict=True):
-        set_attention(layer_spec.self_attention, layer.self_attn, layer.self_attn_layer_norm)
+        LOADER.set_attention(layer_spec.self_attention, layer.self_attn, self_attention=True)
+        LOADER.set_layer_norm(layer_spec.self_attention.layer_norm, layer.self_attn_layer_norm)
         if hasattr(layer, "cross_attn"):
-            set_attention(layer_spec.attention, layer.cross_attn, layer.cross_attn_layer_norm)
-        set_norm(layer_spec.ffn.layer_norm, layer.feed_forward_layer_norm)
-        set_linear(layer_spec.ffn.linear_0, layer.feed_forward.fc1)
-        set_linear(layer_spec.ffn.linear_1, layer.feed_forward.fc2)
-
-
-def set_attention(spec, attention: MultiHeadAttention, norm: nn.LayerNorm) -> None:
-    """Copy attention weights. Self-attention fuses q, k and v in one matrix; cross-attention fuses k and v."""
-    set_norm(spec.layer_norm, norm)
-    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    fused = [projections] if len(spec.linear) == 2 else [projections[:1], projections[1:]]
-    for linear, parts in zip(spec.linear, fused, strict=False):
-        linear.weight = array(torch.cat([part.weight for part in parts]))
-        linear.bias = array(torch.cat([part.bias for part in parts]))
-    set_linear(spec.linear[-1], attention.out_proj)
-
-
-def set_linear(spec, linear: nn.Linear) -> None:
-    """Copy the weight and bias of a linear layer."""
-    spec.weight = array(linear.weight)
-    if linear.bias is not None:
-        spec.bias = array(linear.bias)
-
-
-def set_norm(spec, norm: nn.LayerNorm) -> None:
-    """Copy the weight and bias of a LayerNorm."""
-    spec.gamma, spec.beta = array(norm.weight), array(norm.bias)
-
-
-def array(tensor: torch.Tensor):
-    """Return a tensor as a float32 array."""
-    return tensor.detach().float().contiguous().numpy()
+            LOADER.set_attention(layer_spec.attention, layer.cross_attn)
+            LOADER.set_layer_norm(layer_spec.attention.layer_norm, layer.cross_attn_layer_norm)
+        LOADER.set_layer_norm(layer_spec.ffn.layer_norm, layer.feed_forward_layer_norm)
+        LOADER.set_linear(layer_spec.ffn.linear_0, layer.feed_forward.fc1)
+        LOADER.set_linear(layer_spec.ffn.linear_1, layer.feed_forward.fc2)
 
 
 def validate_ctranslate2_support(config: VanillaTransformerConfig, generation: GenerationConfig) -> None:
