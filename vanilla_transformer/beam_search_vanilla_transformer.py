@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -99,8 +99,7 @@ def make_length_penalty(
     return penalty
 
 
-@dataclass
-class BeamHypotheses:
+class BeamHypotheses(NamedTuple):
     """The n best finished hypotheses of each sentence. Empty slots have low scores.
 
     `steps` contains the token and the beam index (see `beam_indices` of `generate()`) of each position. They are in one
@@ -120,19 +119,15 @@ class BeamHypotheses:
 
     def select_sentences(self, sentences: torch.Tensor) -> BeamHypotheses:
         """Select sentences, by index."""
-        return BeamHypotheses(
-            *(each.index_select(0, sentences) for each in (self.steps, self.scores, self.is_complete))
-        )
+        return BeamHypotheses(*(each.index_select(0, sentences) for each in self))
 
     def copy_to(self, other: BeamHypotheses, sentences: torch.Tensor) -> None:
         """Copy the best hypotheses of each sentence to the sentences (B) of `other`."""
-        for name in ("steps", "scores", "is_complete"):
-            target = getattr(other, name)
-            target[sentences] = getattr(self, name)[:, : target.shape[1]]
+        for target, value in zip(other, self, strict=True):
+            target[sentences] = value[:, : target.shape[1]]
 
 
-@dataclass
-class Candidates:
+class Candidates(NamedTuple):
     """The W best continuations of each sentence."""
 
     steps: torch.Tensor  # as in `BeamHypotheses` (B, W, T, 2)

@@ -29,60 +29,10 @@ logger = logging.get_logger(__name__)
 INITIAL_CAPACITY = 32  # tokens; full buffers are doubled
 
 
-class DecoderCache:
-    """Keys and values for `MultiHeadAttention`, which reads and extends it like an `EncoderDecoderCache`.
-
-    Args:
-        num_beams: Number of hypotheses per sentence (K).
-        is_static: Whether all tensors keep their shapes, so that attention reads the complete buffers.
-    """
-
-    def __init__(self, num_beams: int, is_static: bool):
-        self.num_beams, self.is_static = num_beams, is_static
-        self.cross_attention_cache = DynamicCache()
-        self.is_updated: dict[int, bool] = {}  # whether the cache of a layer has the keys and values of the source
-        self.buffers: list[list[torch.Tensor]] = []  # keys and values of each layer (B, H, C * K, head_dim)
-        self.capacity = self.length = 0  # tokens
-        self.slots: torch.Tensor  # positions of the new tokens in the buffers (K), if `is_static`
-
-    @property
-    def self_attention_cache(self) -> DecoderCache:
-        """This object, which `MultiHeadAttention` extends with `update`."""
-        return self
-
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the keys and values of the new tokens (B, H, K, head_dim), and return those of all tokens."""
-        if layer_idx == len(self.buffers):
-            shape = (*key.shape[:2], self.capacity * self.num_beams)
-            self.buffers.append([each.new_zeros(*shape, each.shape[-1]) for each in (key, value)])
-        keys, values = self.buffers[layer_idx]
-        if self.is_static:
-            return keys.index_copy_(2, self.slots, key), values.index_copy_(2, self.slots, value)
-        start, end = self.length * self.num_beams, (self.length + 1) * self.num_beams
-        keys[:, :, start:end], values[:, :, start:end] = key, value
-        return keys[:, :, :end], values[:, :, :end]
-
-    def grow(self) -> None:
-        """Double the capacity."""
-        added = self.capacity or INITIAL_CAPACITY
-        self.capacity += added
-        padding = (0, 0, 0, added * self.num_beams)
-        self.buffers = [[nn.functional.pad(each, padding) for each in layer] for layer in self.buffers]
-
-    def select_sentences(self, sentences: torch.Tensor) -> None:
-        """Keep only some sentences, by index."""
-        end = self.length * self.num_beams
-        for layer in self.buffers:
-            for i, each in enumerate(layer):
-                layer[i] = each.new_empty(len(sentences), *each.shape[1:])
-                torch.index_select(each[:, :, :end], 0, sentences, out=layer[i][:, :, :end])
-        for source in self.cross_attention_cache.layers:
-            source.keys = source.keys.index_select(0, sentences)
-            source.values = source.values.index_select(0, sentences)
-
-
 class IncrementalDecoder:
     """Decoder that processes one token per step, for K hypotheses of each of B sentences.
+
+    It is also the cache, which `MultiHeadAttention` reads and extends like an `EncoderDecoderCache`.
 
     With `is_static`, all tensors keep their shapes and addresses, so that a step can be captured once as a CUDA graph
     and replayed with a single launch (see `supports_cuda_graphs`). Sentences are then never removed.
@@ -111,13 +61,33 @@ class IncrementalDecoder:
         self.source_mask = None if mask is None or mask.bool().all() else to_additive_mask(mask, states)[:, None, None]
         self.replay: Callable[[], torch.Tensor] | None = None  # replays the captured step
         size, device = len(states), states.device
-        self.cache = DecoderCache(num_beams, is_static)
-        self.cache.slots = torch.arange(num_beams, device=device)
+        self.cross_attention_cache = DynamicCache()
+        self.is_updated: dict[int, bool] = {}  # whether the cache of a layer has the keys and values of the source
+        self.buffers: list[list[torch.Tensor]] = []  # keys and values of each layer (B, H, C * K, head_dim)
+        self.capacity = self.length = 0  # tokens
+        self.slots = torch.arange(num_beams, device=device)  # positions of the new tokens in the buffers
         self.tokens = torch.zeros((size, num_beams), dtype=torch.long, device=device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)  # of the new tokens, including padding
         self.counts = torch.zeros((size, 1), dtype=torch.long, device=device)  # tokens without padding
         self.own_beam_mask = to_additive_mask(torch.eye(num_beams, device=device), states).repeat(size, 1, 1)
         self.ancestry_mask = self.own_beam_mask[..., :0]  # (B, K, C * K), zero at the beams to attend to
+
+    @property
+    def self_attention_cache(self) -> IncrementalDecoder:
+        """This object, which `MultiHeadAttention` extends with `update`."""
+        return self
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the keys and values of the new tokens (B, H, K, head_dim), and return those of all tokens."""
+        if layer_idx == len(self.buffers):
+            shape = (*key.shape[:2], self.capacity * self.num_beams)
+            self.buffers.append([each.new_zeros(*shape, each.shape[-1]) for each in (key, value)])
+        keys, values = self.buffers[layer_idx]
+        if self.is_static:
+            return keys.index_copy_(2, self.slots, key), values.index_copy_(2, self.slots, value)
+        start, end = self.length * self.num_beams, (self.length + 1) * self.num_beams
+        keys[:, :, start:end], values[:, :, start:end] = key, value
+        return keys[:, :, :end], values[:, :, :end]
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """Append one token to each hypothesis (B, K) and return the logits of the next one (B * K, V).
@@ -125,7 +95,7 @@ class IncrementalDecoder:
         With `is_static`, the next step overwrites the logits.
         """
         self.tokens = self.tokens.copy_(tokens) if self.is_static else tokens
-        if self.cache.length == self.cache.capacity:
+        if self.length == self.capacity:
             self.grow_buffers()
         elif self.use_cuda_graph and self.replay is None:
             try:
@@ -134,17 +104,19 @@ class IncrementalDecoder:
                 logger.warning_once(f"beam_search cannot capture CUDA graphs and will be slower: {error}")
                 self.use_cuda_graph = False
         logits = self.run_step() if self.replay is None else self.replay()
-        self.cache.length += 1
+        self.length += 1
         return logits
 
     def grow_buffers(self) -> None:
         """Double the capacity. The next step has to be captured again."""
-        self.cache.grow()
-        added = self.cache.capacity * self.num_beams - self.ancestry_mask.shape[-1]
+        added = self.capacity or INITIAL_CAPACITY
+        self.capacity += added
+        padding = (0, added * self.num_beams)
+        self.buffers = [[nn.functional.pad(each, (0, 0, *padding)) for each in layer] for layer in self.buffers]
         masked = torch.finfo(self.own_beam_mask.dtype).min
-        self.ancestry_mask = nn.functional.pad(self.ancestry_mask, (0, added), value=masked)
+        self.ancestry_mask = nn.functional.pad(self.ancestry_mask, padding, value=masked)
         if self.prompt_mask is not None:
-            missing = max(0, self.cache.capacity - self.prompt_mask.shape[1])
+            missing = max(0, self.capacity - self.prompt_mask.shape[1])
             self.prompt_mask = nn.functional.pad(self.prompt_mask, (0, missing), value=1)
         self.replay = None
 
@@ -158,19 +130,19 @@ class IncrementalDecoder:
             own_beam_mask = own_beam_mask.masked_fill(is_real[..., None] == 0, torch.finfo(own_beam_mask.dtype).min)
         self_mask: torch.Tensor | None = self.ancestry_mask[:, None]  # (B, 1, K, C * K)
         if self.is_static:
-            self.ancestry_mask.index_copy_(2, self.cache.slots, own_beam_mask)
+            self.ancestry_mask.index_copy_(2, self.slots, own_beam_mask)
         elif self.num_beams == 1 and self.prompt_mask is None:
             self_mask = None
         else:
-            end = (self.cache.length + 1) * self.num_beams
+            end = (self.length + 1) * self.num_beams
             self.ancestry_mask[..., end - self.num_beams : end] = own_beam_mask
             self_mask = self.ancestry_mask[:, None, :, :end]
         hidden_states = self.decoder.embed(self.decoder.embed_tokens(self.tokens), positions)
         masks = {"attention_mask": self_mask, "encoder_attention_mask": self.source_mask}
         for layer in self.decoder.layers:
-            hidden_states = layer(hidden_states, self.states, **masks, past_key_values=self.cache)
+            hidden_states = layer(hidden_states, self.states, **masks, past_key_values=self)
         self.position += 1
-        self.cache.slots += self.num_beams
+        self.slots += self.num_beams
         return self.lm_head(self.decoder.norm(hidden_states)).flatten(0, 1)
 
     def reorder_cache(self, parents: torch.Tensor | None, sentences: torch.Tensor | None) -> None:
@@ -179,7 +151,14 @@ class IncrementalDecoder:
         None keeps all sentences, or the order of the beams.
         """
         if sentences is not None:
-            self.cache.select_sentences(sentences)  # after the first step, `states` have no effect
+            end = self.length * self.num_beams
+            for layer in self.buffers:
+                for i, each in enumerate(layer):
+                    layer[i] = each.new_empty(len(sentences), *each.shape[1:])
+                    torch.index_select(each[:, :, :end], 0, sentences, out=layer[i][:, :, :end])
+            for source in self.cross_attention_cache.layers:  # after the first step, `states` have no effect
+                source.keys = source.keys.index_select(0, sentences)
+                source.values = source.values.index_select(0, sentences)
             for name in ("source_mask", "prompt_mask", "counts", "own_beam_mask", "ancestry_mask"):
                 value = getattr(self, name)
                 setattr(self, name, None if value is None else value.index_select(0, sentences))
@@ -265,4 +244,4 @@ class Ensemble:
             decoder.reorder_cache(parents, sentences)
 
 
-__all__ = ["DecoderCache", "Ensemble", "IncrementalDecoder"]
+__all__ = ["Ensemble", "IncrementalDecoder"]

@@ -18,6 +18,7 @@ import copy
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import wraps
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,14 +85,34 @@ def beam_search(
         ValueError: If options exclude each other, vocabularies of the ensemble differ, or a penalty overflows.
     """
     models, arguments = (model, *(ensemble or ())), {**model_kwargs, "logits_processor": logits_processor}
-    validate_request(models, generation_config, stopping_criteria, arguments, extra_tokens, glossary)
-    inputs = prepare_inputs(models, input_ids, inputs_tensor, generation_config, alpha, extra_tokens, arguments)
-    if generation_config.num_beams == 1:
-        sequences, scores = greedy_search(inputs, generation_config.return_dict_in_generate)
+    config, num_beams = generation_config, generation_config.num_beams
+    validate_request(models, config, stopping_criteria, arguments, extra_tokens, glossary)
+    prompt = input_ids[::num_beams]  # generate() has repeated each source K times
+    masks = [model_kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask")]
+    mask, prompt_mask = (each if each is None else each[::num_beams] for each in masks)
+    prompt_mask = None if prompt_mask is None else (prompt_mask != 0).long()  # generate() also accepts float masks
+    states = [model_kwargs["encoder_outputs"][0][::num_beams]]
+    for other in models[1:]:
+        validate_ensemble(model, other, inputs_tensor)
+        states.append(other.get_encoder()(inputs_tensor, attention_mask=mask).last_hidden_state)
+    limits = compute_limits(models, config, prompt, extra_tokens, mask, states[0])
+    eos_ids, pad_id, is_static = config._eos_token_tensor, config._pad_token_tensor, is_async_device(prompt.device)
+    inputs = DecodingInputs(
+        decoder=Ensemble(models, states, mask, num_beams, prompt_mask, is_static),
+        prompt=prompt,
+        limits=limits,
+        eos_ids=prompt.new_empty(0) if eos_ids is None else eos_ids.to(prompt),
+        pad_id=0 if pad_id is None else int(pad_id),
+        logits_processor=logits_processor or None,
+        is_static=is_static,
+        penalty=make_length_penalty(config.length_penalty, alpha, int(limits.max())),
+    )
+    if num_beams == 1:
+        sequences, scores = greedy_search(inputs, config.return_dict_in_generate)
         output = GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores)
     else:
-        output = run_beam_search(inputs, generation_config, alpha, glossary)
-    return output if generation_config.return_dict_in_generate else output.sequences
+        output = run_beam_search(inputs, config, alpha, glossary)
+    return output if config.return_dict_in_generate else output.sequences
 
 
 def validate_request(
@@ -114,39 +135,6 @@ def validate_request(
         conflict = "forced_eos_token_id with extra_tokens"
     if conflict is not None:
         raise ValueError(f"beam_search does not support {conflict}. Omit it, or omit custom_generate.")
-
-
-def prepare_inputs(
-    models: Sequence[PreTrainedModel],
-    input_ids: torch.Tensor,
-    inputs_tensor: torch.Tensor,
-    config: GenerationConfig,
-    alpha: float | None,
-    extra_tokens: int | None,
-    arguments: Mapping[str, Any],
-) -> DecodingInputs:
-    """Return the inputs of the loops of this package. See `beam_search` for the arguments."""
-    num_beams = config.num_beams
-    prompt = input_ids[::num_beams]  # generate() has repeated each source K times
-    masks = [arguments.get(name) for name in ("attention_mask", "decoder_attention_mask")]
-    mask, prompt_mask = (each if each is None else each[::num_beams] for each in masks)
-    prompt_mask = None if prompt_mask is None else (prompt_mask != 0).long()  # generate() also accepts float masks
-    states = [arguments["encoder_outputs"][0][::num_beams]]
-    for other in models[1:]:
-        validate_ensemble(models[0], other, inputs_tensor)
-        states.append(other.get_encoder()(inputs_tensor, attention_mask=mask).last_hidden_state)
-    limits = compute_limits(models, config, prompt, extra_tokens, mask, states[0])
-    eos_ids, pad_id, is_static = config._eos_token_tensor, config._pad_token_tensor, is_async_device(prompt.device)
-    return DecodingInputs(
-        decoder=Ensemble(models, states, mask, num_beams, prompt_mask, is_static),
-        prompt=prompt,
-        limits=limits,
-        eos_ids=prompt.new_empty(0) if eos_ids is None else eos_ids.to(prompt),
-        pad_id=0 if pad_id is None else int(pad_id),
-        logits_processor=arguments["logits_processor"] or None,
-        is_static=is_static,
-        penalty=make_length_penalty(config.length_penalty, alpha, int(limits.max())),
-    )
 
 
 def compute_limits(
@@ -250,7 +238,7 @@ def find_unsupported(
             unsupported.append("decoder_attention_mask that is not 2-dimensional")
         if config.repetition_penalty not in (None, 1):  # its logits processor then has one value per row
             unsupported.append("repetition_penalty with decoder_attention_mask")
-    return next(iter(unsupported), None) or next(filter(None, map(find_modification, models)), None)
+    return next(chain(unsupported, *map(iter_modifications, models)), None)
 
 
 def is_from_config(criterion: Any, config: GenerationConfig) -> bool:
@@ -266,15 +254,11 @@ def is_stateless(processor: Any) -> bool:
     return type(processor) in STATELESS_PROCESSORS and not has_row_values
 
 
-def find_modification(model: Any, with_encoder: bool = False) -> str | None:
-    """Return how this model differs from the classes of this package, or None. Reads no weights.
+def iter_modifications(model: Any, with_encoder: bool = False) -> Iterator[str]:
+    """Yield how this model differs from the classes of this package. Reads no weights.
 
     `with_encoder` also examines the modules of the encoder, which the loops of this package call through `forward`.
     """
-    return next(iter_modifications(model, with_encoder), None)
-
-
-def iter_modifications(model: Any, with_encoder: bool) -> Iterator[str]:
     modeling_module = next((each.__module__ for each in type(model).__mro__ if each.__name__ == MODEL_CLASS), None)
     if modeling_module is None:
         yield f"a {type(model).__name__}"

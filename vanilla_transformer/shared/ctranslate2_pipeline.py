@@ -7,13 +7,14 @@ pipeline(sentences, num_beams=5, early_stopping=True)
 import copy
 import tempfile
 from collections.abc import Sized
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
 
 from vanilla_transformer import TranslationPipeline
-from vanilla_transformer.generation_vanilla_transformer import find_modification, resolve_generation_config
+from vanilla_transformer.generation_vanilla_transformer import iter_modifications, resolve_generation_config
 from vanilla_transformer.pipeline_vanilla_transformer import EXTRA_TOKENS
 from vanilla_transformer.shared.generation_settings import NEUTRAL_VALUES, SUPPORTED_OPTIONS, unsupported_fields
 
@@ -118,7 +119,7 @@ def validate_ctranslate2_options(translator: TranslationPipeline, options: dict[
     """Raise ValueError if CTranslate2 does not decode as the pipeline does with the options of a call."""
     model, options = translator.model, translator._forward_params | translator._postprocess_params | options
     config, parameters = resolve_generation_config(model, options), model.parameters()
-    modification = find_modification(model, with_encoder=True) if model.device.type == "cpu" else None
+    modifications = iter_modifications(model, with_encoder=True) if model.device.type == "cpu" else ()
     has_beams = (config.num_beams or 1) > 1
     finds_best_only = config.length_penalty == 0 and (config.num_return_sequences or 1) == 1
     reasons = {
@@ -127,7 +128,7 @@ def validate_ctranslate2_options(translator: TranslationPipeline, options: dict[
         **dict.fromkeys(unsupported_fields(config), True),
         f"the model type {model.config.model_type}": model.config.model_type != "vanilla_transformer",
         f"the device {model.device} here": model.device.type != "cpu",
-        f"{modification}": modification is not None,
+        **dict.fromkeys(islice(modifications, 1), True),
         "weights that are not float32": any(
             type(p) is not nn.Parameter or p.dtype != torch.float32 for p in parameters
         ),
