@@ -1,5 +1,6 @@
 """Forward and backward pass, compared with the native class, which gets the same weights."""
 
+import timeit
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype, clock: Callable[[], flo
     """Return the highest measured throughput of a large matrix product, in FLOP/s."""
     size = 1024 if device.type == "cpu" else 8192
     left, right = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
-    seconds = []
-    for _ in range(30):
-        start = clock()
-        left @ right
-        seconds.append(clock() - start)
-    return 2 * size**3 / min(seconds)
+    return 2 * size**3 / min(timeit.repeat(lambda: left @ right, timer=clock, repeat=30, number=1))
 
 
 def compute_loss(name: str, model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:

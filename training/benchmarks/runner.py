@@ -35,13 +35,7 @@ Rates = dict[str, list[float]]
 
 
 def run_benchmarks(arguments: argparse.Namespace, show: Callable[[str], Any]) -> dict[str, Any]:
-    """Run the benchmarks, pass each comparison to `show` when it is complete, and return all.
-
-    The result is also saved as `benchmark.json` in the output directory.
-
-    Args:
-        arguments: Options of the command `benchmark`.
-        show: Function that prints or logs a text.
+    """Run the benchmarks, pass each comparison to `show` when it is complete, and return and save all.
 
     Raises:
         ValueError: If the device cannot be used, or torchao is not installed.
@@ -64,7 +58,7 @@ def run_benchmarks(arguments: argparse.Namespace, show: Callable[[str], Any]) ->
 
 
 class Benchmark:
-    """Runner of the benchmarks. It shows each comparison when it is complete, and collects all in `rows`."""
+    """State of the benchmarks: `rows` collects the comparisons."""
 
     def __init__(self, arguments: argparse.Namespace, device: torch.device, show: Callable[[str], Any]):
         self.arguments, self.device, self.show = arguments, device, show
