@@ -60,7 +60,6 @@ def main() -> None:
 
 
 def add_own_options(parser: ArgumentParser) -> None:
-    """Add the options that are not keys of recipes."""
     add_options(parser, "json", "quiet")
     text = "Within `minutes`, also train on 1/4 and 1/2 of the data and in half of the time, to compare scores."
     parser.add_argument("--learning-curve", action="store_true", help=text)
@@ -105,19 +104,20 @@ def train_or_launch(arguments: list[str], as_json: bool) -> None:
         if not is_launched and (processes := distributed.resolve_num_processes(args)) > 1:
             sys.exit(distributed.launch(processes, sys.argv[1:]))
         with distributed.main_process_reports_first(args):
-            result = training.run(recipe, distributed.start_time())
+            result = training.run(recipe, float(os.environ.get(distributed.LAUNCHED, distributed.STARTED)))
     if result.finished and args.process_index == 0:
         scores = {"folder": str(result.folder)} | result.scores
         print_result(scores, as_json, "" if as_json else describe_results(result.folder, result.scores))
     status = 128 + result.stop_signal if result.stop_signal else 0
     if args.world_size > 1:
-        distributed.exit_after_barrier(args, status)
+        sys.stdout.flush()
+        args.distributed_state.wait_for_everyone()
+        os._exit(status)  # without the destructors of gloo, which may wait for a process that has exited
     if status:
         sys.exit(status)
 
 
 def format_training_error(error: Exception) -> str:
-    """Return the message of a user error."""
     from httpx2 import TransportError
 
     if isinstance(error, TransportError):  # with `push_to_hub`, the repository is created before training

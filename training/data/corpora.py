@@ -1,7 +1,7 @@
 """Splits of the corpus of a run: from files, from a dataset, or generated."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,10 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
     if arguments.train_fraction < 1:
         corpus["train"] = select_fraction(corpus["train"], arguments.train_fraction)
     if arguments.both_directions:
-        corpus["train"] = _add_swapped_pairs(corpus["train"])
+        text = corpus["train"]
+        both = ParallelText(text.sources + text.targets, text.targets + text.sources, text.line_numbers * 2)
+        both.dropped, both.origin = text.dropped, text.origin | {"both_directions": True}
+        corpus["train"] = both
     return corpus
 
 
@@ -74,23 +77,14 @@ def select_fraction(text: ParallelText, fraction: float) -> ParallelText:
 
 
 def read_files(arguments: DataArguments) -> dict[str, ParallelText]:
-    """Read the splits from files, without "train" when streaming."""
     if arguments.dataset_name is not None:
         logger.info(f"reading the files in {arguments.data_dir}, not the dataset {arguments.dataset_name}")
-    names = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
-    if arguments.streaming:
-        del names["train"]
+    splits = ("validation", "test") if arguments.streaming else ("train", "validation", "test")
+    names = {split: getattr(arguments, f"{split}_file") for split in splits}
     return {split: read_file(arguments, name) for split, name in names.items() if name is not None}
 
 
-def _add_swapped_pairs(text: ParallelText) -> ParallelText:
-    """Append each pair with source and target swapped."""
-    both = ParallelText(text.sources + text.targets, text.targets + text.sources, text.line_numbers * 2)
-    both.dropped, both.origin = text.dropped, text.origin | {"both_directions": True}
-    return both
-
-
-def _from_pairs(pairs: Iterable[tuple[str, str]], source: str) -> ParallelText:
+def _from_pairs(pairs: Iterable[tuple[str, ...]], source: str) -> ParallelText:
     sources, targets = map(list, zip(*pairs, strict=True))
     return ParallelText(sources, targets, origin={"source": source})
 
@@ -105,8 +99,7 @@ def describe_split(arguments: DataArguments, split: str) -> dict[str, Any]:
             return {"source": "local_dataset", "split": split, **further}
         config = {} if arguments.dataset_config is None else {"config": arguments.dataset_config}
         return {"source": "hub", "dataset": arguments.dataset_name, **config, "split": split, **further}
-    name = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}[split]
-    path = Path(str(name))
+    path = Path(getattr(arguments, f"{split}_file"))
     languages = (arguments.source_lang, arguments.target_lang)
     files = [path.name] if path.suffix in TABLE_SUFFIXES else [f"{path.name}.{language}" for language in languages]
     return {"source": "files", "files": files, **further}
@@ -120,14 +113,11 @@ def describe_corpus(corpus: dict[str, ParallelText], arguments: DataArguments) -
     return splits
 
 
-def random_pairs(seed: int = 42) -> list[tuple[str, str]]:
-    """Generate 64 pairs of unrelated random numbers below 4,996, which a model can only memorize.
+def random_pairs() -> Iterator[tuple[str, ...]]:
+    """Yield 64 pairs of unrelated random numbers below 4,996, which a model can only memorize.
 
     With the four special tokens, the vocabulary has 5,000 tokens. A sequence has 100 tokens with BOS and EOS.
     """
-    rng = random.Random(seed)
-
-    def line(length: int) -> str:
-        return " ".join(str(rng.randrange(RANDOM_WORDS)) for _ in range(length))
-
-    return [(line(RANDOM_LENGTH + 1), line(RANDOM_LENGTH)) for _ in range(RANDOM_PAIRS)]
+    rng, lengths = random.Random(42), (RANDOM_LENGTH + 1, RANDOM_LENGTH)
+    for _ in range(RANDOM_PAIRS):
+        yield tuple(" ".join(str(rng.randrange(RANDOM_WORDS)) for _ in range(length)) for length in lengths)

@@ -82,7 +82,6 @@ def read_rows(source_path: Path, target_path: Path) -> Iterator[tuple]:
 
 
 def validate_line_counts(source_path: Path, target_path: Path) -> None:
-    """Raise ValueError if two text files have different numbers of lines."""
     counts = []
     for path in (source_path, target_path):
         with open_file(path) as file:
@@ -106,15 +105,10 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
 
 def iter_stripped_lines(path: Path) -> Iterator[str | None]:
     """Yield lines without surrounding white space, None for lines that are not UTF-8. Only a newline ends a line."""
-    for line in _decode_lines(path):
-        yield line and line.strip()
-
-
-def _decode_lines(path: Path) -> Iterator[str | None]:
     with open_file(path) as file:
         for number, line in enumerate(file):
             try:
-                yield line.decode("utf-8-sig" if number == 0 else "utf-8")
+                yield line.decode("utf-8-sig" if number == 0 else "utf-8").strip()
             except UnicodeDecodeError:
                 yield None
 
@@ -168,8 +162,7 @@ def _iter_selected_columns(path: Path, languages: tuple[str, str]) -> Iterator[t
 def find_header(cells: list[str], languages: tuple[str, str], path: Path) -> tuple[int, list[int]] | None:
     """Return the columns of source and targets if the first row of a table is a header.
 
-    Raises:
-        ValueError: If the header names languages, but not both of `languages`.
+    Raises ValueError if it names languages, but not both of `languages`.
     """
     columns = find_columns(cells, languages)
     codes = [language_code(cell) for cell in cells]
@@ -219,12 +212,7 @@ def iter_records(path: Path) -> Iterator[Any]:
 
     Lines of JSON files that are blank or not UTF-8 are yielded as bytes.
     """
-    if path.suffix == ".parquet":
-        yield from _iter_parquet(path)
-    elif path.suffix == ".tmx":
-        yield from _iter_tmx(path)
-    else:
-        yield from _iter_json(path)
+    return {".parquet": _iter_parquet, ".tmx": _iter_tmx}.get(path.suffix, _iter_json)(path)
 
 
 def _iter_json(path: Path) -> Iterator[Any]:

@@ -116,23 +116,18 @@ def collect_valid_pairs(rows: Iterable[tuple], name: str, on_bad_lines: str | No
     if any(len(row) > 1 for row in references):
         text.references = references
     for reason, line_numbers in invalid.items():
-        if line_numbers:
-            message = f"{name}: {len(line_numbers)} lines {reason}, at {format_line_numbers(line_numbers)}"
-            if on_bad_lines != "drop":
-                remedy = (
-                    "Convert the file from its encoding, probably Latin-1"
-                    if reason == "not UTF-8"
-                    else "Correct the file"
-                )
-                remedy += ", or drop such pairs with --on-bad-lines drop" if on_bad_lines else ""
-                raise ValueError(f"{message}. {remedy}.")
-            logger.info(f"{message}: dropped")
-            text.dropped[reason] += len(line_numbers)
+        message = f"{name}: {len(line_numbers)} lines {reason}, at {format_line_numbers(line_numbers)}"
+        if on_bad_lines != "drop":
+            is_utf_8 = reason != "not UTF-8"
+            remedy = "Correct the file" if is_utf_8 else "Convert the file from its encoding, probably Latin-1"
+            remedy += ", or drop such pairs with --on-bad-lines drop" if on_bad_lines else ""
+            raise ValueError(f"{message}. {remedy}.")
+        logger.info(f"{message}: dropped")
+        text.dropped[reason] += len(line_numbers)
     return text
 
 
 def format_line_numbers(line_numbers: Iterable[int]) -> str:
-    """Format the first few line numbers for a message."""
     line_numbers = list(line_numbers)
     more = f" and {len(line_numbers) - MAX_LISTED_LINES} more" if len(line_numbers) > MAX_LISTED_LINES else ""
     return f"line{'s' * (len(line_numbers) > 1)} {', '.join(map(str, line_numbers[:MAX_LISTED_LINES]))}{more}"

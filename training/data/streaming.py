@@ -76,7 +76,6 @@ def _iter_rows(paths: tuple[str, ...], languages: tuple[str, str], on_bad_lines:
 
 
 def validate_row(row: tuple, name: str) -> None:
-    """Raise ValueError if a row is invalid."""
     if reason := invalid_pair_reason(row):
         raise ValueError(f"{name}: {reason}. Correct the file, or drop such pairs with --on-bad-lines drop.")
 
@@ -94,8 +93,8 @@ class TokenBatchStream(TorchIterableDataset):
     micro-batches. So all processes have the same position in the corpus, and a run can be resumed with another number
     of processes: it continues in the same buffer.
 
-    After `set_batch_shapes`, all processes have the same shapes in an update. A micro-batch is then the index of its
-    shape and pairs of token ids, as `FixedShapeCollator` expects.
+    With `shapes`, all processes have the same shapes in an update. A micro-batch is then the index of its shape and
+    pairs of token ids, as `FixedShapeCollator` expects.
 
     `pairs_read` counts the pairs in the buffers that were read for training, `pairs_dropped` those that the length
     filters dropped, both in all processes.
@@ -126,20 +125,16 @@ class TokenBatchStream(TorchIterableDataset):
         self.seed = seed
         self.micro_batches = micro_batches
         self.rank, self.processes, self.exchange = rank, processes, exchange
-        self._shapes: list[Shape] = []
+        self.shapes: list[Shape] = []
         self._start = pairs.state_dict()
         self.load_state_dict({"updates": 0, "buffer": 0, "rows": self._start})
-
-    def set_batch_shapes(self, shapes: list[Shape]) -> None:
-        """Use fixed shapes for the groups of each process."""
-        self._shapes = shapes
 
     def choose_shapes(self) -> list[Shape]:
         """Use and return shapes for the groups of the first buffer of the main process."""
         max_lengths = np.full((1, 2), self.arguments.max_length)  # may occur in a later buffer
         lengths = np.concatenate([self.first_lengths(), max_lengths])
-        self.set_batch_shapes(self.exchange(choose_shapes(lengths, self.tokens_per_group))[0])
-        return self._shapes
+        self.shapes = self.exchange(choose_shapes(lengths, self.tokens_per_group))[0]
+        return self.shapes
 
     def first_lengths(self) -> np.ndarray:
         """Return source and target lengths of the valid pairs of this process in the first buffer: (pairs, 2)."""
@@ -177,7 +172,7 @@ class TokenBatchStream(TorchIterableDataset):
             for update in buffered[skip:]:
                 for shape_index, part in split_update(update, self.micro_batches):
                     micro_batch = [pairs[i] for i in part.tolist()]
-                    if self._shapes:
+                    if self.shapes:
                         yield shape_index, micro_batch
                     else:
                         yield [{"input_ids": source, "labels": target} for source, target in micro_batch]
@@ -201,9 +196,9 @@ class TokenBatchStream(TorchIterableDataset):
         """Return the pairs, and for each group of each update its shape (0 without shapes) and its pairs' indices."""
         pairs, lengths = self._encode(rows)
         rng = np.random.default_rng([self.seed, buffer])
-        if self._shapes:
-            shape_indices = assign_shapes(lengths, self._shapes)
-            counts = count_groups(np.bincount(shape_indices, minlength=len(self._shapes)), self._shapes)
+        if self.shapes:
+            shape_indices = assign_shapes(lengths, self.shapes)
+            counts = count_groups(np.bincount(shape_indices, minlength=len(self.shapes)), self.shapes)
         else:
             batches = batch_by_tokens(lengths, self.tokens_per_group, rng) if pairs else []
             counts = np.array([len(batches)])
@@ -211,7 +206,7 @@ class TokenBatchStream(TorchIterableDataset):
         most = np.max([each for each, _ in exchanged], axis=0)
         self.pairs_read += len(rows)
         self.pairs_dropped += len(rows) - sum(count for _, count in exchanged)
-        if self._shapes:
+        if self.shapes:
             groups = list(group_by_shapes(shape_indices, most, rng))
         else:
             batches += [np.array([], dtype=int)] * (most[0] - len(batches))

@@ -36,21 +36,13 @@ class TableSection(DistillationSettings):
     backward: bool = False
     closest_to_reference: bool = False
 
-    @property
-    def teacher_names(self) -> str:
-        return " + ".join(self.teachers)
-
 
 def make_pairs(
     section: TableSection, translator: TranslationPipeline, rows: Iterable[tuple]
 ) -> tuple[list[tuple[str, str]], Counter]:
     """Translate the rows of a block, (line,) or (line, reference), and select pairs (source, target) in their order.
 
-    Returns:
-        The pairs, and the number of dropped lines and translations per reason.
-
-    Raises:
-        ValueError: The translations are in the language of their sources.
+    Also return the number of dropped lines and translations per reason.
     """
     dropped: Counter = Counter()
     valid_rows = []
@@ -122,8 +114,8 @@ def validate_not_copied(section: TableSection, rows: list[tuple], texts: list[st
     expected = word_overlap(sources, count_words(cell for row in rows for cell in row[1:2]))
     if (overlap := word_overlap(sources, translations)) > max(MAX_COPY_OVERLAP, 2 * expected):
         raise ValueError(
-            f"{section.teacher_names}: the translations and their sources have {100 * overlap:.0f} % of their words in "
-            f"common, for example {texts[0][:80]!r}. Use teachers that translate from the language of "
+            f"{' + '.join(section.teachers)}: the translations and their sources have {100 * overlap:.0f} % of their "
+            f"words in common, for example {texts[0][:80]!r}. Use teachers that translate from the language of "
             f"{section.source}, or --keep-copies if copies are expected."
         )
 

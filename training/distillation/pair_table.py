@@ -48,7 +48,6 @@ class PairTable:
     dropped: dict[str, int] | None  # None if an earlier process completed the table
 
     def describe(self) -> str:
-        """Return the numbers as text."""
         text = f"{self.output}: {self.pairs:,} pairs from {self.lines:,} lines"
         return f"{text}\ndropped: {format_counts(self.dropped)}" if self.dropped else text
 
@@ -57,13 +56,11 @@ class PairTableBuilder:
     """Builder of a table (.tsv) with the columns source and target.
 
     Args:
-        output: path of the table.
-        sections: the contents of the table, in order.
         copies: number of times that each pair of the first section's text is written before the sections.
-        device: for example "cpu" or "cuda:1". Defaults to one GPU per process of this machine, if available.
+        device: defaults to one GPU per process of this machine, if available.
     """
 
-    def __init__(self, output: Path, sections: list[TableSection], copies: int = 0, device: str | None = None):
+    def __init__(self, output: Path, sections: list[TableSection], copies: int, device: str | None):
         self.output, self.sections, self.copies = output, sections, copies
         self.parts = output.with_name(f"{output.name}.parts")
         self.process_index, self.world_size, local = (
@@ -84,7 +81,9 @@ class PairTableBuilder:
         """
         if self.output.exists():
             is_merged_by_other_rank = self.world_size > 1 and self.output.stat().st_mtime > STARTED
-            if self.clean_up_if_done():
+            job = self.parts / "job.json"
+            if job.exists() and read_json(job) == self.job:  # killed before the parts were removed
+                self.remove_parts()
                 with self.output.open("rb") as file:
                     return PairTable(self.output, sum(1 for _ in file), self.num_lines, None)
             if self.process_index > 0 or is_merged_by_other_rank:
@@ -149,17 +148,15 @@ class PairTableBuilder:
         return sum(lines for lines, _ in self.texts)
 
     def block_size(self, number: int) -> int:
-        """Return the lines per block of a section."""
         return BATCHES_PER_BLOCK * (self.sections[number].batch_size or DEFAULT_BATCH_SIZE)
 
-    def num_blocks(self, number: int) -> int:
-        return -(-self.texts[number][0] // self.block_size(number))
-
-    def part(self, section: int, block: int) -> Path:
-        return self.parts / f"{section}-{block:06d}.json"
+    def section_parts(self, number: int) -> list[Path]:
+        """Return the paths of the parts of a section, one per block."""
+        num_blocks = -(-self.texts[number][0] // self.block_size(number))
+        return [self.parts / f"{number}-{block:06d}.json" for block in range(num_blocks)]
 
     def all_parts(self) -> list[Path]:
-        return [self.part(i, block) for i in range(len(self.sections)) for block in range(self.num_blocks(i))]
+        return [path for number in range(len(self.sections)) for path in self.section_parts(number)]
 
     def validate_parts(self) -> None:
         """Raise ValueError if the directory of parts contains parts of another table or other files."""
@@ -177,19 +174,20 @@ class PairTableBuilder:
 
     def missing_blocks(self, number: int) -> set[int]:
         """Return the blocks of a section that this process has to translate."""
-        own = range(self.process_index, self.num_blocks(number), self.world_size)
-        return {block for block in own if not self.part(number, block).exists()}
+        parts = self.section_parts(number)
+        own = range(self.process_index, len(parts), self.world_size)
+        return {block for block in own if not parts[block].exists()}
 
     def translate_blocks(self, number: int, translator: TranslationPipeline, missing: set[int]) -> None:
         """Translate the missing blocks of a section, and write their parts."""
-        section = self.sections[number]
+        section, parts = self.sections[number], self.section_parts(number)
         size, rows = self.block_size(number), iter(read_section(section))
         with tqdm(total=len(missing), unit=" blocks", disable=self.process_index > 0 or not shows_progress()) as bar:
             for block in range(max(missing) + 1):
                 lines = list(islice(rows, size))
                 if block in missing:
                     pairs, dropped = make_pairs(section, translator, lines)
-                    self.write_part(self.part(number, block), {"pairs": pairs, DROPPED_KEY: dropped})
+                    self.write_part(parts[block], {"pairs": pairs, DROPPED_KEY: dropped})
                     bar.update()
 
     def write_part(self, path: Path, content: Any) -> None:
@@ -235,14 +233,6 @@ class PairTableBuilder:
             part = read_json(path)
             dropped.update(part[DROPPED_KEY])
             yield from part["pairs"]
-
-    def clean_up_if_done(self) -> bool:
-        """Remove the parts if the table of this job is complete, and return whether it is."""
-        job = self.parts / "job.json"
-        if not job.exists() or read_json(job) != self.job:
-            return False
-        self.remove_parts()
-        return True
 
     def remove_parts(self) -> None:
         """Remove the directory of parts, job.json last: after a kill, it identifies the remaining parts."""

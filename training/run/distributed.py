@@ -62,11 +62,6 @@ def count_cores() -> int:
     return cores if quota[0] == "max" else min(cores, max(1, math.ceil(int(quota[0]) / int(quota[1]))))
 
 
-def start_time() -> float:
-    """Return when the command started: this process, or its launcher."""
-    return float(os.environ.get(LAUNCHED, STARTED))
-
-
 def describe_plan(args: TrainingArguments) -> str:
     """Return how processes and micro-batches share the tokens of an update."""
     processes, batches, tokens = args.world_size, args.gradient_accumulation_steps, args.tokens_per_update
@@ -202,10 +197,3 @@ def fix_bucket_order(model: nn.Module) -> None:
         if forward is not None:
             model.module.forward = forward
     model.zero_grad()
-
-
-def exit_after_barrier(args: TrainingArguments, status: int = 0) -> None:
-    """End all processes together, without the destructors of gloo, which may wait for a process that has exited."""
-    sys.stdout.flush()
-    args.distributed_state.wait_for_everyone()
-    os._exit(status)

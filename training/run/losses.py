@@ -48,7 +48,8 @@ def training_loss(
     log_p = logits.float().log_softmax(-1)
     if simcut_alpha:
         log_p, log_q = log_p.chunk(2)  # without and with token cutoff
-        return cross_entropy(log_p, targets, smoothing) + simcut_alpha * kl_divergence(log_p, log_q), outputs
+        divergence = (log_p.exp() * (log_p - log_q)).sum()  # KL, summed over tokens
+        return cross_entropy(log_p, targets, smoothing) + simcut_alpha * divergence, outputs
     loss = cross_entropy(log_p, torch.cat([targets] * passes), smoothing) / passes
     if rdrop_alpha:
         if has_fixed_shapes:
@@ -88,11 +89,6 @@ def cross_entropy(log_p: torch.Tensor, targets: torch.Tensor, smoothing: float) 
     log_likelihoods = log_p.gather(-1, targets.clamp(min=0)[..., None])[..., 0]  # (...)
     smoothed = (1 - smoothing) * log_likelihoods + smoothing * log_p.mean(-1)
     return -(smoothed * (targets != -100)).sum()
-
-
-def kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """Return KL(p, q), summed over tokens; both arguments are log-probabilities (..., V)."""
-    return (log_p.exp() * (log_p - log_q)).sum()
 
 
 def symmetric_kl_divergence(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -62,16 +61,14 @@ def prepare_output_dir(recipe: Recipe, folder: Path) -> Path | None:
     Raises:
         ValueError: if the directory contains a different run, or a `recipe.yaml` that is not from a run.
     """
-    if not (folder / "recipe.yaml").exists():
-        write_recipe(recipe, folder)
-        return None
-    is_started = is_trained(folder) or (folder / RUN_INFO).exists()
-    if not is_started and recipe.to_dict().keys() - read_run_recipe(folder).keys():
-        raise ValueError(
-            f"{folder / 'recipe.yaml'} is not from a run, because it has only some of the keys. A run would overwrite "
-            f"it with all settings. Move it, or choose another --output-dir."
-        )
+    path = folder / "recipe.yaml"
     if not is_trained(folder):
+        is_from_run = not path.exists() or (folder / RUN_INFO).exists()
+        if not is_from_run and recipe.to_dict().keys() - read_run_recipe(folder).keys():
+            raise ValueError(
+                f"{path} is not from a run, because it has only some of the keys. A run would overwrite it with all "
+                f"settings. Move it, or choose another --output-dir."
+            )
         if recipe.training.process_index == 0:
             write_recipe(recipe, folder)
         return None
@@ -88,7 +85,6 @@ def prepare_output_dir(recipe: Recipe, folder: Path) -> Path | None:
 
 
 def is_trained(folder: Path) -> bool:
-    """Return whether the directory of a run contains trained weights."""
     return bool(all_checkpoints(folder)) or any(folder.glob("*.safetensors"))
 
 
@@ -115,17 +111,12 @@ def write_run_info(corpus: dict[str, ParallelText], folder: Path) -> None:
         path.write_text(json.dumps(state, indent=1), encoding="utf-8")
 
 
-def read_run_info(folder: Path) -> dict[str, Any]:
-    """Return the contents of `run.json`."""
-    try:
-        return dict(json.loads((folder / RUN_INFO).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{folder / RUN_INFO} is damaged ({error}). Choose another --output-dir.") from error
-
-
 def validate_run_info(corpus: dict[str, ParallelText], folder: Path) -> None:
     """Raise ValueError if the run was started with different data."""
-    saved = read_run_info(folder)
+    try:
+        saved = dict(json.loads((folder / RUN_INFO).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{folder / RUN_INFO} is damaged ({error}). Choose another --output-dir.") from error
     for name, text in corpus.items():
         # With streaming, training pairs with a test source may be dropped, so that the test data affect training.
         is_used = name != "test" or "train" not in corpus
@@ -137,6 +128,5 @@ def validate_run_info(corpus: dict[str, ParallelText], folder: Path) -> None:
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> None:
-    """Write `recipe.yaml` with all settings."""
     with atomic_write(folder / "recipe.yaml") as path:
         path.write_text(recipe.to_yaml(), encoding="utf-8")

@@ -10,7 +10,7 @@ from accelerate.utils import gather_object
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from ..recipe.arguments import UNKNOWN_UPDATES, TrainingArguments
+from ..recipe.arguments import UNKNOWN_UPDATES
 
 NUM_EVALUATIONS = 4  # and checkpoints, at equal fractions of the updates
 MAX_EVALUATION_FRACTION = 0.02  # of the budget, for one evaluation; if it takes longer, only the last one follows
@@ -35,18 +35,10 @@ class TimeBudget(TrainerCallback):
         elapsed: Function that returns the seconds since the start of the run, including those of resumed runs.
         warmup_ratio: Fraction of the updates for warm-up.
         test_ratio: Time to translate the test set, compared with that of an evaluation. 0 without test set.
-        broadcast: Function that returns the main process's value of its argument.
     """
 
-    def __init__(
-        self,
-        seconds: float,
-        elapsed: Callable[[], float],
-        warmup_ratio: float,
-        test_ratio: float,
-        broadcast: Callable[[Any], Any],
-    ):
-        self.seconds, self.elapsed, self.broadcast = seconds, elapsed, broadcast
+    def __init__(self, seconds: float, elapsed: Callable[[], float], warmup_ratio: float, test_ratio: float):
+        self.seconds, self.elapsed = seconds, elapsed
         self.warmup_ratio, self.test_ratio = warmup_ratio, test_ratio
         self.max_updates = UNKNOWN_UPDATES  # until the first estimate
         self._evaluation_seconds = min(EVALUATION_FRACTION, TEST_FRACTION / max(1.0, test_ratio)) * seconds
@@ -90,11 +82,10 @@ class TimeBudget(TrainerCallback):
         self._last = now
         update = state.global_step
         if update >= self._next_plan and not control.should_training_stop:
-            times = list(self._update_seconds)
-            mean = sum(times) / len(times)
+            mean = sum(self._update_seconds) / len(self._update_seconds)
             remaining = max(1, int(self.remaining_seconds() / mean))
             plan = update + remaining, update + max(1, min(int(PLAN_SECONDS / mean), remaining // 20))
-            self.max_updates, self._next_plan = self.broadcast(plan)
+            self.max_updates, self._next_plan = gather_object([plan])[0]
             state.max_steps = self.max_updates
         if self._num_due < (num_due := NUM_EVALUATIONS * update // self.max_updates) < NUM_EVALUATIONS:
             self._num_due = num_due
@@ -102,7 +93,8 @@ class TimeBudget(TrainerCallback):
             control.should_save |= self._saves
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._evaluation_seconds = self.broadcast(time.perf_counter() - self._last)  # it decides on the next ones
+        seconds = time.perf_counter() - self._last
+        self._evaluation_seconds = gather_object([seconds])[0]  # it decides on the next ones
         self._last = time.perf_counter()
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
@@ -111,23 +103,6 @@ class TimeBudget(TrainerCallback):
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._last = time.perf_counter()
-
-
-def make_time_budget(
-    args: TrainingArguments, test_ratio: float, started: float, previous_seconds: Callable[[], float]
-) -> TimeBudget | None:
-    """Return the callback for `minutes`, or None if the number of updates is given.
-
-    The time counts from `started`. `previous_seconds` returns the training time before the run was resumed.
-    """
-    if args.minutes is None:
-        return None
-
-    def elapsed() -> float:
-        return previous_seconds() + time.time() - started
-
-    settings = 60 * args.minutes, elapsed, float(args.warmup_steps), test_ratio
-    return TimeBudget(*settings, broadcast=lambda value: gather_object([value])[0])
 
 
 def estimate_test_ratio(corpus: Mapping[str, Sized], num_beams: int, predict_with_generate: bool) -> float:

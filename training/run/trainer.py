@@ -48,7 +48,7 @@ from .checkpoints import TEMPORARY, average_checkpoints, keep_only, select_check
 from .compilation import average_gradients, log_progress, make_compiled_loss
 from .distributed import fix_bucket_order
 from .losses import supports_fused_loss, training_loss
-from .time_budget import make_time_budget
+from .time_budget import TimeBudget
 
 ADAPTER = "adapter"  # subdirectory of the output directory: the LoRA weights
 PROGRESS = "progress.json"  # in a checkpoint: loss, tokens, seconds and updates
@@ -84,7 +84,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if isinstance(self.train_dataset, TokenBatchStream):
             self.args.ignore_data_skip = True  # the stream resumes from its own state
         self.stop = StopOnSignal()
-        self.budget = make_time_budget(self.args, test_ratio, started, lambda: self.previous_seconds)
+        self.previous_seconds = 0.0  # training time before the run was resumed
+        self.budget: TimeBudget | None = None
+        if args.minutes is not None:
+            times = 60 * args.minutes, lambda: self.previous_seconds + time.time() - started
+            self.budget = TimeBudget(*times, float(args.warmup_steps), test_ratio)
         for callback in filter(None, (self.budget, self.stop, IgnoredSourceWarning)):
             self.add_callback(callback)
         replace_progress_callback(self)
@@ -109,7 +113,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         self._target_tokens, self._uncounted_tokens = 0, list[Any]()
         # of the resumed checkpoint: loss up to its last log entry, loss after this entry, and update of this entry
         self._saved_loss: tuple[float, float, int] | None = None
-        self.previous_seconds = 0.0  # training time before the run was resumed
         self._start = self._last_log = time.perf_counter()
         self._tokens_at_last_log = 0
 

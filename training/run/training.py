@@ -37,7 +37,6 @@ from .output_dir import (
 )
 from .results.evaluation import (
     RESULTS,
-    last_metrics,
     push,
     read_results,
     run_metadata,
@@ -130,7 +129,9 @@ def run(recipe: Recipe, started: float) -> TrainingResult:
     seconds = trainer.seconds
     save_model(trainer, corpus, folder)
     results = outcome.metrics | run_metadata(recipe, corpus, trainer)
-    results |= {"train_runtime": seconds, **last_metrics(trainer)}
+    evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    last_metrics = {name: value for name, value in (evaluations or [{}])[-1].items() if name.startswith("eval_")}
+    results |= {"train_runtime": seconds, **last_metrics}
     if "test" in corpus:
         results |= score_test_set(recipe, folder, corpus["test"], trainer, corpus.get("train"))
     if trainer.is_world_process_zero():

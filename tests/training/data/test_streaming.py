@@ -102,7 +102,7 @@ def test_all_processes_have_the_same_shapes_per_update(tokenizer):
     shapes = choose_shapes(np.concatenate([make_stream(tokenizer).first_lengths(), [[20, 20]]]), 50)
 
     def take_40(stream):
-        stream.set_batch_shapes(shapes)
+        stream.shapes = shapes
         return take(stream, 40)
 
     batches = run_processes(take_40, tokenizer, [{"max_length": 20}, {"max_length": 8}], micro_batches=2)
@@ -125,7 +125,7 @@ def test_stream_with_fixed_shapes_resumes_from_state(tokenizer, count):
     streams = []
     for _ in range(2):
         streams.append(make_stream(tokenizer))
-        streams[-1].set_batch_shapes(shapes)
+        streams[-1].shapes = shapes
     original, resumed = streams
     iterator = iter(original)
     for _ in range(count):

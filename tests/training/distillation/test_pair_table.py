@@ -192,7 +192,7 @@ def test_parts_keep_their_keys(make_table, monkeypatch):
     builder.build()
     (section,) = json.loads((builder.parts / "job.json").read_text())["pieces"]
     assert {"nearest", "weights", "lines", "sha256"} <= section.keys()
-    assert json.loads(builder.part(0, 0).read_text()).keys() == {"pairs", "left_out"}
+    assert json.loads(builder.section_parts(0)[0].read_text()).keys() == {"pairs", "left_out"}
 
 
 def test_interpolation_takes_closest_to_reference(make_table, texts):

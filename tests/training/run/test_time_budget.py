@@ -24,7 +24,7 @@ class SimulatedRun:
     def __init__(self, monkeypatch, seconds, update_seconds, eval_seconds=0.0, test_ratio=0.0, setup_seconds=0.0):
         self.now, self.update_seconds, self.eval_seconds = setup_seconds, update_seconds, eval_seconds
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-        self.budget = TimeBudget(seconds, lambda: self.now, 0.1, test_ratio, lambda value: value)
+        self.budget = TimeBudget(seconds, lambda: self.now, 0.1, test_ratio)
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
         self.scheduler = self.budget.make_scheduler(optimizer)
         self.rates, self.evaluations, self.saves = [], [], []
@@ -124,10 +124,10 @@ def test_resumed_run_follows_the_plan_of_its_checkpoint(make_trainer, monkeypatc
     keys = {"minutes": 9, "max_steps": UNKNOWN_UPDATES, "warmup_steps": 0.5, "logging_steps": 1}
     keys |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 99}
     monkeypatch.setattr("training.run.time_budget.FIRST_PLAN", 3)
+    monkeypatch.setattr("training.run.time_budget.gather_object", lambda plan: [(6, 99)])
     histories = []
     for checkpoint in (None, 4, 6):
         trainer = make_trainer(layers=1, **keys)
-        trainer.budget.broadcast = lambda plan: (6, 99)
         trainer.train(resume_from_checkpoint=checkpoint and f"{tmp_path}/out/checkpoint-{checkpoint}")
         history = trainer.state.log_history
         histories.append({each["step"]: each["learning_rate"] for each in history if "learning_rate" in each})
@@ -135,9 +135,10 @@ def test_resumed_run_follows_the_plan_of_its_checkpoint(make_trainer, monkeypatc
     assert histories == [histories[0]] * 3
 
 
-def test_printed_logs_contain_the_remaining_time(make_trainer, read_messages):
+def test_printed_logs_contain_the_remaining_time(make_trainer, read_messages, monkeypatch):
     trainer = make_trainer(layers=1, minutes=9, max_steps=UNKNOWN_UPDATES, logging_steps=1)
-    trainer.budget.broadcast, trainer.budget.elapsed = (lambda plan: (6, 99)), (lambda: 30.0)
+    monkeypatch.setattr("training.run.time_budget.gather_object", lambda plan: [(6, 99)])
+    trainer.budget.elapsed = lambda: 30.0
     trainer.train()
     assert "'minutes_left': '8.5'" in read_messages()
 
@@ -159,7 +160,7 @@ def test_late_start_ends_after_the_first_plan(monkeypatch):
 
 def test_all_processes_use_the_plan_of_the_main_process(monkeypatch):
     run = SimulatedRun(monkeypatch, 600, SPEEDS["constant"])
-    run.budget.broadcast = lambda plan: (40, 1000)
+    monkeypatch.setattr("training.run.time_budget.gather_object", lambda plan: [(40, 1000)])
     run.train()
     assert run.state.global_step == 40
 
@@ -167,7 +168,8 @@ def test_all_processes_use_the_plan_of_the_main_process(monkeypatch):
 def test_all_processes_use_the_evaluation_time_of_the_main_process(monkeypatch):
     """With 3 seconds, more than 2 % of the time, this process would omit evaluations that the main process does."""
     run = SimulatedRun(monkeypatch, 120, SPEEDS["constant"], eval_seconds=3)
-    run.budget.broadcast = lambda value: 2.0 if isinstance(value, float) else value
+    gather = "training.run.time_budget.gather_object"
+    monkeypatch.setattr(gather, lambda values: [2.0] if isinstance(values[0], float) else values)
     run.train()
     assert len(run.evaluations) == 4
 

@@ -96,13 +96,10 @@ def save_alignment_heads(folder: Path, validation: ParallelText, device: Any) ->
     """Select alignment heads on validation pairs and save them in `generation_config.json`."""
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(device)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    short = (
-        pair
-        for pair in zip(validation.sources, validation.targets, strict=True)
-        if len(pair[0]) < MAX_ALIGNMENT_SOURCE_CHARS
-    )
-    pairs = list(islice((pair for pair in short if has_positions(model, tokenizer, *pair)), NUM_ALIGNMENT_PAIRS))
-    sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+    pairs = zip(validation.sources, validation.targets, strict=True)
+    short = (pair for pair in pairs if len(pair[0]) < MAX_ALIGNMENT_SOURCE_CHARS)
+    chosen = list(islice((pair for pair in short if has_positions(model, tokenizer, *pair)), NUM_ALIGNMENT_PAIRS))
+    sources, targets = ([pair[side] for pair in chosen] for side in (0, 1))
     if tokenizer.is_fast and (heads := choose_alignment_heads(model, tokenizer, sources, targets)):
         model.generation_config.alignment_heads = heads
         model.generation_config.save_pretrained(folder)
@@ -129,12 +126,6 @@ def run_metadata(recipe: Recipe, corpus: dict[str, ParallelText], trainer: Token
         stream = trainer.train_dataset
         metadata |= {"train_pairs_read": stream.pairs_read, "train_pairs_dropped": stream.pairs_dropped}
     return metadata
-
-
-def last_metrics(trainer: TokenBatchTrainer) -> dict[str, float]:
-    """Return the metrics of the last evaluation, including the loss."""
-    evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    return {name: value for name, value in (evaluations or [{}])[-1].items() if name.startswith("eval_")}
 
 
 def read_results(folder: Path) -> dict[str, Any]:
