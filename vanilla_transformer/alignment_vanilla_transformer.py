@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -193,14 +194,12 @@ class Pairs:
     def collate(self, indices: list[int]) -> dict[str, torch.Tensor]:
         """Return the padded model inputs of some pairs. The decoder input is the target, shifted right."""
         start = resolve_start_token_id(self.model)
-        encoder_rows = [self.encoded["input_ids"][i] for i in indices]
-        decoder_rows = [[start, *self.labels["input_ids"][i][:-1]] for i in indices]
+        encoder_rows = [torch.tensor(self.encoded["input_ids"][i]) for i in indices]
+        decoder_rows = [torch.tensor([start, *self.labels["input_ids"][i][:-1]]) for i in indices]
         inputs = {}
         for side, rows in (("", encoder_rows), ("decoder_", decoder_rows)):
-            length = max(map(len, rows))
-            pad_id = self.tokenizer.pad_token_id or 0
-            inputs[f"{side}input_ids"] = torch.tensor([row + [pad_id] * (length - len(row)) for row in rows])
-            inputs[f"{side}attention_mask"] = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
+            inputs[f"{side}input_ids"] = pad_sequence(rows, True, padding_value=self.tokenizer.pad_token_id or 0)
+            inputs[f"{side}attention_mask"] = pad_sequence([torch.ones_like(row) for row in rows], True)
         return {name: values.to(self.model.device) for name, values in inputs.items()}
 
     def token_word_matrices(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -219,13 +219,7 @@ def capture_cuda_graph(function: Callable[[], torch.Tensor], device: torch.devic
 
 
 class Ensemble:
-    """Decoders of one or more models, whose probabilities are averaged.
-
-    Args:
-        models: The models.
-        states: Encoder output of each model.
-        *args: Further arguments of `IncrementalDecoder`, the same for all models.
-    """
+    """Decoders of one or more models, whose probabilities are averaged. `args` are those of `IncrementalDecoder`."""
 
     def __init__(self, models: Sequence[PreTrainedModel], states: Sequence[torch.Tensor], *args: Any):
         self.decoders = [IncrementalDecoder(*each, *args) for each in zip(models, states, strict=True)]

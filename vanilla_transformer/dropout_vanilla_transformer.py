@@ -15,8 +15,7 @@ from .loss_vanilla_transformer import is_eager_on_cpu
 def apply_dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     """Apply dropout to a tensor of any shape.
 
-    In eager mode on CPU, four 16-bit samples are taken from each 64-bit random number. There p is rounded to a multiple
-    of 1/65536. The scale uses the rounded value, so that the expectation is exact.
+    In eager mode on CPU, p is rounded to a multiple of 1/65536. The scale uses this value: the expectation is exact.
     """
     if not training:
         return states

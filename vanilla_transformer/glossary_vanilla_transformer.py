@@ -35,15 +35,15 @@ class LexicalConstraints:
 
     Args:
         terms: Token ids of each sentence, term and variant. One of the variants of each term must occur.
-        continuation_mask: True for tokens that continue the previous word (V). They may not follow a term. Optional.
+        continuation_mask: True for tokens that continue the previous word (V). They may not follow a term.
         word_end_mask: True for tokens that end with a letter or digit, so that the word may continue (V).
     """
 
     def __init__(
         self,
         terms: Sequence[Sequence[Sequence[Sequence[int]]]],
-        continuation_mask: torch.Tensor | None = None,
-        word_end_mask: torch.Tensor | None = None,
+        continuation_mask: torch.Tensor,
+        word_end_mask: torch.Tensor,
     ):
         flat = [[(c, ids) for c, variants in enumerate(each) for ids in variants] for each in terms]
         shape = (len(flat), max(1, *map(len, flat)), max((len(ids) for row in flat for _, ids in row), default=1))
@@ -64,14 +64,13 @@ class LexicalConstraints:
                 self.min_counts[b, c] = 1 + sum(shared)
         self.continuation_mask, self.word_end_mask = continuation_mask, word_end_mask
 
-    def to(self, device: torch.device, vocab_size: int) -> LexicalConstraints:
+    def to(self, device: torch.device, vocab_size: int) -> None:
         """Move the tensors to a device and pad the masks to the vocabulary of the model."""
-        for name in ("tokens", "lengths", "variant_mask", "min_counts", "continuation_mask", "word_end_mask"):
-            value = getattr(self, name)
-            if value is not None and name in ("continuation_mask", "word_end_mask"):
-                value = nn.functional.pad(value, (0, vocab_size - len(value)), value=name == "continuation_mask")
-            setattr(self, name, value if value is None else value.to(device))
-        return self
+        padding = (0, vocab_size - len(self.continuation_mask))
+        self.continuation_mask = nn.functional.pad(self.continuation_mask, padding, value=True)
+        self.word_end_mask = nn.functional.pad(self.word_end_mask, padding, value=False)
+        for name, value in vars(self).items():
+            setattr(self, name, value.to(device))
 
     def match_state(self, hypotheses: torch.Tensor, active: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Match the terms in hypotheses (B, K, T).
@@ -80,16 +79,13 @@ class LexicalConstraints:
         hypothesis ends with the first n tokens of a variant, for n from 0 to L (B, K, R, L + 1).
         """
         tokens, lengths = self.tokens[active][:, None], self.lengths[active][:, None]  # (B, 1, R, L), (B, 1, R)
+        continues = self.continuation_mask[tokens[..., 0].clamp(min=0)][..., None]
         # whether the first n tokens of the variant end at this position (B, K, R, T)
-        matches = torch.ones_like(hypotheses[:, :, None].expand(-1, -1, tokens.shape[2], -1), dtype=torch.bool)
-        if self.continuation_mask is not None and self.word_end_mask is not None:
-            continues = self.continuation_mask[tokens[..., 0].clamp(min=0)][..., None]
-            matches = ~(continues & self.word_end_mask[hypotheses][:, :, None])
+        matches = ~(continues & self.word_end_mask[hypotheses][:, :, None])
         complete, suffixes = matches & False, [matches[..., -1]]
         ends_word = torch.ones_like(hypotheses, dtype=torch.bool)
         ends_word[..., -1].fill_(False)  # depends on the next token
-        if self.continuation_mask is not None:
-            ends_word[..., :-1] = ~self.continuation_mask[hypotheses[..., 1:]]
+        ends_word[..., :-1] = ~self.continuation_mask[hypotheses[..., 1:]]
         for n in range(1, tokens.shape[-1] + 1):
             shorter = nn.functional.pad(matches[..., :-1], (1, 0), value=n == 1)
             matches = shorter & (hypotheses[:, :, None] == tokens[..., n - 1, None])
@@ -141,13 +137,13 @@ class LexicalConstraints:
         next_ids = variants.gather(-1, progress.clamp(max=size - 1)[..., None])[..., 0]  # (B, K, R)
         is_additional = (next_ids != NO_TOKEN_ID) & (progress < lengths)  # (B, K, R), to be added to the candidates
         is_additional &= (variant_mask & (counts < min_counts)[..., None]).any(-2) & (suffixes[..., 0] | (progress > 0))
-        if self.continuation_mask is not None:  # after a complete term, also consider the best token that ends its word
-            is_eos = torch.isin(torch.arange(len(self.continuation_mask), device=ids.device), eos_ids)
-            lacks_any = (counts + pending < min_counts).any(-1, keepdim=True)
-            excluded = torch.where(is_eos, lacks_any, self.continuation_mask)  # (B, K, V)
-            boundary_ids = log_probs.masked_fill(excluded, -math.inf).argmax(-1, keepdim=True)
-            next_ids = torch.cat([next_ids, boundary_ids], -1)
-            is_additional = torch.cat([is_additional, (pending & (counts < min_counts)).any(-1, keepdim=True)], -1)
+        # after a complete term, also consider the best token that ends its word
+        is_eos = torch.isin(torch.arange(len(self.continuation_mask), device=ids.device), eos_ids)
+        lacks_any = (counts + pending < min_counts).any(-1, keepdim=True)
+        excluded = torch.where(is_eos, lacks_any, self.continuation_mask)  # (B, K, V)
+        boundary_ids = log_probs.masked_fill(excluded, -math.inf).argmax(-1, keepdim=True)
+        next_ids = torch.cat([next_ids, boundary_ids], -1)
+        is_additional = torch.cat([is_additional, (pending & (counts < min_counts)).any(-1, keepdim=True)], -1)
         is_additional &= ~(next_ids[..., None] == ids[:, :, None]).any(-1)  # (B, K, R + 1), not among the best tokens
         is_equal = next_ids[..., None] == next_ids[..., None, :]  # keep the first of variants with the same next token
         is_additional &= ~(is_equal.tril(-1) & is_additional[..., None, :]).any(-1)
@@ -159,7 +155,7 @@ class LexicalConstraints:
         matches = suffixes[:, :, None, :, :-1] & (ids[..., None, None] == variants[:, :, None])  # (B, K, M, R, L)
         progress = (matches * torch.arange(1, size + 1, device=ids.device)).amax(-1)  # (B, K, M, R)
         is_eos = torch.isin(ids, eos_ids)
-        continues = (False if self.continuation_mask is None else self.continuation_mask[ids]) & ~is_eos
+        continues = self.continuation_mask[ids] & ~is_eos
         counts = counts[:, :, None] + (pending[:, :, None] & ~continues[..., None])  # (B, K, M, C)
         missing = self.count_missing_tokens(counts, progress, active)  # (B, K, M)
         values = values.masked_fill(is_eos & (missing > 0) & (remaining_length > 0)[:, None, None], -math.inf)
@@ -269,14 +265,13 @@ class GlossaryMatcher:
         terms: dict[str, list[str]] = {}
         for match in self.pattern.finditer(sentence):
             term = match[0]
-            targets = self.targets.get(term) or self.targets.get(term.lower()) or self.find_ignoring_case(term)
+            targets = self.targets.get(term) or self.targets.get(term.lower())
+            if targets is None:  # only `re.IGNORECASE` matches it, unlike `lower()`, such as "İstanbul"
+                known = (each for each in self.targets if re.fullmatch(re.escape(each), term, re.IGNORECASE))
+                targets = self.targets[next(known)]
             if (term.lower(), targets) not in [(source.lower(), each) for source, each in terms.items()]:
                 terms[term] = targets
         return terms
-
-    def find_ignoring_case(self, term: str) -> list[str]:
-        """Return the translations of a term that only `re.IGNORECASE` matches, unlike `lower()`, such as "İstanbul"."""
-        return next(self.targets[each] for each in self.targets if re.fullmatch(re.escape(each), term, re.IGNORECASE))
 
     def build_constraints(self, sentences: Sequence[str]) -> LexicalConstraints | None:
         """Return the constraints of a batch of sentences, or None if they contain no terms."""

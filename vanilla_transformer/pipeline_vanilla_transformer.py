@@ -146,9 +146,10 @@ class TranslationPipeline(Pipeline):
             forwarded = []  # outputs of all batches: a subclass may decode several batches at the same time
             for indices in self._iter_batches(window, encoded, batch_size, generate_kwargs, matcher):
                 batch = self.tokenizer.pad([encoded[i] for i in indices], return_tensors="pt")
-                glossary = matcher and matcher.build_constraints([window[i] for i in indices])
                 options = {name: value for name, value in output_options.items() if name != "return_alignments"}
-                forwarded.append((indices, self.forward(batch, **options, **generate_kwargs, glossary=glossary)))
+                if matcher and (glossary := matcher.build_constraints([window[i] for i in indices])):
+                    options["glossary"] = glossary
+                forwarded.append((indices, self.forward(batch, **options, **generate_kwargs)))
             for indices, model_outputs in forwarded:
                 outputs = self.postprocess(model_outputs)
                 if output_options.get("return_alignments"):
@@ -234,8 +235,6 @@ class TranslationPipeline(Pipeline):
             config.max_new_tokens = generate_kwargs["max_new_tokens"] = source_length + EXTRA_TOKENS
         if limit is not None and (config.max_new_tokens or config.max_length - 1) > limit - 1:
             generate_kwargs["max_new_tokens"] = limit - 1  # generate() would raise an error at the limit
-        if generate_kwargs.get("glossary") is None:
-            generate_kwargs.pop("glossary", None)
         uses_own_loops = self._find_unsupported(generate_kwargs) is None
         if uses_own_loops:
             uses_own_loops = generate_kwargs.setdefault("custom_generate", beam_search) is beam_search
@@ -370,11 +369,7 @@ class TranslationPipeline(Pipeline):
 
 
 def import_module(name: str) -> Any:
-    """Import `alignment` or `glossary` from the installed package, because checkpoints do not contain these modules.
-
-    Raises:
-        ImportError: If the package is not installed.
-    """
+    """Import `alignment` or `glossary` from the installed package, because checkpoints do not contain these modules."""
     try:
         return importlib.import_module(f"vanilla_transformer.{name}_vanilla_transformer")
     except ImportError as error:

@@ -5,14 +5,13 @@ vanilla-transformer train multi30k_en_de --data-dir DIR
 vanilla-transformer translate runs/demo --input source.en
 """
 
-import importlib.util
+import importlib.resources
 import json
 import re
 import signal
 import sys
 from difflib import get_close_matches
-from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import __version__
 from .shared.command_line import discard_output
@@ -93,17 +92,10 @@ def help_text() -> str:
     return "\n".join(lines)
 
 
-def recipes_folder() -> Path:
-    """Return the directory of the packaged recipes, without importing the package `training`."""
-    spec = importlib.util.find_spec(".training", __package__)
-    assert spec is not None
-    assert spec.submodule_search_locations
-    return Path(spec.submodule_search_locations[0]) / "recipes"
-
-
 def show_recipes(arguments: list[str]) -> None:
     """Print the data, time and score of all recipes, as text or JSON, or the file of one recipe."""
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(recipes_folder().glob("*.yaml"))}
+    folder: Any = importlib.resources.files(f"{__package__}.training") / "recipes"
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.yaml"))}
     if arguments in ([], ["--json"]):
         recipes = {name: describe_recipe(text) for name, text in texts.items()}
         if arguments:

@@ -75,11 +75,12 @@ def test_forward_and_backward_equal_those_of_the_cpu(models, batch, attention):
         torch.testing.assert_close(found.cpu(), expected, atol=1e-5, rtol=1e-5)
 
 
+TERMS = [[], [[[7, 8]]], [[[9]], [[11]]]]
 WAYS = {
     "greedy": {},
     "beams": {"num_beams": 4, "num_return_sequences": 2},
     "processors": {"num_beams": 3, "no_repeat_ngram_size": 2, "min_length": 6},
-    "glossary": {"num_beams": 3, "glossary": lambda: LexicalConstraints([[], [[[7, 8]]], [[[9]], [[11]]]])},
+    "glossary": {"num_beams": 3, "glossary": lambda: LexicalConstraints(TERMS, *torch.zeros(2, 60).bool())},
     "prompt": {"num_beams": 3, "decoder_input_ids": torch.tensor([[1, 7, 9], [0, 1, 7], [1, 5, 5]])},
 }
 

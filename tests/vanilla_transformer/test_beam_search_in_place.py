@@ -86,6 +86,7 @@ def graphs(monkeypatch):
 
 PROMPT = torch.tensor([[1, 7, 9, 4], [0, 1, 7, 9], [0, 0, 1, 7], [0, 0, 0, 1], [1, 5, 5, 5]])
 LONG_PROMPT = torch.cat([PROMPT[:, :1].expand(-1, 36), PROMPT], 1)  # longer than the initial buffers
+TERMS = [[], [[[7, 8]]], [[[9]], [[11]]], [], []]
 WAYS = {
     "greedy": {},
     "beams": {"num_beams": 4, "num_return_sequences": 2, "return_dict_in_generate": True},
@@ -98,7 +99,7 @@ WAYS = {
         "decoder_input_ids": LONG_PROMPT,
         "decoder_attention_mask": (LONG_PROMPT != 0).long(),
     },
-    "a glossary": {"num_beams": 3, "glossary": lambda: LexicalConstraints([[], [[[7, 8]]], [[[9]], [[11]]], [], []])},
+    "a glossary": {"num_beams": 3, "glossary": lambda: LexicalConstraints(TERMS, *torch.zeros(2, 30).bool())},
 }
 
 

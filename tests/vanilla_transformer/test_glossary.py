@@ -15,6 +15,8 @@ from vanilla_transformer.glossary_vanilla_transformer import GlossaryMatcher, Le
 pytestmark = pytest.mark.usefixtures("search_mode")
 
 CONTINUATION_MASK = torch.arange(30) >= 25  # these tokens continue a word
+MASKS = torch.stack([CONTINUATION_MASK, torch.zeros(30, dtype=torch.bool)])
+NO_MASKS = torch.zeros(2, 30, dtype=torch.bool)
 
 
 def term_ends(row: list[int], ids: list[int]) -> list[int]:
@@ -42,7 +44,7 @@ def test_every_term_occurs(make_model, source):
         for num_beams in (2, 5):
             found = model.generate(
                 **source, num_beams=num_beams, max_new_tokens=18, custom_generate=beam_search,
-                glossary=LexicalConstraints(terms, CONTINUATION_MASK),
+                glossary=LexicalConstraints(terms, *MASKS),
             )  # fmt: skip
             for row, own in zip(found.tolist(), terms, strict=True):
                 row = row[: row.index(2)] if 2 in row else row
@@ -64,7 +66,7 @@ def test_terms_with_equal_translations_occur_separately(make_model, source, term
         for num_beams in (2, 5):
             found = model.generate(
                 **source, num_beams=num_beams, max_new_tokens=18, custom_generate=beam_search,
-                glossary=LexicalConstraints([terms] * 5, CONTINUATION_MASK),
+                glossary=LexicalConstraints([terms] * 5, *MASKS),
             )  # fmt: skip
             for row in found.tolist():
                 row = row[: row.index(2)] if 2 in row else row
@@ -78,7 +80,7 @@ def test_sentences_without_terms_do_not_change(make_model, source):
         model = make_model(seed, vocab_size=30)
         options = {"num_beams": 4, "max_new_tokens": 12, "custom_generate": beam_search}
         free = model.generate(**source, **options)
-        own = model.generate(**source, **options, glossary=LexicalConstraints([[], [[[7, 8]]], [], [], []]))
+        own = model.generate(**source, **options, glossary=LexicalConstraints([[], [[[7, 8]]], [], [], []], *NO_MASKS))
         for row in (0, 2, 3, 4):
             length = min(free.shape[1], own.shape[1])
             assert torch.equal(free[row, :length], own[row, :length])
@@ -86,7 +88,7 @@ def test_sentences_without_terms_do_not_change(make_model, source):
 
 def test_too_small_limit_drops_terms(make_model, source):
     model = make_model(vocab_size=30)
-    glossary = LexicalConstraints([[[[7, 8, 9, 10]]]] * 5)
+    glossary = LexicalConstraints([[[[7, 8, 9, 10]]]] * 5, *NO_MASKS)
     options = {"num_beams": 3, "custom_generate": beam_search, "glossary": glossary}
     assert model.generate(**source, **options, max_new_tokens=2).shape == (5, 3)
     complete = model.generate(**source, **options, max_new_tokens=5)
@@ -103,7 +105,7 @@ def test_scores_of_translations_with_missing_terms(make_model, source):
         model = make_model(seed, vocab_size=30)
         found = model.generate(
             **source, num_beams=num_beams, num_return_sequences=3, max_new_tokens=limit, custom_generate=beam_search,
-            glossary=LexicalConstraints([[[variant]]] * 5, CONTINUATION_MASK), return_dict_in_generate=True, **options,
+            glossary=LexicalConstraints([[[variant]]] * 5, *MASKS), return_dict_in_generate=True, **options,
         )  # fmt: skip
         rows = found.sequences
         inputs = {name: value.repeat_interleave(3, 0) for name, value in source.items()}
@@ -131,14 +133,14 @@ def test_complete_term_is_not_continued(make_model, source):
         for num_beams in (2, 4):
             found = model.generate(
                 **source, num_beams=num_beams, max_new_tokens=8, custom_generate=beam_search,
-                glossary=LexicalConstraints([terms] * 5, CONTINUATION_MASK),
+                glossary=LexicalConstraints([terms] * 5, *MASKS),
             )  # fmt: skip
             assert all(term_ends(row, ids) for row in found.tolist() for [ids] in terms)
 
 
 @pytest.mark.parametrize(("options", "what"), [({"num_beams": 1}, "single beam"), ({"do_sample": True}, "do_sample")])
 def test_rejects_incompatible_options(make_model, source, options, what):
-    options = {"num_beams": 2, "max_new_tokens": 4, "glossary": LexicalConstraints([[]] * 5)} | options
+    options = {"num_beams": 2, "max_new_tokens": 4, "glossary": LexicalConstraints([[]] * 5, *NO_MASKS)} | options
     with pytest.raises(ValueError, match=f"a glossary with .*{what}"):
         make_model(vocab_size=30).generate(**source, custom_generate=beam_search, **options)
 
@@ -298,7 +300,7 @@ def test_pipeline_uses_terms(make_model, make_tokenizer, shared):
 
 def test_ranks_candidates_that_are_too_late_by_score():
     """If no continuation can complete its terms, their order is that of their scores, in any order of input."""
-    constraints = LexicalConstraints([[[[7, 8, 9]]]])
+    constraints = LexicalConstraints([[[[7, 8, 9]]]], *NO_MASKS[:, :12])
     values = torch.tensor([[[-1.2, -1.0, -1.1], [-1.3, -0.9, -1.4]]])
     selected, ids, parents, is_complete = constraints.select_candidates(
         values,

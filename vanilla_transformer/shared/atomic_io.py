@@ -76,8 +76,7 @@ def get_errno(error: Exception) -> int | None:
 def lock(file: IO, wait: bool = True) -> None:
     """Lock an open file against other processes until it is closed. On Windows, does nothing if `wait` is True.
 
-    Raises:
-        BlockingIOError: If another process holds the lock and `wait` is False.
+    Raises BlockingIOError if another process holds the lock and `wait` is False.
     """
     if CAN_LOCK:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -98,7 +97,9 @@ def remove(path: Path) -> None:
 
 def validate_new_dir(out: Path) -> None:
     """Remove leftovers of killed runs, then raise ValueError if `out` exists or cannot be created."""
-    for leftover in find_unfinished(out):
+    for leftover in list(out.parent.glob(f"{glob.escape(out.name)}.unfinished-*")) if CAN_LOCK else []:
+        if not (leftover / LOCK).is_file() and not (leftover.is_dir() and not any(leftover.iterdir())):
+            continue  # another directory with such a name
         with suppress(BlockingIOError), (leftover / LOCK).open("w") as file:
             lock(file, wait=False)
             remove_temporary(leftover)
@@ -113,14 +114,8 @@ def validate_new_dir(out: Path) -> None:
         )
 
 
-def find_unfinished(out: Path) -> list[Path]:
-    """Return the temporary directories of running and killed processes that write `out`."""
-    paths = out.parent.glob(f"{glob.escape(out.name)}.unfinished-*") if CAN_LOCK else []
-    return [path for path in paths if (path / LOCK).is_file() or (path.is_dir() and not any(path.iterdir()))]
-
-
 def remove_temporary(path: Path) -> None:
-    """Remove a temporary directory, and its lock last, so that `find_unfinished` finds it if the process is killed."""
+    """Remove a temporary directory, and its lock last, so that it is recognized if the process is killed."""
     shutil.rmtree(path / "result", ignore_errors=True)
     shutil.rmtree(path, ignore_errors=True)
 
@@ -128,10 +123,7 @@ def remove_temporary(path: Path) -> None:
 def write_dir_atomically(out: Path, write: Callable[[Path], None]) -> None:
     """Create `out` atomically: `write` fills a temporary directory next to it, which is then renamed.
 
-    Concurrent processes have separate temporary directories.
-
-    Raises:
-        OSError: A disk error in `write`, also if a Rust library raises it as an exception of another type.
+    Concurrent processes have separate temporary directories. Disk errors in `write` become OSError.
     """
     with wrap_write_errors(out, "No partial output was kept."), ExitStack() as stack:
         out.parent.mkdir(parents=True, exist_ok=True)

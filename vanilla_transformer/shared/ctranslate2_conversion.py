@@ -5,9 +5,9 @@ decoder from a zero embedding and drops the embedding of the pad token.
 """
 
 import copy
-import math
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from ctranslate2.converters.transformers import BartLoader
@@ -61,8 +61,8 @@ def to_spec(
         stack_spec(transformer_spec.TransformerDecoderSpec, config.decoder_attention_heads, decoder),
     )
     positions = torch.arange(num_positions or config.max_position_embeddings)
-    set_stack(spec.encoder, spec.encoder.embeddings[0], encoder, positions)
-    set_stack(spec.decoder, spec.decoder.embeddings, decoder, positions)
+    LOADER.set_encoder(spec.encoder, rename_modules(encoder, positions))
+    LOADER.set_decoder(spec.decoder, rename_modules(decoder, positions))
     LOADER.set_linear(spec.decoder.projection, model.lm_head)
     if (bias := masked_bias(model, MASKED_SCORE)) is not None:
         spec.decoder.projection.bias = bias
@@ -93,29 +93,22 @@ def stack_spec(spec_class: type, heads: int, stack: TransformerStack):
     return spec
 
 
-def set_stack(spec, embeddings, stack: TransformerStack, positions: torch.Tensor) -> None:
-    """Copy the weights of an encoder or decoder into its specification."""
-    config = stack.config
-    spec.scale_embeddings = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-    LOADER.set_embeddings(embeddings, stack.embed_tokens)
-    if config.position_embedding_type == "learned":
-        LOADER.set_position_encodings(spec.position_encodings, stack.embed_positions)
-    else:
-        spec.position_encodings.encodings = sinusoidal_encoding(positions, config.d_model)
+def rename_modules(stack: TransformerStack, positions: torch.Tensor) -> SimpleNamespace:
+    """Return the modules of an encoder or decoder with the names of Bart, which `LOADER` reads."""
+    config, layers = stack.config, []
+    for layer in cast(Any, stack.layers):
+        modules = {**layer._modules, **layer.feed_forward._modules, "final_layer_norm": layer.feed_forward_layer_norm}
+        if "cross_attn" in modules:
+            modules |= {"encoder_attn": layer.cross_attn, "encoder_attn_layer_norm": layer.cross_attn_layer_norm}
+        layers.append(SimpleNamespace(**modules))
+    modules = {**stack._modules, "layers": layers, "config": config}
+    if config.position_embedding_type == "sinusoidal":
+        modules["embed_positions"] = SimpleNamespace(weight=sinusoidal_encoding(positions, config.d_model))
     if config.embedding_norm:
-        LOADER.set_layer_norm(spec.layernorm_embedding, stack.embedding_layer_norm)
+        modules["layernorm_embedding"] = stack.embedding_layer_norm
     if isinstance(stack.norm, nn.LayerNorm):
-        LOADER.set_layer_norm(spec.layer_norm, stack.norm)
-    layers: Any = stack.layers
-    for layer_spec, layer in zip(spec.layer, layers, strict=True):
-        LOADER.set_attention(layer_spec.self_attention, layer.self_attn, self_attention=True)
-        LOADER.set_layer_norm(layer_spec.self_attention.layer_norm, layer.self_attn_layer_norm)
-        if hasattr(layer, "cross_attn"):
-            LOADER.set_attention(layer_spec.attention, layer.cross_attn)
-            LOADER.set_layer_norm(layer_spec.attention.layer_norm, layer.cross_attn_layer_norm)
-        LOADER.set_layer_norm(layer_spec.ffn.layer_norm, layer.feed_forward_layer_norm)
-        LOADER.set_linear(layer_spec.ffn.linear_0, layer.feed_forward.fc1)
-        LOADER.set_linear(layer_spec.ffn.linear_1, layer.feed_forward.fc2)
+        modules["layer_norm"] = stack.norm
+    return SimpleNamespace(**modules)
 
 
 def validate_ctranslate2_support(config: VanillaTransformerConfig, generation: GenerationConfig) -> None:

@@ -40,21 +40,16 @@ def special_token_ids(model: VanillaTransformerForConditionalGeneration) -> dict
     return {name: getattr(model.config, name) if value is None else value for name, value in ids.items()}
 
 
-def banned_token_ids(model: VanillaTransformerForConditionalGeneration) -> list[int]:
-    """Return the tokens that the generation config suppresses, such as the pad token of an OPUS-MT model.
+def masked_bias(model: VanillaTransformerForConditionalGeneration, score: float) -> torch.Tensor | None:
+    """Return the bias of the LM head, or None. Tokens that the generation config suppresses have the value `score`.
 
     Like `generate()`, this ignores the EOS tokens in `bad_words_ids`.
     """
-    eos = special_token_ids(model)["eos_token_id"]
-    words = {ids[0] for ids in model.generation_config.bad_words_ids or [] if len(ids) == 1}
-    words.difference_update(eos if isinstance(eos, list) else [eos])
-    return sorted(words.union(model.generation_config.suppress_tokens or []))
-
-
-def masked_bias(model: VanillaTransformerForConditionalGeneration, score: float) -> torch.Tensor | None:
-    """Return the bias of the LM head, in which banned tokens have the value `score`. None means no bias."""
-    head, banned = model.lm_head, banned_token_ids(model)
+    head, config, eos = model.lm_head, model.generation_config, special_token_ids(model)["eos_token_id"]
+    banned = {ids[0] for ids in config.bad_words_ids or [] if len(ids) == 1}
+    banned.difference_update(eos if isinstance(eos, list) else [eos])
+    banned.update(config.suppress_tokens or [])
     if not banned:
         return head.bias
     bias = torch.zeros(head.out_features) if head.bias is None else head.bias.detach()
-    return bias.index_fill(0, torch.tensor(banned), score)
+    return bias.index_fill(0, torch.tensor(sorted(banned)), score)

@@ -146,7 +146,13 @@ def to_transformers(
     if reasons := architecture.incompatibilities(model):
         raise ValueError(f"{architecture.model_class.__name__} cannot represent this model: {'; '.join(reasons)}.")
     config = model.config
-    native = architecture.model_class(to_native_config(architecture, config)).to(model.dtype)
+    # without features that this package does not have
+    fields: dict[str, Any] = {"forced_eos_token_id": None, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+    if architecture.model_type == "blenderbot":
+        fields["encoder_no_repeat_ngram_size"] = 0  # its default is 3
+    for name in SAME_FIELDS + (TWO_VOCABULARY_FIELDS if architecture.two_vocabularies else ()):
+        fields[name] = getattr(config, name)
+    native = architecture.model_class(architecture.model_class.config_class(**fields)).to(model.dtype)
     state, weights = native.state_dict(), model.state_dict()
     order = architecture.hidden_permutation(config.d_model)
     for name, tensor in weights.items():
@@ -154,8 +160,9 @@ def to_transformers(
             tensor = permute_hidden_dims(name, tensor, order)
             state[native_parameter_name(name)] = tensor[None] if name == "lm_head.bias" else tensor
     if architecture.positions == "learned":
-        for side in SIDES:
-            state[f"model.{side}.embed_positions.weight"] = native_position_table(architecture, config, weights, side)
+        sinusoids = sinusoidal_encoding(torch.arange(config.max_position_embeddings), config.d_model)
+        for name in (f"model.{side}.embed_positions.weight" for side in SIDES):
+            state[name] = nn.functional.pad(weights.get(name, sinusoids), (0, 0, architecture.position_offset, 0))
     if "model.shared.weight" in state:
         state["model.shared.weight"] = state["model.encoder.embed_tokens.weight"]
     native.load_state_dict(state)
@@ -184,26 +191,6 @@ def find_native_architecture(model: VanillaTransformerForConditionalGeneration) 
         details = " ".join(f"Not {each.model_class.__name__}: {'; '.join(reasons[each])}." for each in nearest)
         raise ValueError(f"no native Transformers class can represent this model. {details}")
     return nearest[0]
-
-
-def to_native_config(architecture: NativeArchitecture, config: VanillaTransformerConfig) -> Any:
-    """Convert a config of this package to a native config, without features that this package does not have."""
-    names = SAME_FIELDS + (TWO_VOCABULARY_FIELDS if architecture.two_vocabularies else ())
-    fields = {name: getattr(config, name) for name in names}
-    overrides: dict[str, Any] = {"forced_eos_token_id": None, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
-    if architecture.model_type == "blenderbot":
-        overrides["encoder_no_repeat_ngram_size"] = 0  # its default is 3
-    return architecture.model_class.config_class(**(fields | overrides))
-
-
-def native_position_table(
-    architecture: NativeArchitecture, config: Any, weights: dict[str, torch.Tensor], side: str
-) -> torch.Tensor:
-    """Return a stack's learned positions, or its sinusoids, after `position_offset` rows of zeros."""
-    table = weights.get(f"model.{side}.embed_positions.weight")
-    if table is None:
-        table = sinusoidal_encoding(torch.arange(config.max_position_embeddings), config.d_model)
-    return nn.functional.pad(table, (0, 0, architecture.position_offset, 0))
 
 
 def from_transformers(native: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:

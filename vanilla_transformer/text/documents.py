@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vanilla_transformer.alignment_vanilla_transformer import Link, word_spans
+from vanilla_transformer.alignment_vanilla_transformer import Link, Span, word_spans
 from vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
 
-Span = tuple[int, int]  # start and end, in characters
 SentencePart = tuple[int, int, int]  # start, end, and into how many parts the sentence is split
 
 LINE = re.compile("[^\\n\\r\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029]+")  # text between two Unicode line separators

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any, NamedTuple
 
-from vanilla_transformer.alignment_vanilla_transformer import word_spans
+from vanilla_transformer.alignment_vanilla_transformer import Span, word_spans
 from vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
-from vanilla_transformer.text.documents import LINE, Document, Span, translate_documents
+from vanilla_transformer.text.documents import Document, translate_documents
 
 VOID = set(re.findall("\\w+", "area base br col embed hr img input link meta param source track wbr"))
 BLOCK_NAMES = """address article aside base blockquote body button caption center col colgroup dd details dialog dir div
@@ -23,6 +23,7 @@ template textarea tfoot th thead title tr ul"""
 BLOCKS = set(BLOCK_NAMES.split())  # elements that end a sentence; all others may occur inside a sentence
 UNTRANSLATED_ELEMENTS = set(re.findall("\\w+", "code kbd math pre samp script style svg template textarea tt var"))
 BREAK = "\x1e"  # replaces <br> in the text to translate; as a line separator, it ends a sentence
+LINE_BREAK = re.compile("[\\n\\r\\v\\f\\x1c\\x1d\\x85\\u2028\\u2029]")  # a space in HTML; all but BREAK
 
 
 class HtmlToken(NamedTuple):
@@ -65,7 +66,7 @@ def translate_html(translator: TranslationPipeline, source: str, **options: Any)
     """
     segments = list(split_segments(tokenize_html(source)))
     trees = {i: build_inline_tree(each) for i, each in enumerate(segments) if "text" in {token.kind for token in each}}
-    texts = [collapse_line_breaks(text) for text, _ in trees.values()]
+    texts = [LINE_BREAK.sub(" ", text) for text, _ in trees.values()]
     documents = iter(translate_documents(translator, texts, **options | {"return_alignments": True}))
     return "".join(
         TagPlacer(*trees[i], next(documents)).render() if i in trees else "".join(token.raw for token in segment)
@@ -181,11 +182,6 @@ def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
             is_separated |= token.kind == "empty" and token.name not in ("", "wbr")
     root.end = len(text)
     return text, root
-
-
-def collapse_line_breaks(text: str) -> str:
-    """Replace line breaks by spaces, as HTML does, except those of `<br>`."""
-    return "".join(char if char == BREAK or LINE.match(char) else " " for char in text)
 
 
 class TagPlacer:
