@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 from pathlib import Path
 
 import pytest
@@ -21,27 +20,6 @@ def hold(folder, time=time, original=trainer.write_manifest):
     original(folder)
 trainer.write_manifest = hold
 """
-
-
-@pytest.fixture
-def start_ranks(programs, recipe):
-    """Return a function that starts the processes of a run, as torchrun does."""
-
-    def start(*arguments: str | Path, processes: int = 2) -> list:
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        ranks = []
-        for rank in range(processes):
-            variables = {"RANK": rank, "LOCAL_RANK": rank} | dict.fromkeys(
-                ("WORLD_SIZE", "LOCAL_WORLD_SIZE"), processes
-            )
-            variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
-            code = f"os.environ |= { ({name: str(value) for name, value in variables.items()}) }"
-            ranks.append(programs.start("training.train", recipe, *KEYS, *arguments, setup_code=code))
-        return ranks
-
-    return start
 
 
 def result(folder: Path) -> tuple[bytes, list[dict]]:
@@ -65,10 +43,9 @@ def validate_stop(process, number: int, folder: Path) -> None:
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= set(names)
 
 
-def test_two_processes_stop_at_any_signal_and_resume_bit_for_bit(programs, recipe, start_ranks, tmp_path):
+def test_two_processes_stop_at_any_signal_and_resume_bit_for_bit(programs, recipe, start_ranks, run_ranks, tmp_path):
     """The signal reaches the group, the launcher only, or one of the processes."""
-    for rank in start_ranks("--output-dir", tmp_path / "expected"):
-        assert rank.status == 0, rank.stderr[-3000:]
+    run_ranks(recipe, *KEYS, "--output-dir", tmp_path / "expected")
     out = tmp_path / "out"
     for send, number in ((os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)):
         process = programs.start("training.train", recipe, *KEYS, "--num-processes", "2")
@@ -76,27 +53,24 @@ def test_two_processes_stop_at_any_signal_and_resume_bit_for_bit(programs, recip
         send(process.pid, number)
         validate_stop(process, number, out)
     for index, number in ((0, signal.SIGTERM), (1, signal.SIGINT)):
-        ranks = start_ranks()
+        ranks = start_ranks(recipe, *KEYS)
         ranks[0].wait_for(lambda ranks=ranks: "'loss'" in ranks[0].stderr)
         ranks[index].kill(number)
         validate_stop(ranks[0], number, out)
         assert ranks[1].status == 128 + number, ranks[1].stderr[-3000:]
         assert "resuming from" in ranks[0].stderr
-    for rank in start_ranks():
-        assert rank.status == 0, rank.stderr[-3000:]
+    run_ranks(recipe, *KEYS)
     assert result(out) == result(tmp_path / "expected")
 
 
-def test_three_processes_resume_bit_for_bit(start_ranks, tmp_path):
+def test_three_processes_resume_bit_for_bit(start_ranks, run_ranks, recipe, tmp_path):
     """The sum of three gradients depends on their order in the buckets of DDP."""
-    for rank in start_ranks("--output-dir", tmp_path / "expected", processes=3):
-        assert rank.status == 0, rank.stderr[-3000:]
-    ranks = start_ranks(processes=3)
+    run_ranks(recipe, *KEYS, "--output-dir", tmp_path / "expected", processes=3)
+    ranks = start_ranks(recipe, *KEYS, processes=3)
     ranks[0].wait_for(lambda: "'loss'" in ranks[0].stderr)
     ranks[2].kill(signal.SIGTERM)
     assert [rank.status for rank in ranks] == [128 + signal.SIGTERM] * 3
-    for rank in start_ranks(processes=3):
-        assert rank.status == 0, rank.stderr[-3000:]
+    run_ranks(recipe, *KEYS, processes=3)
     assert result(tmp_path / "out") == result(tmp_path / "expected")
 
 

@@ -129,9 +129,16 @@ KILLS = int(os.environ.get("VT_KILLS", "4"))
 LONG = ("--max-steps", "40", "--save-steps", "4", "--eval-steps", "10", "--ema-decay", "0.9")
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(programs, make_recipe, tmp_path_factory) -> Path:
+    """Output directory of a run with the settings `LONG`."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    programs.run("training.train", make_recipe(folder), *LONG)
+    return folder / "out"
+
+
 @pytest.mark.slow
-def test_resumes_bit_for_bit_after_kills_at_random_times(programs, recipe, tmp_path):
-    programs.run("training.train", recipe, *LONG, "--output-dir", tmp_path / "uninterrupted")
+def test_resumes_bit_for_bit_after_kills_at_random_times(programs, recipe, uninterrupted, tmp_path):
     rng, resumed, kills = random.Random(0), 0, 0
     out = tmp_path / "killed"
     while kills < 5 * KILLS or resumed < 2 * KILLS:  # on a fast machine many runs finish before the kill
@@ -148,13 +155,11 @@ def test_resumes_bit_for_bit_after_kills_at_random_times(programs, recipe, tmp_p
         assert process.status == -signal.SIGKILL or (out / "all_results.json").exists()
         resumed += "resuming from" in process.stderr
         if (out / "all_results.json").exists():
-            assert same(tmp_path / "uninterrupted", out)
+            assert same(uninterrupted, out)
             out = tmp_path / f"killed_{kills}"
     programs.run("training.train", recipe, *LONG, "--output-dir", out)
-    assert same(tmp_path / "uninterrupted", out)
-    first, second = (
-        json.loads((folder / "all_results.json").read_text()) for folder in (tmp_path / "uninterrupted", out)
-    )
+    assert same(uninterrupted, out)
+    first, second = (json.loads((folder / "all_results.json").read_text()) for folder in (uninterrupted, out))
     assert first["train_target_tokens"] == second["train_target_tokens"]
     assert first["test_bleu"] == second["test_bleu"]
 
@@ -165,8 +170,7 @@ def has_new_checkpoint(out: Path, known: set[Path]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_saves_and_stops(programs, recipe, tmp_path, number):
-    programs.run("training.train", recipe, *LONG, "--output-dir", tmp_path / "uninterrupted")
+def test_signal_saves_and_stops(programs, recipe, uninterrupted, tmp_path, number):
     arguments = (recipe, *LONG, "--save-strategy", "no")
     process = programs.run("training.train", *arguments, setup_code=SIGNAL.format(number), status=128 + number)
     assert "The same command resumes from checkpoint-" in process.stderr
@@ -174,13 +178,12 @@ def test_signal_saves_and_stops(programs, recipe, tmp_path, number):
     (checkpoint,) = (tmp_path / "out").glob("checkpoint-*")
     process = programs.run("training.train", recipe, *LONG, "--save-strategy", "no")
     assert f"resuming from {checkpoint}" in process.stderr
-    assert same(tmp_path / "uninterrupted", tmp_path / "out")
+    assert same(uninterrupted, tmp_path / "out")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["truncate", "delete", "unfinished", "flip"])
-def test_skips_invalid_checkpoints(programs, recipe, tmp_path, damage):
-    programs.run("training.train", recipe, *LONG, "--output-dir", tmp_path / "uninterrupted")
+def test_skips_invalid_checkpoints(programs, recipe, uninterrupted, tmp_path, damage):
     out = tmp_path / "out"
     programs.run("training.train", recipe, *LONG, setup_code=KILL.format("checkpoint-20"), status=-signal.SIGKILL)
     last = max(out.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
@@ -198,14 +201,13 @@ def test_skips_invalid_checkpoints(programs, recipe, tmp_path, damage):
     process = programs.run("training.train", recipe, *LONG)
     assert f"skipping {last}: " in process.stderr
     assert "resuming from" in process.stderr
-    assert same(tmp_path / "uninterrupted", out)
+    assert same(uninterrupted, out)
 
 
 @pytest.mark.slow
-def test_full_disk_keeps_the_last_checkpoint(programs, recipe, tmp_path):
+def test_full_disk_keeps_the_last_checkpoint(programs, recipe, uninterrupted, tmp_path):
     """A limit on the file size simulates a full disk."""
     out = tmp_path / "out"
-    programs.run("training.train", recipe, *LONG, "--output-dir", tmp_path / "uninterrupted")
     programs.run("training.train", recipe, *LONG, setup_code=KILL.format("checkpoint-8"), status=-signal.SIGKILL)
     kept = max(out.glob("checkpoint-*/files.json"), key=lambda path: int(path.parent.name.split("-")[1])).parent
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))"
@@ -216,7 +218,7 @@ def test_full_disk_keeps_the_last_checkpoint(programs, recipe, tmp_path):
     assert [path.name for path in sorted(out.glob("checkpoint-*"))][-1:] <= [kept.name]
     process = programs.run("training.train", recipe, *LONG)
     assert f"resuming from {kept}" in process.stderr
-    assert same(tmp_path / "uninterrupted", out)
+    assert same(uninterrupted, out)
 
 
 @pytest.mark.slow
@@ -273,7 +275,7 @@ def launch_successfully(recipe: Path, *arguments: str | Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("accumulation", "single_process"), [(1, 2), (2, 4)])
-def test_multiple_processes_equal_one_process(programs, recipe, tmp_path, accumulation, single_process):
+def test_multiple_processes_equal_one_process(programs, run_ranks, recipe, tmp_path, accumulation, single_process):
     """After 20 updates of SGD, weights and evaluation equal those of one process with the same global batch.
 
     The 10 validation sentences do not fill the batches of two processes.
@@ -281,12 +283,8 @@ def test_multiple_processes_equal_one_process(programs, recipe, tmp_path, accumu
     both, one = tmp_path / "both", tmp_path / "one"
     keys = (*SGD, "--eval-strategy", "steps", "--eval-steps", "20", "--per-device-eval-batch-size", "4")
     keys = (*keys, "--logging-steps", "7")  # the last updates are not logged
-    launch_successfully(
-        recipe, *keys, "--num-processes", "2", "--gradient-accumulation-steps", str(accumulation), "--output-dir", both
-    )
-    programs.run(
-        "training.train", recipe, *keys, "--gradient-accumulation-steps", str(single_process), "--output-dir", one
-    )
+    run_ranks(recipe, *keys, "--gradient-accumulation-steps", accumulation, "--output-dir", both)
+    programs.run("training.train", recipe, *keys, "--gradient-accumulation-steps", single_process, "--output-dir", one)
     results = [json.loads((folder / "all_results.json").read_text()) for folder in (both, one)]
     assert [result["processes"] for result in results] == [2, 1]
     assert results[0]["train_target_tokens"] == results[1]["train_target_tokens"]
@@ -351,70 +349,60 @@ def test_notebook_recipe(programs, repository, tmp_path):
     assert (tmp_path / "out" / "training_curve.png").exists()
 
 
+AOT_EAGER = """
+import functools, torch
+torch.compile = functools.partial(torch.compile, backend="aot_eager")
+"""
+
+
 @pytest.mark.slow
-def test_two_processes_train_a_compiled_step_on_a_stream(recipe, tmp_path):
+def test_two_processes_train_a_compiled_step_on_a_stream(run_ranks, recipe, tmp_path):
+    """The graphs are traced, but not compiled to machine code."""
     keys = ("--step-mode", "compiled", "--streaming", "true", "--max-steps", "4", "--eval-strategy", "no")
-    launch_successfully(recipe, *keys, "--num-processes", "2", "--encoder-layers", "1", "--decoder-layers", "1")
+    run_ranks(recipe, *keys, "--encoder-layers", "1", "--decoder-layers", "1", setup_code=AOT_EAGER)
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert results["processes"] == 2
     assert results["train_target_tokens"] > 0
 
 
 @pytest.mark.slow
-def test_two_processes_resume_bit_for_bit(recipe, tmp_path):
-    arguments = (*LONG, "--num-processes", "2")
-    launch_successfully(recipe, *arguments, "--output-dir", tmp_path / "uninterrupted")
-    command = [sys.executable, "-m", "training.train", str(recipe), *arguments]
-    process = subprocess.Popen(
-        command, cwd=Path(__file__).parents[2], env=os.environ | {"HF_HOME": str(tmp_path / "home")},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    while not list((tmp_path / "out").glob("checkpoint-*/files.json")):
-        assert process.poll() is None
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def test_two_processes_resume_bit_for_bit(start_ranks, run_ranks, recipe, tmp_path):
+    run_ranks(recipe, *LONG, "--output-dir", tmp_path / "uninterrupted")
+    ranks = start_ranks(recipe, *LONG)
+    ranks[0].wait_for(lambda: list((tmp_path / "out").glob("checkpoint-*/files.json")))
+    for rank in ranks:
+        rank.kill()
+    assert [rank.status for rank in ranks] == [-signal.SIGKILL] * 2
     assert not (tmp_path / "out" / "all_results.json").exists()
-    launch_successfully(recipe, *arguments)
+    run_ranks(recipe, *LONG)
     assert same(tmp_path / "uninterrupted", tmp_path / "out")
 
 
 FSDP_ON_CPUS = """
 from accelerate import state
 from accelerate.utils import DistributedType
-from training.train import main
 
 original = state.AcceleratorState.__init__
 
-def begin(self, *args, fsdp_plugin=None, **kwargs):     # Accelerate restricts FSDP to accelerators
+def begin(self, *args, fsdp_plugin=None, **kwargs):  # Accelerate restricts FSDP to accelerators
     original(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
     self.fsdp_plugin = fsdp_plugin or getattr(self, "fsdp_plugin", None)
     self.distributed_type = DistributedType.FSDP
 
 state.AcceleratorState.__init__ = begin
-main()
 """
 
 
 @pytest.mark.slow
-def test_fsdp(programs, recipe, tmp_path):
+def test_fsdp(programs, run_ranks, recipe, tmp_path):
     """Two processes with half of the weights each: results equal one process, checkpoints resume bit for bit."""
-    script = tmp_path / "fsdp.py"
-    script.write_text(FSDP_ON_CPUS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(Path(__file__).parents[2])}
 
     def train(out: Path, *arguments: str, status: int = 0) -> str:
-        process = subprocess.run(
-            [*command, str(recipe), "--fsdp", "true", "--output-dir", str(out), *arguments],
-            env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert process.returncode == status, process.stdout[-2000:] + process.stderr[-6000:]
-        return process.stderr
+        keys = ("--fsdp", "true", "--output-dir", out, *arguments)
+        return run_ranks(recipe, *keys, setup_code=FSDP_ON_CPUS, status=status)[0].stderr
 
-    assert "ema_decay and lora_rank require unsharded weights" in train(
-        tmp_path / "none", "--ema-decay", "0.9", status=1
-    )
+    message = "ema_decay and lora_rank require unsharded weights"
+    assert message in train(tmp_path / "none", "--ema-decay", "0.9", status=2)
     keys = (*SGD, "--eval-strategy", "steps", "--eval-steps", "20", "--per-device-eval-batch-size", "4")
     train(tmp_path / "split", *keys)
     programs.run(
@@ -469,11 +457,11 @@ def losses_of(folder: Path) -> dict[int, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("streaming", ["false", "true"])
-def test_run_moves_to_another_machine(programs, recipe, tmp_path, streaming):
+def test_run_moves_to_another_machine(programs, run_ranks, recipe, tmp_path, streaming):
     """Two processes for 25 updates, then one process with two micro-batches. The 60 updates take several epochs."""
     options = "--max-steps 60 --dropout 0 --logging-steps 1 --eval-strategy no --save-steps 25 --save-total-limit 9"
     keys = (*options.split(), "--streaming", streaming, "--buffer-size", "50")
-    launch_successfully(recipe, *keys, "--num-processes", "2")
+    run_ranks(recipe, *keys)
     expected = losses_of(tmp_path / "out")
     for name in ("checkpoint-50", "checkpoint-60"):
         shutil.rmtree(tmp_path / "out" / name)

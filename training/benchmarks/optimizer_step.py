@@ -54,7 +54,6 @@ def measure(run: Callable[[], float], device: torch.device) -> Measurement:
 
 
 def run_loop(model: Any, optimizer: torch.optim.Optimizer, batch: Batch, precision: str, updates: int) -> float:
-    """Train a native Transformers model on one batch in a minimal loop."""
     device, labels = batch["labels"].device, batch["labels"].flatten()
     start = time.perf_counter()
     for _ in range(updates):

@@ -61,7 +61,6 @@ def make_arguments(recipe: Path, data_dir: Path, run: Path) -> list[str]:
 
 
 def train_recipe(arguments: list[str]) -> dict[str, Any]:
-    """Run `training.train`, and return its results. Raises ValueError if it fails."""
     command = [sys.executable, "-m", __package__.removesuffix("benchmarks") + "train", *arguments]
     if status := subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode:
         raise ValueError(f"training with {arguments[0]} ended with status {status}. See its message above.")

@@ -58,8 +58,6 @@ def run_benchmarks(arguments: argparse.Namespace, show: Callable[[str], Any]) ->
 
 
 class Benchmark:
-    """State of the benchmarks: `rows` collects the comparisons."""
-
     def __init__(self, arguments: argparse.Namespace, device: torch.device, show: Callable[[str], Any]):
         self.arguments, self.device, self.show = arguments, device, show
         self.rows: list[dict[str, Any]] = []

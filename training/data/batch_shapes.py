@@ -31,7 +31,6 @@ class Shape:
         return self.rows * (self.source + self.target)
 
     def split(self, parts: int) -> "Shape":
-        """Return the shape of each of `parts` parts of a group."""
         return replace(self, rows=-(-self.rows // parts))
 
     def without_ones(self) -> "Shape":

@@ -25,9 +25,6 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
     from the recipe's dataset. `on_bad_lines` and `on_eval_overlap` determine what happens to invalid pairs and to
     training pairs whose source is also in the validation or test set, or nearly. Then `train_fraction` and
     `both_directions` are applied.
-
-    Raises:
-        ValueError: If files are missing, have different lengths or the wrong format, or contain invalid pairs.
     """
     corpus = _read_splits(arguments)
     if arguments.train_fraction < 1:
@@ -106,7 +103,6 @@ def describe_split(arguments: DataArguments, split: str) -> dict[str, Any]:
 
 
 def describe_corpus(corpus: dict[str, ParallelText], arguments: DataArguments) -> dict[str, dict[str, Any]]:
-    """Return provenance, number of pairs and SHA-256 of each split."""
     splits = {split: text.origin | {"pairs": len(text), "sha256": text.sha256()} for split, text in corpus.items()}
     if "train" not in corpus:
         splits["train"] = describe_split(arguments, "train") | {"streamed": True}

@@ -32,31 +32,19 @@ def discover_files(
 ) -> dict[str, Any]:
     """Find the data files of a directory, their format and their languages, and log them in one line.
 
-        discover_files("my_data")
-        # {"data_dir": "my_data", "train_file": "train", "validation_file": "val", "test_file": None,
-        #  "source_lang": "en", "target_lang": "de"}
-
-    The name of a file, or a word in it, determines the split: train, val (valid, validation, dev) or test. A single
-    table or pair of text files can have any name. Only headers of tables are read. The result is the same in every
-    process, and the main process logs it.
+    The name of a file, or a word in it, determines the split. A single table or pair of text files can have any name.
+    Languages are detected from the endings of text files or the names of columns. If one of two languages is English,
+    it is the source. In tables without column names, they are src and tgt. The result is the same in every process.
 
     Args:
-        data_dir: Directory of the files, or of a dataset that `save_to_disk` of the library `datasets` wrote. Defaults
-            to the directory of `train_file`.
-        train_file, validation_file, test_file: As in a recipe. If None, they are found by their names.
-        source_lang, target_lang: As in a recipe. If None, they are detected from the endings of text files or the
-            names of columns. If one of two languages is English, it is the source. In tables without column names, they
-            are src and tgt.
+        data_dir: Directory of the files, or of a dataset that `save_to_disk` wrote. Defaults to that of `train_file`.
 
     Returns:
-        Values of the recipe keys `data_dir`, `train_file`, `validation_file`, `test_file`, `source_lang` and
-        `target_lang`. Validation and test files are None if they do not exist. For a saved dataset, the
-        keys are `data_dir`, `dataset_name` (the same directory), `source_lang`, `target_lang`, and the file of each
-        missing split, with the value None.
+        Values of these recipe keys. Validation and test files are None if they do not exist. For a saved dataset,
+        the keys are `data_dir`, `dataset_name` (the same directory), the languages, and the files of missing splits.
 
     Raises:
-        ValueError: If there are no training data, or several candidates. The message lists them with the option that
-            selects one.
+        ValueError: If there are no training data, or several candidates.
     """
     given = {"train": train_file, "validation": validation_file, "test": test_file}
     if data_dir is None:
@@ -164,15 +152,9 @@ def _unnest(record: dict[str, Any]) -> list[str]:
 def choose_direction(
     options: list[str], source_lang: str | None, target_lang: str | None, found: str
 ) -> tuple[str, str]:
-    """Return the source and target language.
+    """Return the source and target language. Raises ValueError if one is missing or ambiguous.
 
-    Args:
-        options: Endings of files, or names of columns.
-        source_lang, target_lang: Languages that the user has set, or None.
-        found: Description of `options` for error messages.
-
-    Raises:
-        ValueError: If a language is missing, or if there are several possibilities.
+    `options` are endings of files or names of columns, and `found` is their description for error messages.
     """
     given = {"--source-lang": source_lang, "--target-lang": target_lang}
     matches = {option: language and _match(language, options) for option, language in given.items()}
@@ -253,6 +235,5 @@ def _select(split: str, given: str | None, candidates: dict[str, list[str]], fol
 
 
 def _split_of(base: str) -> str | None:
-    """Return the split that a word in a file name specifies."""
     words = set(re.split(r"[\W_]+", base))
     return next((split for split, names in SPLIT_NAMES.items() if words & names), None)

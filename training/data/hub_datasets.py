@@ -21,7 +21,6 @@ def load_saved(folder: Path) -> DatasetDict:
 
 
 def load(arguments: DataArguments, streaming: bool = False) -> Any:
-    """Load the splits of the recipe's dataset, or its training split as a stream."""
     name, split = str(arguments.dataset_name), "train" if streaming else None
     try:
         if any(Path(name, file).exists() for file in SAVED_DATASET):
@@ -36,7 +35,6 @@ def load(arguments: DataArguments, streaming: bool = False) -> Any:
 
 
 def read_dataset(arguments: DataArguments) -> dict[str, ParallelText]:
-    """Read the splits of the recipe's dataset. Raises ValueError if it cannot be loaded or has invalid pairs."""
     if arguments.dataset_name != arguments.data_dir:
         logger.info(f"no files in {arguments.data_dir}: loading the dataset {arguments.dataset_name}")
     splits = load(arguments)

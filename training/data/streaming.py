@@ -94,7 +94,7 @@ class TokenBatchStream(TorchIterableDataset):
     of processes: it continues in the same buffer.
 
     With `shapes`, all processes have the same shapes in an update. A micro-batch is then the index of its shape and
-    pairs of token ids, as `FixedShapeCollator` expects.
+    pairs of token ids, as `PaddingCollator` expects.
 
     `pairs_read` counts the pairs in the buffers that were read for training, `pairs_dropped` those that the length
     filters dropped, both in all processes.

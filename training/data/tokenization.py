@@ -39,7 +39,6 @@ def tokenize_corpus(
 
     Args:
         text: Sentence pairs. Its `dropped` counts the pairs that are dropped here.
-        tokenizer: Tokenizer.
         arguments: Length filters `max_length` and `max_length_ratio`. Defaults to no filters.
         dropout: Probability of BPE-dropout, which re-tokenizes rows at each access. Rows that exceed `max_length`
             with dropout are tokenized without it. Lengths are those without dropout.

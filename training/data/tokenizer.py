@@ -18,17 +18,15 @@ SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>",
 
 
 def train_backend(
-    texts: Sequence[str], tokenizer_type: str, vocab_size: int, lowercase: bool = False, moses: bool = False
+    texts: Sequence[str], tokenizer_type: str, vocab_size: int, lowercase: bool, moses: bool
 ) -> Tokenizer:
     """Train a tokenizer that ends every sequence with `</s>`.
 
     Args:
-        texts: Sentences.
         tokenizer_type: "bpe" (Sennrich et al. 2016), "unigram" (Kudo 2018), "char" (one token per character) or "word"
             (one token per run of characters between spaces). "bpe" and "unigram" first split words, punctuation and
             single digits. They keep spaces as "▁", so that decoding is exact.
         vocab_size: Maximum number of tokens, including the four special ones. The most frequent ones are kept.
-        lowercase: Whether to lowercase the text.
         moses: Whether "bpe" and "unigram" split words as Moses does, see `training.data.moses_pretokenization`.
     """
     unk, special = SPECIAL_TOKENS["unk_token"], list(SPECIAL_TOKENS.values())

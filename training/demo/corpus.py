@@ -123,8 +123,7 @@ class SentenceGenerator:
         """Sample a pronoun that does not refer to the subject, which would require a reflexive one."""
         return Pronoun(self.rng.choice([row for row in PRONOUNS if row[5] == 1 or row[5] != clause.number]))
 
-    def direction(self, into: bool) -> tuple[str, str]:
-        """Sample a direction: a two-way preposition with the accusative."""
+    def direction(self, into: bool) -> tuple[str, str]:  # a two-way preposition with the accusative
         english, german, classes = self.rng.choice(PREPOSITIONS[: 2 if into else 3])
         where = self.noun_phrase(classes, depth=1)
         name = english[0] + "to" if into else english[0]
@@ -149,7 +148,6 @@ class SentenceGenerator:
         return self.rng.choice(TIMES.rows_with(2, tense))
 
     def sentence(self) -> tuple[str, str]:
-        """Sample a sentence in English and German."""
         kind = self.rng.choices(["statement", "question", "that", "because", "when", "and"], [60, 12, 10, 7, 6, 5])[0]
         clause = self.clause()
         if kind == "question":

@@ -103,7 +103,8 @@ class NounPhrase:
             words.append(self.adjective[1][-1].removesuffix("e") + self._ending(adjective_endings, case))
         words.append(self._noun(case))
         if self.relative:
-            words += [",", self._relative_pronoun(), self.relative.german("relative"), ","]
+            pronoun = DER["nom" if self.relative.subject is None else "acc"].split()[self.gender]
+            words += [",", pronoun, self.relative.german("relative"), ","]
         return join(*words)
 
     def _ending(self, table: dict[str, str], case: str) -> str:
@@ -115,11 +116,6 @@ class NounPhrase:
             return plural + "n" if case == "dat" and plural[-1] not in "ns" else plural
         is_weak = self.noun[2][0].endswith("w")
         return plural if is_weak and case != "nom" else singular
-
-    def _relative_pronoun(self) -> str:
-        assert self.relative is not None
-        case = "nom" if self.relative.subject is None else "acc"
-        return DER[case].split()[self.gender]
 
 
 @dataclass

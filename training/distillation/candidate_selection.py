@@ -90,7 +90,6 @@ def closest_to_reference(candidates: list[Candidate], reference: str) -> list[Ca
 
 
 def rejection_reason(section: TableSection, tokenizer: Any, line: str, text: str, score: float) -> str | None:
-    """Return the reason for dropping a translation, or None if it is kept."""
     if text == line and not section.keep_copies:
         return "equal to their source"
     if section.min_score is not None and score < section.min_score:

@@ -84,7 +84,6 @@ def diversify(
 
 
 def build_table(output: str | Path, sections: list[TableSection], copies: int) -> PairTable | None:
-    """Validate the languages, then build a table."""
     for section in sections:
         validate_languages(section.teachers, section.source)
     builder = PairTableBuilder(Path(output), sections, copies, sections[0].device)

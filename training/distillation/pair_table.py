@@ -71,13 +71,8 @@ class PairTableBuilder:
     def build(self) -> PairTable | None:
         """Translate the blocks of this process, and merge the parts if all are complete.
 
-        Returns:
-            The table, or None if another process completes it.
-
-        Raises:
-            ValueError: The table exists, the directory contains parts of another table, or a text has no lines. Also
-                raised by `load_translator` and `make_pairs`.
-            OSError: A part or the table cannot be written.
+        Returns None if another process completes the table. Raises ValueError if the table exists, the directory
+        contains parts of another table, or a text has no lines.
         """
         if self.output.exists():
             is_merged_by_other_rank = self.world_size > 1 and self.output.stat().st_mtime > STARTED
@@ -173,13 +168,11 @@ class PairTableBuilder:
             )
 
     def missing_blocks(self, number: int) -> set[int]:
-        """Return the blocks of a section that this process has to translate."""
         parts = self.section_parts(number)
         own = range(self.process_index, len(parts), self.world_size)
         return {block for block in own if not parts[block].exists()}
 
     def translate_blocks(self, number: int, translator: TranslationPipeline, missing: set[int]) -> None:
-        """Translate the missing blocks of a section, and write their parts."""
         section, parts = self.sections[number], self.section_parts(number)
         size, rows = self.block_size(number), iter(read_section(section))
         with tqdm(total=len(missing), unit=" blocks", disable=self.process_index > 0 or not shows_progress()) as bar:
@@ -243,11 +236,7 @@ class PairTableBuilder:
 
 
 def read_section(section: TableSection) -> Iterator[tuple]:
-    """Yield (line,) or (line, reference) for each line of a section's text. Cells that are not UTF-8 are None.
-
-    Raises:
-        ValueError: One of the two files has more lines, or a file cannot be read.
-    """
+    """Yield (line,) or (line, reference) for each line of a section's text. Cells that are not UTF-8 are None."""
     if section.target is None:
         return ((line,) for line in iter_stripped_lines(section.source))
     return read_rows(section.source, Path(section.target))
@@ -272,7 +261,6 @@ def read_json(path: Path) -> Any:
 
 
 def difference(earlier: dict[str, Any], current: dict[str, Any]) -> str:
-    """Describe the first setting that differs between two jobs."""
     if earlier["copies"] != current["copies"]:
         return "the number of copies of the references differs"
     sections = list(zip(earlier["pieces"], current["pieces"], strict=False))

@@ -31,7 +31,6 @@ class DistillationSettings(DecodingSettings):
     )
 
     def __post_init__(self) -> None:
-        """Raise ValueError for invalid values and combinations."""
         super().__post_init__()
         if self.with_references and not self.target:
             raise ValueError("--with-references requires --target.")

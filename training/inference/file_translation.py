@@ -26,8 +26,8 @@ def translate_file(
     checkpoints: list[str],
     source: Path | None,
     output: Path | None,
-    is_document: bool = False,
-    source_lang: str | None = None,
+    is_document: bool,
+    source_lang: str | None,
     **options: Any,
 ) -> None:
     """Translate a file, and write one translation per line, columns, or JSON.
@@ -36,16 +36,11 @@ def translate_file(
     columns line number, score and translation. A line that cannot be translated is logged and left empty.
 
     Args:
-        checkpoints: As in `translate`.
         source: UTF-8 text. None reads stdin. If stdin is a terminal, each line is translated immediately.
         output: File to write atomically. None writes to stdout.
         is_document: Whether to split paragraphs into sentences and to keep white space.
         source_lang: Language of a document. Defaults to that of the recipe, or "en".
         options: Fields of `TranslationSettings`.
-
-    Raises:
-        ValueError: If a checkpoint cannot be loaded, or the options cannot be combined.
-        OSError: If a file cannot be read or written.
     """
     settings = TranslationSettings(**options)
     if is_document and (settings.rerank or settings.nbest > 1 or settings.scores):
@@ -66,7 +61,6 @@ def translate_file(
 
 
 def write_lines(translator: TranslationPipeline, stream: BinaryIO, sink: TextIO, settings: TranslationSettings) -> None:
-    """Translate each line and write it as text, columns or JSON."""
     pending: deque[str] = deque()  # lines that were read, but not written
     lines = decode_lines(stream, pending)
     with_scores = settings.scores or settings.nbest > 1
@@ -97,7 +91,6 @@ def write_document(
     language: str,
     max_length: Any,
 ) -> None:
-    """Translate a document and write it as text, or as JSON with one object per sentence."""
     try:
         text = source.decode("utf-8-sig")
     except UnicodeDecodeError as error:

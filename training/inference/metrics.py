@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-import datasets
-import evaluate
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
@@ -26,8 +24,6 @@ from .decoder_input import add_decoder_input_ids
 from .translators import select_engine
 
 MAX_TOKENS = 2048  # per batch: 250 MiB of log-probabilities with a vocabulary of 32,000
-SINGLE_REFERENCE = {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
-MULTIPLE_REFERENCES = SINGLE_REFERENCE | {"references": datasets.Sequence(datasets.Value("string"))}
 
 
 def transpose_references(references: list[str] | list[list[str]]) -> list[list[str | None]]:
@@ -36,15 +32,7 @@ def transpose_references(references: list[str] | list[list[str]]) -> list[list[s
     return [list(column) for column in zip_longest(*rows)]
 
 
-class TextMetric(evaluate.Metric):
-    """`evaluate` metric of texts with one or several references, without network access."""
-
-    def _info(self) -> evaluate.MetricInfo:
-        features = [datasets.Features(SINGLE_REFERENCE), datasets.Features(MULTIPLE_REFERENCES)]
-        return evaluate.MetricInfo(description=self.__doc__, citation="", features=features)
-
-
-class TranslationMetric(TextMetric):
+class TranslationMetric:
     """BLEU, chrF and TER of detokenized text with signatures, and BLEU as in papers on Multi30k.
 
         metric = TranslationMetric(target_lang="de")
@@ -60,11 +48,10 @@ class TranslationMetric(TextMetric):
             state this protocol.
     """
 
-    def __init__(self, target_lang: str = "de", **kwargs: Any):
-        super().__init__(**kwargs)
+    def __init__(self, target_lang: str):
         self.target_lang = target_lang
 
-    def _compute(self, predictions: list[str], references: list) -> dict[str, float | str]:
+    def compute(self, predictions: list[str], references: list) -> dict[str, float | str]:
         columns = transpose_references(references)
         result: dict[str, float | str] = {}
         for name, metric in {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}.items():
@@ -85,7 +72,7 @@ class TranslationMetric(TextMetric):
         ]
 
 
-class SequenceMetric(TextMetric):
+class SequenceMetric:
     """Metrics of sequences that are correct or wrong, such as phonemes, with spaces between tokens.
 
         SequenceMetric().compute(predictions=["K AE T S"], references=[["K AE T", "K AE T Z"]])
@@ -97,7 +84,7 @@ class SequenceMetric(TextMetric):
         character_error_rate: The same for characters, as the metric `cer` of `evaluate`.
     """
 
-    def _compute(self, predictions: list[str], references: list) -> dict[str, float]:
+    def compute(self, predictions: list[str], references: list) -> dict[str, float]:
         rows = [[accepted] if isinstance(accepted, str) else accepted for accepted in references]
         scores = {}
         for name, split in (("token_error_rate", str.split), ("character_error_rate", str.strip)):
@@ -111,8 +98,7 @@ class SequenceMetric(TextMetric):
         return scores
 
 
-def make_metric(name: str, target_lang: str) -> evaluate.Metric:
-    """Return the metric for the recipe key `metric`: "translation" or "sequence"."""
+def make_metric(name: str, target_lang: str) -> TranslationMetric | SequenceMetric:
     return TranslationMetric(target_lang) if name == "translation" else SequenceMetric()
 
 
@@ -162,17 +148,12 @@ def translate_and_score(
     engine: str = "transformers",
     **decoding: Any,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Translate and score sentence pairs, distributed over all processes.
-
-    The batches do not depend on the number of processes.
+    """Translate and score sentence pairs, distributed over all processes. The batches do not depend on their number.
 
     Args:
         model: Complete model, the same in each process.
-        tokenizer: Tokenizer of the model.
         text: Sentence pairs. The metric uses all references, the losses use `text.targets`.
         compute: Method `compute` of a metric, or None to compute only the losses, without translating.
-        args: Number and index of the processes, and sentences per batch.
-        engine: Engine that translates, see `select_engine`.
         decoding: Arguments of `generate()`. Default to the generation config of the model.
 
     Returns:

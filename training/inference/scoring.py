@@ -54,7 +54,11 @@ def score(
         raise ValueError("--compare must differ from the scored checkpoint.")
     recipe = read_run_recipe(Path(systems[0][0]))
     text = read_test_set(source, references, recipe)
-    outputs = {" + ".join(names): translate_sources(names, text.sources, settings) for names in systems}
+    decoding = TranslationSettings(**{each.name: getattr(settings, each.name) for each in fields(DecodingSettings)})
+    outputs = {}
+    for names in systems:
+        results = translate_lines(load_translator(names, settings.device), text.sources, decoding)
+        outputs[" + ".join(names)] = [candidates[0]["translation_text"] for candidates in results]
     metric = settings.metric or recipe.get("metric", "translation")
     language = settings.target_lang or recipe.get("target_lang", "de")
     accepted = text.references or text.targets
@@ -64,11 +68,7 @@ def score(
 def read_test_set(
     source: str | Path, references: str | Path | Sequence[str | Path], recipe: Mapping[str, Any]
 ) -> ParallelText:
-    """Read sources and references. The header of a table can name the languages of the recipe.
-
-    Raises:
-        ValueError: If the files have different numbers of lines or no sentences.
-    """
+    """Read sources and references. The header of a table can name the languages of the recipe."""
     source, paths = Path(source), [Path(each) for each in as_names(references)] if references else []
     if (source.suffix in TABLE_SUFFIXES) == bool(paths):
         raise ValueError("Set --reference and a text file as --source, or use a table with references as --source.")
@@ -82,13 +82,6 @@ def read_test_set(
         raise ValueError(f"{source} contains no sentences.")
     logger.info(f"{len(text)} sentences")
     return text
-
-
-def translate_sources(names: tuple[str, ...], sources: list[str], settings: ScoreSettings) -> list[str]:
-    """Return the translations by a checkpoint or an ensemble."""
-    options = {each.name: getattr(settings, each.name) for each in fields(DecodingSettings)}
-    results = translate_lines(load_translator(names, settings.device), sources, TranslationSettings(**options))
-    return [candidates[0]["translation_text"] for candidates in results]
 
 
 def score_translations(

@@ -48,7 +48,6 @@ def translate(
 
 
 def pipeline_options(settings: TranslationSettings, translator: TranslationPipeline) -> dict[str, Any]:
-    """Return the options of the pipeline."""
     options = get_decoding_options(settings)
     if settings.nbest > 1 or settings.rerank:
         beams = settings.num_beams or max(settings.nbest, translator.model.generation_config.num_beams or 1)
@@ -153,11 +152,7 @@ def scoring_error(backward: TranslationPipeline, pairs: list[tuple[str, str]]) -
 
 
 def read_glossary(path: Path) -> dict[str, list[str]]:
-    """Read a table with one term per line: source, a tab, and one or more tab-separated translations.
-
-    Raises:
-        ValueError: If a line has no tab, or a term is a duplicate.
-    """
+    """Read a table with one term per line: source, a tab, and one or more tab-separated translations."""
     glossary: dict[str, list[str]] = {}
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():

@@ -35,11 +35,8 @@ def as_names(checkpoints: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
 def load_translator(checkpoints: str | Path | Sequence[str | Path], device: str | None = None) -> TranslationPipeline:
     """Load the pipeline of a checkpoint, or of an ensemble whose probabilities are averaged.
 
-    The first checkpoint defines the generation config. `device` defaults to a GPU, if available.
-
-    Raises:
-        ValueError: If a checkpoint cannot be loaded or does not translate, if the tokenizers differ, or if the device
-            cannot hold a tensor.
+    The first checkpoint defines the generation config. Raises ValueError if a checkpoint or the device cannot be used,
+    or if the tokenizers differ.
     """
     names, device = as_names(checkpoints), select_device(device)
     first, *others = (load_single_translator(name, device) for name in names)
@@ -119,15 +116,8 @@ def select_engine(
 ) -> TranslationPipeline:
     """Return a pipeline that decodes with an engine. For many sentences, log which one "auto" selects and why.
 
-    Args:
-        translator: The pipeline with transformers.
-        engine: "auto", "transformers" or "ctranslate2".
-        num_sentences: Number of sentences to translate, or an estimate.
-        options: Options of the calls.
-        quantization: Type of the weights with CTranslate2.
-
-    Raises:
-        ValueError: If the engine does not support model or options, or does not support the quantization.
+    `num_sentences` can be an estimate. Raises ValueError if the engine does not support the model, the options of the
+    calls or the quantization.
     """
     if quantization and engine != "ctranslate2":
         raise ValueError(f"--quantization {quantization} requires --engine ctranslate2, got --engine {engine}.")
@@ -149,14 +139,10 @@ def select_engine(
 
 
 def read_run_recipe(folder: Path) -> dict[str, Any]:
-    """Read the `recipe.yaml` of a run or of its `checkpoint-N`, or return {} if there is none.
-
-    Raises:
-        ValueError: It cannot be read.
-    """
+    """Read the `recipe.yaml` of a run or of its `checkpoint-N`, or return {} if there is none."""
     path = folder / "recipe.yaml"
     if not path.exists():
-        is_checkpoint = re.fullmatch("checkpoint-[0-9]+", folder.resolve().name)
+        is_checkpoint = RUN_CHECKPOINT.fullmatch(folder.resolve().name)
         return read_run_recipe(folder.resolve().parent) if is_checkpoint else {}
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))

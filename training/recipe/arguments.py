@@ -364,7 +364,6 @@ class Recipe:
         return {each.name: each.default for part in parts for each in dataclasses.fields(part)}
 
     def to_yaml(self) -> str:
-        """Return the settings as the text of a recipe."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
 
 

@@ -7,11 +7,7 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 
 
 def find_recipe(name: str) -> str:
-    """Return the path of a recipe. `name` is a path, or the name of a packaged recipe such as `demo`.
-
-    Raises:
-        ValueError: if there is neither such a file nor such a packaged recipe.
-    """
+    """Return the path of a recipe. `name` is a path, or the name of a packaged recipe such as `demo`."""
     packaged = {path.stem: str(path) for path in sorted(RECIPES.glob("*.yaml"))}
     if name in packaged and not Path(name).is_file():
         return packaged[name]

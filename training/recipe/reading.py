@@ -63,7 +63,6 @@ int_or_auto.__name__ = "int"  # for argparse's messages
 
 
 def make_parser() -> RecipeCommandLine:
-    """Create the command-line parser of `training.train`."""
     parser = RecipeCommandLine(
         "training.train",
         "Train a Transformer from a recipe. Each key of the recipe can also be set with --key value.",
@@ -101,15 +100,12 @@ def read_options(arguments: list[str], settings: Mapping[str, Any]) -> dict[str,
 def read_recipe(
     arguments: list[str], settings: Mapping[str, Any] | None = None, chosen: Mapping[str, Any] | None = None
 ) -> Recipe:
-    """Read a recipe.
+    """Read a recipe. Raises ValueError if the recipe or an option is invalid.
 
     Args:
         arguments: `RECIPE [--key value ...]`, as on the command line. Only options if there are `chosen` keys.
         settings: Keys and Python values, which have precedence over the recipe.
         chosen: Keys and Python values that replace the recipe.
-
-    Raises:
-        ValueError: if the recipe or an option is invalid.
     """
     arguments, null_options = split_null_options(arguments)
     parser, settings = make_parser(), dict.fromkeys(null_options) | dict(settings or {})
@@ -165,7 +161,8 @@ def split_null_options(arguments: list[str]) -> tuple[list[str], list[str]]:
     kept: list[str] = []
     keys: list[str] = []
     for word in arguments:
-        name, _, value = (f"{kept.pop()}=null" if word == "null" and is_option(kept[-1:]) else word).partition("=")
+        follows_option = bool(kept) and kept[-1].startswith("--") and "=" not in kept[-1]
+        name, _, value = (f"{kept.pop()}=null" if word == "null" and follows_option else word).partition("=")
         if value == "null" and name.startswith("--"):
             keys.append(name.removeprefix("--").replace("-", "_"))
         else:
@@ -173,18 +170,11 @@ def split_null_options(arguments: list[str]) -> tuple[list[str], list[str]]:
     return kept, keys
 
 
-def is_option(arguments: list[str]) -> bool:
-    """Return whether the last argument is an option without a value."""
-    return bool(arguments) and arguments[-1].startswith("--") and "=" not in arguments[-1]
-
-
 def known_keys(parser: HfArgumentParser) -> list[str]:
-    """Return the keys of recipes, including unsupported ones."""
     return [f.name for part in parser.dataclass_types for f in dataclasses.fields(part)]
 
 
 def validate_key(name: str, known: list[str], location: str = "") -> None:
-    """Raise ValueError for an unknown key."""
     if name not in known:
         renamed, close = RENAMED_OPTIONS.get(name), closest_match(name, known)
         hint = UNSUPPORTED_ADVICE.get(name) or (f"did you mean {close!r}?" if close else "")

@@ -140,8 +140,7 @@ def resolve_checkpoint_selection(recipe: Recipe) -> None:
 def resolve_minutes(recipe: Recipe, keys: Container[str]) -> None:
     """Set schedule, warm-up and evaluations of a run with `minutes`, which replaces the updates of a recipe.
 
-    Raises:
-        ValueError: for those of `keys` that contradict `minutes`. The other keys of the recipe are replaced.
+    Raises ValueError for those of `keys` that contradict `minutes`. The other keys of the recipe are replaced.
     """
     training, data = recipe.training, recipe.data
     if training.minutes is None:
@@ -173,7 +172,6 @@ def resolve_minutes(recipe: Recipe, keys: Container[str]) -> None:
 
 
 def default_metric(metric: str, predict_with_generate: bool) -> str:
-    """Return the default of `metric_for_best_model`."""
     return METRICS[metric][1] if predict_with_generate else "loss"
 
 

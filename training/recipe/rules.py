@@ -118,13 +118,9 @@ def are_symbols(counts: Counter) -> bool:
 
 
 def choose_settings(summary: DataSummary, device: str, num_devices: int, given: Mapping[str, Any]) -> dict[str, Choice]:
-    """Choose the values of recipe keys, except for keys of the data and keys that the user has set.
+    """Choose the values of recipe keys, except for keys of the data and the keys `given` by the user.
 
-    Args:
-        summary: The training data.
-        device: "cpu", "cuda" or "mps".
-        num_devices: Number of CPU cores or GPUs.
-        given: Keys and values that the user has set. The rules follow them.
+    `device` is "cpu", "cuda" or "mps", and `num_devices` the number of CPU cores or GPUs.
     """
     tokenizer_type, tokens_per_word, metric, smoothing = TYPES[summary.type]
     data_tokens = summary.pairs * (tokens_per_word * summary.mean_length + 1)

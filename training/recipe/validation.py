@@ -63,7 +63,6 @@ def validate_values(parts: list[Any]) -> None:
 
 
 def validate_model(values: dict[str, Any]) -> None:
-    """Raise ValueError for invalid fields of the model config."""
     if values["activation_function"] not in ACT2FN:
         known = closest_match(values["activation_function"], ACT2FN) or "relu, gelu or silu"
         raise ValueError(f"activation_function={values['activation_function']} is unknown. Did you mean {known}?")

@@ -135,10 +135,8 @@ class StopOnSignal(TrainerCallback):
         else:
             self.is_checkpoint_temporary, control.should_save = not control.should_save, True
 
-    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._is_epoch_end = False
-
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._is_epoch_end = False
         if args.ignore_data_skip:  # streaming: transformers counts only the updates since the checkpoint
             state.epoch = state.global_step / state.max_steps
         if control.should_training_stop or float(state.epoch or 0).is_integer():  # the end of the epoch follows

@@ -166,7 +166,9 @@ def average(
         if belongs_to_run and (reason := checkpoint_error(folder)):
             raise ValueError(f"{folder} cannot be averaged: {reason}. Remove it from the list.")
     tokenizers = load_same_tokenizers(folders)
-    recipe = read_common_recipe(folders)
+    first, *others = map(read_run_recipe, folders)
+    recipe = {key: value for key, value in first.items() if all(each.get(key) == value for each in others)}
+    recipe.pop("output_dir", None)
     model = average_checkpoints(folders)
     with atomic_write(output) as temporary:
         for each in (model, *tokenizers[-1:]):
@@ -180,7 +182,6 @@ def average(
 def choose_checkpoints(
     checkpoints: str | Path | Sequence[str | Path], *, last: int | None = None, best: int | None = None
 ) -> list[Path]:
-    """Return the directories that `average` averages."""
     folders = [Path(name) for name in as_names(checkpoints)]
     count = best if last is None else last
     if count is None:
@@ -199,14 +200,6 @@ def load_same_tokenizers(folders: list[Path]) -> list[Any]:
     for name, tokenizer in tokenizers[1:]:
         validate_same_tokenizer(*tokenizers[0], name, tokenizer)
     return [tokenizer for _, tokenizer in tokenizers]
-
-
-def read_common_recipe(folders: list[Path]) -> dict[str, Any]:
-    """Return the settings that the recipes of all checkpoints have in common, except the output directory."""
-    first, *others = map(read_run_recipe, folders)
-    settings = {key: value for key, value in first.items() if all(each.get(key) == value for each in others)}
-    settings.pop("output_dir", None)
-    return settings
 
 
 def select_run_checkpoints(run_folder: Path, count: int, by: str) -> list[Path]:

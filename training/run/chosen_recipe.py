@@ -26,14 +26,8 @@ DATA_OPTIONS = "data_dir", "train_file", "validation_file", "test_file", "source
 def read_or_choose_recipe(arguments: list[str], settings: Mapping[str, Any] | None = None) -> Recipe:
     """Read the recipe of a command. Without one, choose its settings from the data and the time.
 
-    An interrupted run keeps its settings. The choice is the same in every process.
-
-    Args:
-        arguments: `[RECIPE] [--key value ...]`, as on the command line.
-        settings: Keys and Python values, which have precedence over the recipe.
-
-    Raises:
-        ValueError: If the recipe, an option or the data are invalid, or if there are neither a recipe nor data.
+    An interrupted run keeps its settings. The choice is the same in every process. For the arguments, see
+    `read_recipe`; the recipe is optional.
     """
     given = {} if arguments[:1] and not arguments[0].startswith("-") else read_options(arguments, settings or {})
     if not {"data_dir", "train_file", "dataset_name"} & given.keys():

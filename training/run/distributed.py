@@ -82,7 +82,6 @@ def launch(processes: int, arguments: list[str], started: float = STARTED, outpu
 
     Args:
         processes: Number of processes. A single one is not distributed.
-        arguments: Command-line arguments.
         started: Time from which the time of the run counts.
         output: Standard output of the processes, such as `subprocess.DEVNULL`.
     """

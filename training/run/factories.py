@@ -40,7 +40,6 @@ def make_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText], folder: Path
 
 
 def new_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText]) -> Any:
-    """Return the tokenizer of `base_model`, or train one on the training pairs."""
     if recipe.training.base_model is not None:
         tokenizer = load_training_tokenizer(recipe.training.base_model, "base_model")
         report_unknown_text(tokenizer, corpus.get("train", ParallelText([], [])))
@@ -113,7 +112,6 @@ def stream_training_pairs(recipe: Recipe, corpus: dict[str, ParallelText]) -> It
 
 
 def make_model(recipe: Recipe, tokenizer: Any) -> Any:
-    """Load `base_model`, or create a new model."""
     return create_model(recipe, tokenizer) if recipe.training.base_model is None else load_base_model(recipe)
 
 
@@ -126,7 +124,6 @@ def count_positions(model: Any) -> int:
 
 
 def create_model(recipe: Recipe, tokenizer: Any) -> VanillaTransformerForConditionalGeneration:
-    """Create a new model from the recipe, with the vocabulary sizes of the tokenizer."""
     multiple = recipe.tokenizer.pad_vocab_to_multiple_of
     source_size, target_size = (-(-size // multiple) * multiple for size in vocabulary_sizes(tokenizer))
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.pad_token_id
@@ -150,7 +147,6 @@ def create_model(recipe: Recipe, tokenizer: Any) -> VanillaTransformerForConditi
 
 
 def decoding_settings(recipe: Recipe) -> dict[str, Any]:
-    """Return the generation config of the recipe."""
     settings = {name: getattr(recipe.decoding, name) for name in ("num_beams", "length_penalty", "max_new_tokens")}
     if recipe.decoding.num_beams == 1:
         del settings["length_penalty"]  # transformers rejects it for greedy decoding

@@ -181,7 +181,6 @@ def has_bf16() -> bool:
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Return the hardware of a run, for `all_results.json`."""
     return {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else processor_name(),
         "threads": torch.get_num_threads(),

@@ -28,9 +28,6 @@ def lock_output_dir(folder: Path, has_parts: bool = False) -> Iterator[None]:
     """Context manager that creates the output directory, and locks it against other commands until the run is finished.
 
     With `has_parts`, it is also locked if the run is finished, because further runs in subdirectories follow.
-
-    Raises:
-        ValueError: if another command trains in it, or if it contains a model without `recipe.yaml`.
     """
     if (folder / "all_results.json").exists() and not has_parts:
         yield
@@ -51,15 +48,10 @@ def lock_output_dir(folder: Path, has_parts: bool = False) -> Iterator[None]:
 
 
 def prepare_output_dir(recipe: Recipe, folder: Path) -> Path | None:
-    """Write the recipe to a new output directory, or check whether the run can be resumed.
+    """Write the recipe to a new output directory, or return the valid checkpoint to resume from, if any.
 
-    A run that failed before its first checkpoint can be started again with other settings.
-
-    Returns:
-        Checkpoint to resume from, or None if there is no valid checkpoint.
-
-    Raises:
-        ValueError: if the directory contains a different run, or a `recipe.yaml` that is not from a run.
+    A run that failed before its first checkpoint can be started again with other settings. Raises ValueError if the
+    directory contains a different run, or a `recipe.yaml` that is not from a run.
     """
     path = folder / "recipe.yaml"
     if not is_trained(folder):
@@ -105,14 +97,12 @@ def validate_same_recipe(recipe: Recipe, folder: Path) -> None:
 
 
 def write_run_info(corpus: dict[str, ParallelText], folder: Path) -> None:
-    """Save the hashes of the data of a new run."""
     state = {"data": {name: text.sha256() for name, text in corpus.items()}}
     with atomic_write(folder / RUN_INFO) as path:
         path.write_text(json.dumps(state, indent=1), encoding="utf-8")
 
 
 def validate_run_info(corpus: dict[str, ParallelText], folder: Path) -> None:
-    """Raise ValueError if the run was started with different data."""
     try:
         saved = dict(json.loads((folder / RUN_INFO).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:

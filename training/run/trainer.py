@@ -29,7 +29,7 @@ from vanilla_transformer.shared.loading import EMA_SUBFOLDER
 
 from ..data.batch_shapes import ShapedPairs, choose_shapes
 from ..data.batching import TokenBatchSampler
-from ..data.collators import FixedShapeCollator, defer_stop_signals
+from ..data.collators import PaddingCollator, defer_stop_signals
 from ..data.parallel_text import ParallelText
 from ..data.streaming import TokenBatchStream
 from ..data.tokenization import sequence_lengths
@@ -132,7 +132,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return self.previous_seconds + time.perf_counter() - self._start
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """Override with the schedule of `minutes`."""
         if self.budget is not None and self.lr_scheduler is None:
             self.lr_scheduler = self.budget.make_scheduler(optimizer or self.optimizer)
             self._created_lr_scheduler = True
@@ -192,7 +191,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if shapes:
             micro_batches_per_group = micro_batches // (dataset.groups if is_stream else 1)
             micro_batch_shapes = [shape.split(micro_batches_per_group).without_ones() for shape in shapes]
-            loading["collate_fn"] = FixedShapeCollator(micro_batch_shapes, self.data_collator.pad_id)
+            loading["collate_fn"] = PaddingCollator(self.data_collator.pad_id, micro_batch_shapes)
         if is_stream:
             generator = torch.Generator()  # separate: sampling a seed from the global one would break resuming
             return DataLoader(dataset, batch_size=None, generator=generator, **loading)
@@ -257,7 +256,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def raise_nonfinite_loss(self, loss: float) -> None:
-        """Raise FloatingPointError for a non-finite loss."""
         raise FloatingPointError(
             f"the loss is {loss} at update {self.state.global_step + 1}. Lower learning_rate, increase warmup_steps, "
             f"or clip gradients (max_grad_norm). Nothing was saved since the last checkpoint."
@@ -351,7 +349,6 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         super()._save(output_dir, state_dict)
 
     def checkpoints_to_keep(self) -> list[Path]:
-        """Return the newest checkpoints and those to average."""
         last = select_checkpoints(Path(self.args.output_dir), self.save_total_limit or sys.maxsize, "last")
         return last + self.checkpoints_to_average()
 

@@ -191,7 +191,6 @@ def make_trainer(
 
 
 def save_model(trainer: TokenBatchTrainer, corpus: dict[str, ParallelText], folder: Path) -> None:
-    """Save the final model and its alignment heads."""
     with wrap_write_errors(folder):
         trainer.save_final()
         with trainer.args.main_process_first(local=False):

@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import DataCollatorForSeq2Seq
 
 from training.data.batch_shapes import Shape, ShapedPairs, choose_shapes
-from training.data.collators import FixedShapeCollator, PaddingCollator
+from training.data.collators import PaddingCollator
 from training.data.parallel_text import ParallelText
 from training.data.tokenization import tokenize_corpus
 from training.inference.decoder_input import add_decoder_input_ids
@@ -22,7 +22,7 @@ def test_pads_to_shape_and_ignores_missing_rows(make_model):
     rows = [([4, 5, 2], [6, 2]), ([7, 2], [8, 9, 2])]
     data = Dataset.from_dict({"input_ids": [source for source, _ in rows], "labels": [target for _, target in rows]})
     shapes = choose_shapes(np.array([[3, 2], [2, 3]] * 2), 12)
-    collate = FixedShapeCollator(shapes, model.config.pad_token_id)
+    collate = PaddingCollator(model.config.pad_token_id, shapes)
     pairs = ShapedPairs(data)
     batch = add_decoder_input_ids(model, collate(pairs.__getitems__([0, 1, 0])))
     assert batch["input_ids"].shape == (4, 3)
@@ -68,9 +68,10 @@ def test_pickles_contain_neither_model_nor_tokenizer(make_trainer, is_shaped):
     if is_shaped:
         trainer.compiled_loss = lambda *arguments: None
     collator = trainer.get_train_dataloader().collate_fn
-    assert isinstance(collator, FixedShapeCollator if is_shaped else PaddingCollator)
+    assert isinstance(collator, PaddingCollator)
+    assert bool(collator.shapes) == is_shaped
     assert len(pickle.dumps(collator)) < MAX_PICKLE
-    assert len(pickle.dumps(FixedShapeCollator([Shape(64, i, i) for i in range(12)], 0))) < MAX_PICKLE
+    assert len(pickle.dumps(PaddingCollator(0, [Shape(64, i, i) for i in range(12)]))) < MAX_PICKLE
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -304,7 +304,7 @@ def test_shapes_of_a_stream_become_smaller_with_more_micro_batches(make_trainer,
     trainer.compiled_loss = lambda *args: None
     loader = trainer.get_train_dataloader()
     parts = 2 * requested // groups
-    assert loader.collate_fn.shapes == [shape.split(parts).without_ones() for shape in stream._shapes]
+    assert loader.collate_fn.shapes == [shape.split(parts).without_ones() for shape in stream.shapes]
     batches = list(islice(stream, 20))
     assert batches
     assert all(len(rows) <= loader.collate_fn.shapes[index].rows for index, rows in batches)

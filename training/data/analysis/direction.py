@@ -42,7 +42,6 @@ def warn_if_swapped(corpus: dict[str, ParallelText], languages: tuple[str, str])
 
 
 def count_words(sentences: list[str]) -> Counter:
-    """Count the words of a sample of sentences."""
     step = max(1, len(sentences) // NUM_SAMPLED_SENTENCES)
     sample = sentences[::step][:NUM_SAMPLED_SENTENCES]
     return Counter(word for sentence in sample for word in re.findall(r"\w+", sentence.lower()))

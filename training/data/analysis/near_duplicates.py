@@ -12,8 +12,6 @@ MAX_SENTENCES = 1_000_000  # the index of more sentences takes too much memory
 
 
 class WordIndex:
-    """Inverted index from words to sentences."""
-
     def __init__(self, sentences: Iterable[str]):
         words, sizes = array("q"), array("q")
         self.ids: dict[str, int] = {}
@@ -51,7 +49,6 @@ class WordIndex:
 
 
 def word_set(sentence: str) -> set[str]:
-    """Return the lower-cased words of a sentence without punctuation."""
     return set(re.findall(r"\w+", sentence.lower()))
 
 

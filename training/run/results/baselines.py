@@ -20,10 +20,7 @@ def compare_with_baselines(
 ) -> dict[str, float]:
     """Return the 95 % intervals of the test scores, and the scores of the baselines.
 
-    Args:
-        translations: Translations of `test.sources`.
-        train: Training pairs for the translation memory. None omits this baseline.
-        metric: "translation" or "sequence".
+    Without `train`, the translation memory is omitted.
 
     Returns:
         `<metric>_interval_95` (half-width of the interval), `copied_source_<metric>` and `translation_memory_<metric>`

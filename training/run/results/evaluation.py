@@ -129,7 +129,6 @@ def run_metadata(recipe: Recipe, corpus: dict[str, ParallelText], trainer: Token
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """Return the contents of `all_results.json` of a finished run."""
     path = folder / RESULTS
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))

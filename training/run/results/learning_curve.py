@@ -20,8 +20,6 @@ MISSING = "--learning-curve requires --minutes and test data. Set --minutes N, a
 
 
 class Part(NamedTuple):
-    """One of the runs of a learning curve."""
-
     name: str  # of its directory; empty for the complete run
     train_fraction: float
     time_fraction: float  # of the time of the complete run
@@ -34,18 +32,8 @@ def run_parts(recipe: Recipe, run_command: Callable[[list[str], float], int]) ->
     """Train with the settings of a recipe on parts of its data, and write `learning_curve.json` and a plot of it.
 
     The parts share the time of the recipe. The complete run has the output directory of the recipe, the others have
-    subdirectories. Finished parts are not trained again.
-
-    Args:
-        recipe: The recipe, with `minutes` and test data.
-        run_command: Function that trains with further options, from a start time, and returns the exit status.
-
-    Returns:
-        Exit status of the first part that failed or was stopped, or 0.
-
-    Raises:
-        ValueError: If the recipe has no `minutes` or no test data, if it streams its data, or if another launcher has
-            started this process.
+    subdirectories. Finished parts are not trained again. `run_command` trains with further options, from a start time,
+    and returns the exit status. The result is that of the first part that failed or was stopped, or 0.
     """
     args, data = recipe.training, recipe.data
     has_test = data.corpus == "demo" or data.test_file or data.test_size or use_dataset(data)

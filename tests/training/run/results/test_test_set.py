@@ -105,7 +105,7 @@ def test_scores_are_compared_with_baselines():
     found = compare_with_baselines(TEST.targets[::-1], TEST, TRAIN, "translation")
     memory = ["Aa Bb Cc Dd", "Ii Jj Kk Ll", "Aa Bb Cc Dd"]
     for name, outputs in (("copied_source", TEST.sources), ("translation_memory", memory)):
-        scores = TranslationMetric().compute(predictions=outputs, references=TEST.targets)
+        scores = TranslationMetric("de").compute(predictions=outputs, references=TEST.targets)
         for key in ("bleu", "chrf", "ter"):
             assert found[f"{name}_{key}"] == pytest.approx(scores[key])
     assert found["bleu_interval_95"] > 0
