@@ -2,6 +2,8 @@
 
 import re
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +48,19 @@ def read_checkpoint(path: Path) -> tuple[State, dict[str, Any]]:
             raise ValueError(f"{path} is {kind}.") from error
     else:
         content = unpickle(path)
-    try:
+    with prefix_errors_with(f"{path} "):
         parsed = parse_checkpoint(content)
-    except ValueError as error:
-        raise ValueError(f"{path} {error}") from error
     state, metadata = parsed or unwrap(path, content)
     return strip_prefixes(validate_state(path, state)), metadata
+
+
+@contextmanager
+def prefix_errors_with(prefix: str) -> Iterator[None]:
+    """Context manager that puts `prefix`, the name of a file, before the message of a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{prefix}{error}") from error
 
 
 def unpickle(path: Path) -> Any:

@@ -47,21 +47,16 @@ class ImportResult:
 
     def report(self) -> dict[str, Any]:
         """Return the entries of `import_report.json`."""
-        keys = {"dropped": "left_out", "user_notes": "check"}  # keys of the file that differ from the field names
-        return {keys.get(name, name): value for name, value in vars(self).items() if name != "model"}
+        report = {"shapes": self.shapes, "folds": self.folds, "left_out": self.dropped}
+        return report | {"check": self.user_notes, "used": self.used}
 
 
 def convert(
     state: State, layout: Layout, metadata: dict[str, Any], num_heads: int | None, special_ids: dict[str, int]
 ) -> ImportResult:
-    """Build a model from the tensors of a file.
+    """Build a model from the tensors of a file, whose names all match keys of the layout.
 
-    Args:
-        state: tensors by their names in the file.
-        layout: layout whose keys match all names in `state`.
-        metadata: settings of the file and the user.
-        num_heads: number of attention heads. Defaults to None: the layout must define it.
-        special_ids: special token ids that the user specifies, which override the ids of the layout.
+    `metadata` has the settings of the file and the user. `special_ids` of the user override those of the layout.
 
     Raises:
         ValueError: If a tensor is missing, has a wrong shape or contradicts another. The message contains its name.
@@ -72,10 +67,12 @@ def convert(
         raise ValueError(f"{name} has the shape {tuple(state[name].shape)}, expected (vocabulary size, hidden size).")
     info = CheckpointInfo(state[name].shape[1], num_heads, layout.default_settings | metadata, state)
     mapped = map_tensors(state, layout, info)
-    add_computed_tensors(mapped, layout, info)
-    fields = layout.config | (layout.variant_config(info, state) if layout.variant_config else {})
-    heads = resolve_num_heads(layout, info, state)
-    ids = dict.fromkeys(SPECIAL_IDS) | layout.special_ids
+    for note, tensors in layout.computed_tensors(info, mapped.tensors).items():
+        mapped.tensors |= tensors
+        mapped.folds[note] = "exact"
+    fields = layout.config | layout.variant_config(info)
+    heads = resolve_num_heads(layout, info)
+    ids = dict.fromkeys(SPECIAL_IDS)
     ids |= {name: fields.pop(name) for name in (*SPECIAL_IDS, "decoder_start_token_id") if name in fields} | special_ids
     ids.setdefault("decoder_start_token_id", ids["bos_token_id"])
     shapes = infer_architecture(mapped, layout, heads, info.d_model, fields)
@@ -91,8 +88,8 @@ def convert(
     return ImportResult(model, shapes, mapped.folds, mapped.dropped, notes, mapped.used)
 
 
-def resolve_num_heads(layout: Layout, info: CheckpointInfo, state: State) -> int:
-    inferred = layout.num_heads(info, state) if layout.num_heads else None
+def resolve_num_heads(layout: Layout, info: CheckpointInfo) -> int:
+    inferred = layout.num_heads(info)
     heads = info.num_heads if inferred is None else inferred
     if heads is None:
         raise ValueError("the file does not specify the number of attention heads. Set --num-heads.")
@@ -125,13 +122,6 @@ def map_tensors(state: State, layout: Layout, info: CheckpointInfo) -> MappedTen
         else:
             mapped.dropped[name] = rule.note
     return mapped
-
-
-def add_computed_tensors(mapped: MappedTensors, layout: Layout, info: CheckpointInfo) -> None:
-    """Add the tensors that the original code computes instead of saving them."""
-    for note, tensors in (layout.computed_tensors(info, mapped.tensors) if layout.computed_tensors else {}).items():
-        mapped.tensors |= tensors
-        mapped.folds[note] = "exact"
 
 
 def apply_fold(name: str, tensor: torch.Tensor, rule: TensorRule, info: CheckpointInfo) -> tuple[torch.Tensor, ...]:
@@ -183,7 +173,7 @@ def infer_architecture(
         **inferred,
         "norm_position": "post",  # defaults are also listed in the report
         "position_embedding_type": "sinusoidal",
-        "layer_norm_eps": layout.norm_eps(d_model),
+        "layer_norm_eps": 1e-5,
         **fields,
     }
 

@@ -1,8 +1,6 @@
 """Import of a checkpoint file or of a native Transformers model, with its tokenizer and a report."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from vanilla_transformer.shared.atomic_io import validate_new_dir, write_dir_ato
 from vanilla_transformer.shared.command_line import accept_settings, option_name
 
 from . import ImportSettings
-from .checkpoint_file import read_checkpoint
+from .checkpoint_file import prefix_errors_with, read_checkpoint
 from .conversion import SPECIAL_IDS, ImportResult, convert
 from .layout import Layout
 from .layout_detection import find_layout
@@ -55,7 +53,15 @@ def import_checkpoint(file: str | Path, output: str | Path, **options: Any) -> I
         imported, tokenizer, report = import_transformers_model(file)
     else:
         imported, tokenizer, report = import_file(file, settings)
-    save(output, imported, tokenizer, report)
+
+    def write(folder: Path) -> None:
+        imported.model.save_pretrained(folder)
+        if tokenizer:
+            tokenizer.save_pretrained(folder)
+        text = json.dumps(report, indent=2, ensure_ascii=False)
+        (folder / "import_report.json").write_text(text + "\n", encoding="utf-8")
+
+    write_dir_atomically(output, write)
     return ImportedCheckpoint(output, report)
 
 
@@ -74,12 +80,12 @@ def import_file(
     if settings.layout not in (None, *LAYOUTS):
         raise ValueError(f"layout={settings.layout} does not exist. Use one of {', '.join(sorted(LAYOUTS))}.")
     state, metadata = read_checkpoint(file)
-    with prefix_errors_with(file):
+    with prefix_errors_with(f"{file}: "):
         layout, evidence = find_layout(state, settings.layout)
     layout_settings = resolve_settings(list(settings.settings or ()), metadata, layout)
     tokenizers = load_tokenizers(file, settings, layout, metadata | layout_settings)
     special_ids = {name: getattr(settings, name) for name in SPECIAL_IDS if getattr(settings, name) is not None}
-    with prefix_errors_with(file):
+    with prefix_errors_with(f"{file}: "):
         imported = convert(state, layout, layout_settings, settings.num_heads, special_ids)
     report = {"file": file.name, "layout": layout.name, "evidence": evidence, "settings": layout_settings}
     rows = tokenizers.apply_to(imported) if tokenizers else None
@@ -105,35 +111,12 @@ def load_tokenizers(
     paths = (settings.source_tokenizer, settings.target_tokenizer, settings.fairseq_data)
     source, target, data = (None if path is None else Path(path) for path in paths)
     files, codes = [source, target], [Path(each) for each in settings.bpe_codes]
-    toolkits = {"--fairseq-data": TOOLKITS[:1], "--bpe-codes": TOOLKITS}
-    for option, layouts in toolkits.items():
+    for option, layouts in {"--fairseq-data": TOOLKITS[:1], "--bpe-codes": TOOLKITS}.items():
         if getattr(settings, option[2:].replace("-", "_")) and (layout.name not in layouts or any(files)):
             reason = "excludes --source-tokenizer" if any(files) else f"is not supported for {layout.name}"
             raise ValueError(f"{option} {reason}. It requires a checkpoint of {' or '.join(layouts)}.")
     if len(codes) > 2:
         raise ValueError(f"--bpe-codes must be one file or one file per side, got {len(codes)} files.")
-    if any(files) or layout.name not in toolkits["--bpe-codes"] or metadata.get("source_begins"):
+    if any(files) or layout.name not in TOOLKITS or metadata.get("source_begins"):
         return read_tokenizers(source, target, metadata.get("source_begins"))
     return read_toolkit_tokenizers(layout.name, file, metadata, data, codes)
-
-
-@contextmanager
-def prefix_errors_with(file: Path) -> Iterator[None]:
-    """Context manager that puts the file name before the message of a ValueError."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
-
-
-def save(out: Path, imported: ImportResult, tokenizer: PreTrainedTokenizerBase | None, report: dict[str, Any]) -> None:
-    """Write the model, its tokenizer and the report atomically."""
-
-    def write(folder: Path) -> None:
-        imported.model.save_pretrained(folder)
-        if tokenizer:
-            tokenizer.save_pretrained(folder)
-        text = json.dumps(report, indent=2, ensure_ascii=False)
-        (folder / "import_report.json").write_text(text + "\n", encoding="utf-8")
-
-    write_dir_atomically(out, write)

@@ -18,7 +18,7 @@ class TensorRule:
 
     Args:
         targets: parameter names of this model, with the same `{...}` as the key. Empty if the tensor is dropped.
-        fold: function (tensor, info) -> one tensor per target. Defaults to the unchanged tensor.
+        fold: function (tensor, info) -> one tensor per target. By default, each target is the unchanged tensor.
         note: what the fold does, or why the tensor is dropped, for the report.
         bound: "exact" or the error bound of the fold.
         is_recomputed: whether this model computes the tensor itself, so that a file may lack it.
@@ -53,13 +53,11 @@ class Layout:
         title: author and name of the implementation.
         keys: name in the file -> name in this model, or a `TensorRule`. `{i}` matches a number, `{p}` matches "weight"
             or "bias", and `{a|b}` matches one of these words. In the value, the same braces insert the matched text.
-        config: fields of `VanillaTransformerConfig` that the layout fixes.
-        norm_eps: function (d_model) -> `layer_norm_eps`.
-        num_heads: function (info, state) -> number of heads. Defaults to None: `--num-heads` is required.
+        config: fields of `VanillaTransformerConfig` that the layout fixes, including special token ids.
+        num_heads: function (info) -> number of heads. Defaults to None: `--num-heads` is required.
         zero_biases: projections whose biases may be missing in a file. Missing biases are set to zero.
-        special_ids: special token ids that the original code fixes.
         user_notes: report lines about properties that the file does not show.
-        variant_config: function (info, state) -> further config fields, for layouts with variants.
+        variant_config: function (info) -> further config fields, for layouts with variants.
         forward: call of the original model that returns logits or log-probabilities (B, T, V). Its arguments are
             model, source (B, S), source mask (B, 1, 1, S), target (B, T) and target mask (B, 1, T, T). Masks are True
             at visible tokens.
@@ -75,17 +73,15 @@ class Layout:
     title: str
     keys: Keys
     config: dict[str, Any]
-    norm_eps: Callable[[int], float] = lambda d_model: 1e-5
-    num_heads: Callable[[CheckpointInfo, State], int | None] | None = None
+    num_heads: Callable[[CheckpointInfo], int | None] = lambda info: None
     zero_biases: tuple[str, ...] = ()
-    special_ids: dict[str, int] = field(default_factory=dict)
     user_notes: tuple[str, ...] = ()
-    variant_config: Callable[[CheckpointInfo, State], dict[str, Any]] | None = None
+    variant_config: Callable[[CheckpointInfo], dict[str, Any]] = lambda info: {}
     forward: Forward = lambda model, source, source_mask, target, target_mask: model(source, target)
     optional: tuple[str, ...] = ()
     settings: dict[str, Kind] = field(default_factory=dict)
     default_settings: dict[str, Any] = field(default_factory=dict)
-    computed_tensors: Callable[[CheckpointInfo, State], dict[str, State]] | None = None
+    computed_tensors: Callable[[CheckpointInfo, State], dict[str, State]] = lambda info, tensors: {}
     generation: dict[str, Any] = field(default_factory=dict)
 
     def rules(self) -> dict[str, TensorRule]:
@@ -93,15 +89,6 @@ class Layout:
 
 
 ACTIVATIONS: tuple[str, ...] = ("relu", "gelu", "gelu_pytorch_tanh", "silu", "tanh")  # names in transformers
-
-
-def drop_tensor(reason: str) -> TensorRule:
-    return TensorRule((), note=reason)
-
-
-def copy_tensor(*targets: str, note: str) -> TensorRule:
-    """Return the rule for a tensor that the original code uses several times."""
-    return TensorRule(targets, lambda tensor, info: (tensor,) * len(targets), note)
 
 
 ENCODER, DECODER = "model.encoder.layers.{i}", "model.decoder.layers.{i}"  # layers of this model
@@ -119,9 +106,9 @@ def attention(key: str, names: Iterable[str], *target_modules: str) -> Keys:
     """
     table: Keys = {}
     for name, projection in zip(names, PROJECTIONS, strict=True):
-        targets = [f"{prefix}.{projection}.{{p}}" for prefix in target_modules]
-        shared = copy_tensor(*targets, note="one attention that the decoder uses as self-attention and cross-attention")
-        table[f"{key}.{name}.{{p}}"] = targets[0] if len(targets) == 1 else shared
+        targets = tuple(f"{prefix}.{projection}.{{p}}" for prefix in target_modules)
+        note = "one attention that the decoder uses as self-attention and cross-attention" if len(targets) > 1 else ""
+        table[f"{key}.{name}.{{p}}"] = TensorRule(targets, note=note)
     return table
 
 

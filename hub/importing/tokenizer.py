@@ -164,11 +164,10 @@ def combine_tokenizers(
     if len(sides) == 2 and sides[0].special_ids() != sides[1].special_ids():
         sides = [move_special_tokens_first(side) for side in sides]
     for i, side in enumerate(sides):
-        bos = f"{side.special['bos_token']} " if source_begins and i == 0 and len(sides) == 2 else ""
+        bos = f"{side.special['bos_token']} " if source_begins and i == 0 else ""
         tokens = [(side.special[name], side.special_ids()[name]) for name in ("bos_token", "eos_token")]
         eos = f" {side.special['eos_token']}" if source_ends or i == 1 else ""
-        template = f"{bos}$A{eos}"
-        side.tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=tokens)
+        side.tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos}$A{eos}", special_tokens=tokens)
     if len(sides) == 1:
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=sides[0].tokenizer, **sides[0].special)
         return TokenizerPair(tokenizer, sides[0], sides[0])

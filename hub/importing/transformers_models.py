@@ -19,7 +19,7 @@ from vanilla_transformer.shared.transformers_conversion import (
 )
 
 from ..hub_errors import INSTALL_HUB, hub_error_message
-from .checkpoint_file import unpickle
+from .checkpoint_file import prefix_errors_with, unpickle
 from .conversion import ImportResult
 from .parity import BATCHES, TOLERANCE, max_log_prob_difference
 
@@ -50,10 +50,8 @@ def import_transformers_model(location: Path) -> tuple[ImportResult, PreTrainedT
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if config.model_type == VanillaTransformerConfig.model_type:
         raise ValueError(f"{location} is already a vanilla_transformer model. It can be loaded directly.")
-    try:
+    with prefix_errors_with(f"{location}: "):
         architecture = native_architecture_of(config)
-    except ValueError as error:
-        raise ValueError(f"{location}: {error}") from error
     names = read_tensor_names(folder)
     model = load_model(folder, str(location), dtype="float32")  # computes positions in this dtype
     tokenizer = read_tokenizer(folder, str(location))

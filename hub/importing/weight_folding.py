@@ -10,15 +10,11 @@ from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_encoding
 from .layout import CheckpointInfo, Keys, TensorRule
 
 
-def split_qkv(query: str, key: str, value: str) -> TensorRule:
-    """Split a fused projection, (3 d, d) or (3 d), into query, key and value."""
-    return TensorRule((query, key, value), lambda tensor, info: tensor.chunk(3), "fused q, k, v are split")
-
-
 def fused_attention(key: str, projections: tuple[str, ...], target: str) -> Keys:
-    """Map an attention sublayer of PyTorch, whose query, key and value projections are fused."""
+    """Map an attention sublayer of PyTorch, whose q, k and v projections are fused: (3 d, d) and (3 d)."""
+    parts = tuple(f"{target}.{name}.{{p}}" for name in projections[:3])
     return {
-        f"{key}.in_proj_{{p}}": split_qkv(*(f"{target}.{name}.{{p}}" for name in projections[:3])),
+        f"{key}.in_proj_{{p}}": TensorRule(parts, lambda tensor, info: tensor.chunk(3), "fused q, k, v are split"),
         f"{key}.out_proj.{{p}}": f"{target}.out_proj.{{p}}",
     }
 

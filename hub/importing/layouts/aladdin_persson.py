@@ -2,7 +2,7 @@
 
 import torch
 
-from ..layout import DECODER, ENCODER, PROJECTIONS, UNTIED, CheckpointInfo, Keys, Layout, State, layers
+from ..layout import DECODER, ENCODER, PROJECTIONS, UNTIED, CheckpointInfo, Keys, Layout, layers
 from ..weight_folding import block_diagonal_heads
 from .torch_transformer import BODY, DEFAULT_SETTINGS, SETTINGS, variant_config
 
@@ -17,9 +17,9 @@ def attention(key: str, projections: tuple[str, ...], target: str) -> Keys:
     }
 
 
-def num_heads(info: CheckpointInfo, state: State) -> int | None:
+def num_heads(info: CheckpointInfo) -> int | None:
     """Return the number of heads that share a matrix, or None if the matrix covers all heads."""
-    heads = info.d_model // max(1, len(state["encoder.layers.0.attention.queries.weight"]))
+    heads = info.d_model // max(1, len(info.state["encoder.layers.0.attention.queries.weight"]))
     return heads if heads > 1 else None
 
 

@@ -26,8 +26,7 @@ LAYOUT = Layout(
         **norm("decoder.norm", "model.decoder.norm"),
         "generator.proj.{p}": "lm_head.{p}",
     },
-    config=UNTIED | {"norm_position": "pre", "lm_head_bias": True},
-    norm_eps=lambda d_model: 1e-12,
+    config=UNTIED | {"norm_position": "pre", "lm_head_bias": True, "layer_norm_eps": 1e-12},
     forward=lambda model, source, source_mask, target, target_mask: model.generator(
         model(source, target, source_mask[:, 0], target_mask[:, 0])
     ),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..layout import DECODER, ENCODER, UNTIED, Layout, copy_tensor, layers
+from ..layout import DECODER, ENCODER, UNTIED, Layout, TensorRule, layers
 
 FC = ("fc_q", "fc_k", "fc_v", "fc_o")
 FFN = ("positionwise_feedforward.fc_1", "positionwise_feedforward.fc_2")
@@ -15,7 +15,12 @@ COMMON = {
     "decoder.pos_embedding.weight": "model.decoder.embed_positions.weight",
     "decoder.fc_out.{p}": "lm_head.{p}",
 }
-ONE_NORM = "one norm that the layer uses after each sublayer"
+
+
+def one_norm(layer: str, *sublayers: str) -> TensorRule:
+    targets = tuple(f"{layer}.{sublayer}_layer_norm.{{p}}" for sublayer in sublayers)
+    return TensorRule(targets, note="one norm that the layer uses after each sublayer")
+
 
 LAYOUT = Layout(
     name="bentrevett",
@@ -37,14 +42,7 @@ OLDER = replace(
         **COMMON,
         **layers(ENCODER, ENC, ("self_attention",), FFN, (), FC),
         **layers(DECODER, DEC, ("self_attention", "encoder_attention"), FFN, (), FC),
-        f"{ENC}.layer_norm.{{p}}": copy_tensor(
-            f"{ENCODER}.self_attn_layer_norm.{{p}}", f"{ENCODER}.feed_forward_layer_norm.{{p}}", note=ONE_NORM
-        ),
-        f"{DEC}.layer_norm.{{p}}": copy_tensor(
-            f"{DECODER}.self_attn_layer_norm.{{p}}",
-            f"{DECODER}.cross_attn_layer_norm.{{p}}",
-            f"{DECODER}.feed_forward_layer_norm.{{p}}",
-            note=ONE_NORM,
-        ),
+        f"{ENC}.layer_norm.{{p}}": one_norm(ENCODER, "self_attn", "feed_forward"),
+        f"{DEC}.layer_norm.{{p}}": one_norm(DECODER, "self_attn", "cross_attn", "feed_forward"),
     },
 )

@@ -6,16 +6,15 @@ keys, so there are two layouts.
 
 from dataclasses import replace
 
-from ..layout import DECODER, Layout, attention, drop_tensor
+from ..layout import DECODER, Layout, TensorRule, attention
 from .hkproj import BODY, CONFIG, DEC, W, encoder_layers, forward
-from .hkproj import LAYOUT as HKPROJ
 
 COMMON = {
     "src_emded.embedding.weight": "model.encoder.embed_tokens.weight",
     **BODY,
     **encoder_layers("residual_connection"),
 }
-UNUSED = drop_tensor("unused: the published decoder uses self_attention_block as cross-attention")
+UNUSED = TensorRule((), note="unused: the published decoder uses self_attention_block as cross-attention")
 
 LAYOUT = Layout(
     name="build_transformer",
@@ -26,7 +25,6 @@ LAYOUT = Layout(
         f"{DEC}.cross_attention_Block.{{w_q|w_k|w_v|w_o}}.{{p}}": UNUSED,
     },
     config=CONFIG,
-    norm_eps=HKPROJ.norm_eps,
     forward=forward,
     user_notes=("This layout is for the published decoder. For repaired code, use build_transformer_repaired.",),
 )

@@ -28,7 +28,7 @@ BODY = {
     "tgt_pos.pe": sinusoids(),
     "projection_layer.proj.{p}": "lm_head.{p}",
 }
-CONFIG = UNTIED | {"norm_position": "pre", "lm_head_bias": True}
+CONFIG = UNTIED | {"norm_position": "pre", "lm_head_bias": True, "layer_norm_eps": 1e-12}
 
 
 def forward(model, source, source_mask, target, target_mask):
@@ -46,7 +46,6 @@ LAYOUT = Layout(
         **attention(f"{DEC}.cross_attention_block", W, f"{DECODER}.cross_attn"),
     },
     config=CONFIG,
-    norm_eps=lambda d_model: 1e-12,
     zero_biases=PROJECTIONS,
     forward=forward,
     user_notes=(

@@ -23,9 +23,7 @@ LAYOUT = Layout(
         **layers(DECODER, "decoder.layers.{i}", DECODER_ATTENTIONS, FFN, NORMS, W, map_norm=norm),
         "decoder.linear.{p}": "lm_head.{p}",
     },
-    config=UNTIED | {"lm_head_bias": True, "scale_embedding": False},
-    norm_eps=lambda d_model: 1e-12,
-    special_ids={"pad_token_id": 1},
+    config=UNTIED | {"lm_head_bias": True, "scale_embedding": False, "layer_norm_eps": 1e-12, "pad_token_id": 1},
     settings={"unbiased_norm": bool},
     default_settings={"unbiased_norm": False},  # true before December 2022
     user_notes=(

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ..layout import DECODER, ENCODER, PROJECTIONS, CheckpointInfo, Layout, State, TensorRule, layers
+from ..layout import DECODER, ENCODER, PROJECTIONS, UNTIED, CheckpointInfo, Layout, TensorRule, layers
 from ..weight_folding import sinusoids
 
 TARGET, OUTPUT = "decoder.trg_word_emb.weight", "trg_word_prj.weight"
@@ -24,7 +24,7 @@ def resolve_scaling(info: CheckpointInfo) -> str:
     return info.metadata["scale_emb_or_prj"] if info.metadata.get("proj_share_weight", is_equal) else "none"
 
 
-def variant_config(info: CheckpointInfo, state: State) -> dict[str, Any]:
+def variant_config(info: CheckpointInfo) -> dict[str, Any]:
     settings = info.metadata
     fields: dict[str, Any] = {"scale_embedding": resolve_scaling(info) == "emb"}
     if "src_pad_idx" in settings:
@@ -50,10 +50,9 @@ LAYOUT = Layout(
             ("lm_head.weight",), scale_logits, "logits * d^-0.5 if the LM head shares the target embeddings"
         ),
     },
-    config={"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "embedding_norm": True},
-    norm_eps=lambda d_model: 1e-6,
+    config=UNTIED | {"embedding_norm": True, "layer_norm_eps": 1e-6},
     zero_biases=PROJECTIONS,
-    num_heads=lambda info, state: info.metadata.get("n_head"),
+    num_heads=lambda info: info.metadata.get("n_head"),
     settings={
         "proj_share_weight": bool,
         "scale_emb_or_prj": ("emb", "prj", "none"),

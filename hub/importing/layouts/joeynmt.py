@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..layout import ACTIVATIONS, DECODER, ENCODER, UNTIED, CheckpointInfo, Layout, State, layers
+from ..layout import ACTIVATIONS, DECODER, ENCODER, UNTIED, CheckpointInfo, Layout, layers
 from ..weight_folding import sinusoids
 
 QKVO = ("q_layer", "k_layer", "v_layer", "output_layer")
@@ -10,13 +10,13 @@ DECODER_NORMS = ("x_layer_norm", "dec_layer_norm", "feed_forward.layer_norm")
 FFN = ("feed_forward.pwff_layer.0", "feed_forward.pwff_layer.3")
 
 
-def variant_config(info: CheckpointInfo, state: State) -> dict[str, Any]:
+def variant_config(info: CheckpointInfo) -> dict[str, Any]:
     """Infer pre-norm from the final LayerNorm. The other settings are only in the configuration of JoeyNMT."""
     if "scale_embedding" not in info.metadata:
         setting = "Use --set scale_embedding=true or false, as `scale` in the configuration of JoeyNMT."
         raise ValueError(f"the file does not specify whether embeddings are multiplied by sqrt(d). {setting}")
     return {
-        "norm_position": "pre" if "encoder.layer_norm.weight" in state else "post",
+        "norm_position": "pre" if "encoder.layer_norm.weight" in info.state else "post",
         "scale_embedding": info.metadata["scale_embedding"],
         "activation_function": info.metadata["activation"],
     }
@@ -36,8 +36,7 @@ LAYOUT = Layout(
         "decoder.layer_norm.{p}": "model.decoder.norm.{p}",
         "decoder.output_layer.weight": "lm_head.weight",
     },
-    config=UNTIED,
-    norm_eps=lambda d_model: 1e-6,
+    config=UNTIED | {"layer_norm_eps": 1e-6},
     settings={"scale_embedding": bool, "activation": ACTIVATIONS},
     default_settings={"activation": "relu"},
     variant_config=variant_config,

@@ -17,7 +17,6 @@ LAYOUT = Layout(
         **layers(DECODER, "decoder_layers.{i}", ("self_attn", "cross_attn"), FC, ("norm1", "norm2", "norm3"), W),
         "fc.{p}": "lm_head.{p}",
     },
-    config=UNTIED | {"lm_head_bias": True, "scale_embedding": False},
-    special_ids={"pad_token_id": 0},
+    config=UNTIED | {"lm_head_bias": True, "scale_embedding": False, "pad_token_id": 0},
     user_notes=("The original code does not mask target padding. With padding on the right, the results are equal.",),
 )

@@ -26,13 +26,15 @@ LAYOUT = Layout(
         "linear.{p}": "lm_head.{p}",
     },
     config=UNTIED | {"lm_head_bias": True},
-    norm_eps=lambda d_model: 1e-6 * (d_model - 1) / d_model,
     zero_biases=PROJECTIONS,
     forward=lambda model, source, source_mask, target, target_mask: model(
         source, target, src_mask=source_mask[:, 0], trg_mask=target_mask[:, 0]
     ),
     settings={"scale": bool},
     default_settings={"scale": True},  # embeddings are multiplied by sqrt(dm) by default
-    variant_config=lambda info, state: {"scale_embedding": info.metadata["scale"]},
+    variant_config=lambda info: {
+        "layer_norm_eps": 1e-6 * (info.d_model - 1) / info.d_model,
+        "scale_embedding": info.metadata["scale"],
+    },
     user_notes=("The eps of the norms is assumed to be 1e-6, as in the original code.",),
 )

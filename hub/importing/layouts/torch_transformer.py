@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ..layout import ACTIVATIONS, DECODER, ENCODER, UNTIED, CheckpointInfo, Kind, Layout, State, layers
+from ..layout import ACTIVATIONS, DECODER, ENCODER, UNTIED, CheckpointInfo, Kind, Layout, layers
 from ..weight_folding import fused_attention, sinusoids
 
 ATTENTIONS, FFN, NORMS = ("self_attn", "multihead_attn"), ("linear1", "linear2"), ("norm1", "norm2", "norm3")
@@ -20,7 +20,7 @@ BODY = {
 }
 
 
-def variant_config(info: CheckpointInfo, state: State) -> dict[str, Any]:
+def variant_config(info: CheckpointInfo) -> dict[str, Any]:
     """Return the arguments of `nn.Transformer`, which the parameter names do not show."""
     norm = "pre" if info.metadata["norm_first"] else "post"
     return {"norm_position": norm, "activation_function": info.metadata["activation"]}

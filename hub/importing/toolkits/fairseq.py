@@ -8,23 +8,11 @@ from typing import Any
 
 import torch
 
-from ..layout import (
-    DECODER,
-    ENCODER,
-    CheckpointInfo,
-    Keys,
-    Kind,
-    Layout,
-    State,
-    TensorRule,
-    drop_tensor,
-    layers,
-)
+from ..layout import DECODER, ENCODER, CheckpointInfo, Keys, Kind, Layout, State, TensorRule, layers
 from ..pickle_stubs import to_plain_data
 from ..weight_folding import fused_attention
 
 PAD = 1  # dictionaries of fairseq start with <s>, <pad>, </s>, <unk>
-DEFAULT_MAX_POSITIONS = 1024  # DEFAULT_MAX_SOURCE_POSITIONS of fairseq
 ACTIVATIONS = {  # names in fairseq -> names in transformers
     **{"relu": "relu", "gelu": "gelu", "tanh": "tanh", "linear": "linear"},
     **{"gelu_accurate": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh"},
@@ -41,7 +29,7 @@ SETTINGS: dict[str, Kind] = {
 DEFAULT_SETTINGS = {  # defaults of fairseq
     **dict.fromkeys(("encoder_normalize_before", "decoder_normalize_before", "layernorm_embedding"), False),
     **{"no_scale_embedding": False, "activation_fn": "relu"},
-    **{"max_source_positions": DEFAULT_MAX_POSITIONS, "max_target_positions": DEFAULT_MAX_POSITIONS},
+    **{"max_source_positions": 1024, "max_target_positions": 1024},
 }
 UNSUPPORTED_ARCHITECTURES = (  # `transformer*` architectures that compute something else
     *("transformer_lm", "transformer_monotonic", "transformer_pointer", "transformer_from_pretrained_xlm"),
@@ -120,10 +108,6 @@ def concatenated_sinusoids(length: int, d_model: int) -> torch.Tensor:
     return torch.cat([angles.sin(), angles.cos(), torch.zeros(length, d_model % 2)], dim=1)
 
 
-def max_positions(info: CheckpointInfo) -> int:
-    return max(info.metadata["max_source_positions"], info.metadata["max_target_positions"])
-
-
 def drop_unused_rows(table: torch.Tensor, info: CheckpointInfo) -> tuple[torch.Tensor, ...]:
     """Drop the rows up to the pad token, and truncate the table to the shorter side."""
     rows = [len(info.state[key]) for key in POSITIONS if key in info.state]
@@ -144,7 +128,8 @@ def computed_tensors(info: CheckpointInfo, tensors: State) -> dict[str, State]:
     """Return the sinusoids, which are not saved, and the LM head if it is tied and missing."""
     computed: dict[str, State] = {}
     if not any(key in info.state for key in POSITIONS):
-        table = concatenated_sinusoids(max_positions(info), info.d_model)
+        length = max(info.metadata["max_source_positions"], info.metadata["max_target_positions"])
+        table = concatenated_sinusoids(length, info.d_model)
         names = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
         computed["sinusoids of fairseq as a table of learned positions"] = {name: table.clone() for name in names}
     if "lm_head.weight" not in tensors and "model.decoder.embed_tokens.weight" in tensors:
@@ -155,8 +140,8 @@ def computed_tensors(info: CheckpointInfo, tensors: State) -> dict[str, State]:
     return computed
 
 
-def variant_config(info: CheckpointInfo, state: State) -> dict[str, Any]:
-    settings = info.metadata
+def variant_config(info: CheckpointInfo) -> dict[str, Any]:
+    settings, state = info.metadata, info.state
     if settings["encoder_normalize_before"] != settings["decoder_normalize_before"]:
         raise ValueError("encoder_normalize_before and decoder_normalize_before must be equal.")
     is_pre = settings["encoder_normalize_before"]
@@ -202,34 +187,31 @@ KEYS: Keys = {
     ),
     "decoder.output_projection.weight": TensorRule(("lm_head.weight",), fold_output_projection),
     "decoder.embed_out": TensorRule(("lm_head.weight",), fold_output_projection),
-    "decoder.project_in_dim.weight": drop_tensor("multiplied into the target embeddings"),
-    "decoder.project_out_dim.weight": drop_tensor("multiplied into the LM head"),
-    "encoder.layers.{i}.{in_proj|out_proj|fc1|fc2}_{weight|bias}": drop_tensor("copies for the fast path"),
-    "{encoder|decoder}.version": drop_tensor("version of the format"),
-    "{encoder|decoder}.embed_positions._float_tensor": drop_tensor("empty buffer of the sinusoids"),
-    "{encoder|decoder}.embed_positions.weights": drop_tensor("sinusoids, which are computed"),
-}
-# defaults of fairseq-generate
-GENERATION = {
-    "num_beams": 5,
-    "max_new_tokens": 200,
-    "min_new_tokens": 1,
-    "early_stopping": True,
-    "suppress_tokens": [PAD],
+    "decoder.project_in_dim.weight": TensorRule((), note="multiplied into the target embeddings"),
+    "decoder.project_out_dim.weight": TensorRule((), note="multiplied into the LM head"),
+    "encoder.layers.{i}.{in_proj|out_proj|fc1|fc2}_{weight|bias}": TensorRule((), note="copies for the fast path"),
+    "{encoder|decoder}.version": TensorRule((), note="version of the format"),
+    "{encoder|decoder}.embed_positions._float_tensor": TensorRule((), note="empty buffer of the sinusoids"),
+    "{encoder|decoder}.embed_positions.weights": TensorRule((), note="sinusoids, which are computed"),
 }
 
 LAYOUT = Layout(
     name="fairseq",
     title="fairseq, transformer",
     keys=KEYS,
-    config={"position_embedding_type": "learned"},
-    num_heads=lambda info, state: info.metadata.get("encoder_attention_heads"),
-    special_ids={"bos_token_id": 0, "pad_token_id": PAD, "eos_token_id": 2, "decoder_start_token_id": 2},
+    config={
+        "position_embedding_type": "learned",
+        **{"bos_token_id": 0, "pad_token_id": PAD, "eos_token_id": 2, "decoder_start_token_id": 2},
+    },
+    num_heads=lambda info: info.metadata.get("encoder_attention_heads"),
     settings=SETTINGS,
     default_settings=DEFAULT_SETTINGS,
     variant_config=variant_config,
     computed_tensors=computed_tensors,
-    generation=GENERATION,
+    generation={  # defaults of fairseq-generate
+        **{"num_beams": 5, "max_new_tokens": 200, "min_new_tokens": 1, "early_stopping": True},
+        "suppress_tokens": [PAD],
+    },
     forward=lambda model, source, source_mask, target, target_mask: model(source, None, target)[0],
     optional=tuple(key for key in KEYS if "embed_tokens" not in key and ".fc" not in key),
 )

@@ -147,8 +147,8 @@ def computed_tensors(info: CheckpointInfo, tensors: State) -> dict[str, State]:
     return {"sinusoids of fairseq as a table of learned positions": dict(zip(names, tables, strict=True))}
 
 
-def variant_config(info: CheckpointInfo, state: State) -> dict[str, Any]:
-    settings = info.metadata
+def variant_config(info: CheckpointInfo) -> dict[str, Any]:
+    settings, state = info.metadata, info.state
     learned = settings["position_encoding_type"] == "SinusoidalConcat"
     output = state["generator.weight"]
     fields = {
@@ -183,7 +183,7 @@ LAYOUT = Layout(
         "generator.{p}": "lm_head.{p}",
     },
     config={"norm_position": "pre", "lm_head_bias": True},
-    num_heads=lambda info, state: info.metadata.get("heads"),
+    num_heads=lambda info: info.metadata.get("heads"),
     zero_biases=(*PROJECTIONS, "fc1", "fc2"),
     settings=SETTINGS,
     default_settings=DEFAULT_SETTINGS,
