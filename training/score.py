@@ -13,12 +13,7 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from vanilla_transformer.shared.command_line import (
-    CommandLineParser,
-    existing_path,
-    new_path,
-    option_name,
-)
+from vanilla_transformer.shared.command_line import CommandLineParser, existing_path, new_path, option_name
 
 from .inference.settings import CHECKPOINTS, LikelihoodSettings, ScoreSettings
 

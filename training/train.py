@@ -79,13 +79,13 @@ def train_parts(arguments: list[str], options: Namespace) -> None:
     folder, processes = Path(recipe.training.output_dir), distributed.resolve_num_processes(recipe.training)
     arguments += ["--quiet"] if options.quiet else []
 
-    def run_command(further: list[str], started: float) -> int:
-        return distributed.launch(processes, [*arguments, *further], started, subprocess.DEVNULL)
+    def run_command(further: list[str], started: float) -> None:
+        if status := distributed.launch(processes, [*arguments, *further], started, subprocess.DEVNULL):
+            sys.exit(status)
 
     with lock_output_dir(folder, has_parts=True):
-        if status := learning_curve.run_parts(recipe, run_command):
-            sys.exit(status)
-    scores, points = read_results(folder), learning_curve.read_learning_curve(folder)
+        points = learning_curve.run_parts(recipe, run_command)
+    scores = read_results(folder)
     text = f"{describe_results(folder, scores)}\n\n{learning_curve.describe_learning_curve(points)}"
     print_result({"folder": str(folder), **scores, "learning_curve": points}, options.json, text)
 

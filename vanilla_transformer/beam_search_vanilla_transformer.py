@@ -118,7 +118,6 @@ class BeamHypotheses(NamedTuple):
         return cls(steps, scores, torch.zeros_like(scores, dtype=torch.bool))
 
     def select_sentences(self, sentences: torch.Tensor) -> BeamHypotheses:
-        """Select sentences, by index."""
         return BeamHypotheses(*(each.index_select(0, sentences) for each in self))
 
     def copy_to(self, other: BeamHypotheses, sentences: torch.Tensor) -> None:
@@ -257,10 +256,9 @@ class BeamSearch:
     ) -> torch.Tensor:
         """Return whether the search of each sentence can still improve its finished hypotheses (B).
 
-        With `early_stopping="exact"`, the best score that a running hypothesis can reach at its limit is compared with
-        the worst returned hypothesis. With "never", this score is compared with the worst of K finished hypotheses.
-        With False, the score at the current `length` is compared with the worst of K finished hypotheses. With True,
-        the search ends when there are K finished hypotheses.
+        With `early_stopping=True`, it cannot if there are K finished hypotheses. Otherwise, the worst of them is
+        compared with the score of running hypotheses at the current `length` (False) or at their limit ("never",
+        "exact"). With "exact", only the returned hypotheses count.
         """
         start, penalty, limits = self.inputs.prompt.shape[1], self.inputs.penalty, self.inputs.limits[active]
         if self.early_stopping == "exact":
@@ -290,11 +288,7 @@ def best_token(logits: torch.Tensor) -> torch.Tensor:
 
 
 def best_tokens(log_probs: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `log_probs.topk(n)` of (rows, V).
-
-    The n best tokens are in the n blocks of the vocabulary with the largest maxima. Finding these blocks first is
-    nearly twice as fast on a CPU.
-    """
+    """Return `log_probs.topk(n)` of (rows, V). On a CPU, finding the n best blocks first is nearly twice as fast."""
     rows, size = log_probs.shape
     block = block_size(size)
     if not block or size < 4 * n * block:

@@ -36,23 +36,15 @@ class IncrementalDecoder:
 
     With `is_static`, all tensors keep their shapes and addresses, so that a step can be captured once as a CUDA graph
     and replayed with a single launch (see `supports_cuda_graphs`). Sentences are then never removed.
-
-    Args:
-        model: A `VanillaTransformerForConditionalGeneration`.
-        states: Encoder output (B, S, D).
-        mask: Source mask, zero at padding (B, S). Defaults to no padding.
-        num_beams: Number of hypotheses per sentence (K).
-        prompt_mask: Mask of the decoder prompt, zero at padding (B, T). Defaults to no padding.
-        is_static: Whether tensors keep their shapes and addresses.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
-        states: torch.Tensor,
-        mask: torch.Tensor | None,
-        num_beams: int,
-        prompt_mask: torch.Tensor | None = None,
+        states: torch.Tensor,  # encoder output (B, S, D)
+        mask: torch.Tensor | None,  # source mask, zero at padding (B, S); None means no padding
+        num_beams: int,  # hypotheses per sentence (K)
+        prompt_mask: torch.Tensor | None = None,  # mask of the decoder prompt, zero at padding (B, T)
         is_static: bool = False,
     ):
         self.decoder, self.lm_head, self.states = model.get_decoder(), model.lm_head, states

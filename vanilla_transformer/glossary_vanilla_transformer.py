@@ -32,18 +32,13 @@ class LexicalConstraints:
     round-robin, because hypotheses that contain terms are often less likely and would be pruned. Only hypotheses with
     all terms may end. Hypotheses that can no longer complete their terms within the length limit rank last.
     If the variants of two terms overlap only in part, one occurrence may satisfy both terms.
-
-    Args:
-        terms: Token ids of each sentence, term and variant. One of the variants of each term must occur.
-        continuation_mask: True for tokens that continue the previous word (V). They may not follow a term.
-        word_end_mask: True for tokens that end with a letter or digit, so that the word may continue (V).
     """
 
     def __init__(
         self,
-        terms: Sequence[Sequence[Sequence[Sequence[int]]]],
-        continuation_mask: torch.Tensor,
-        word_end_mask: torch.Tensor,
+        terms: Sequence[Sequence[Sequence[Sequence[int]]]],  # token ids of each sentence, term and variant
+        continuation_mask: torch.Tensor,  # (V), tokens that continue the previous word; they may not follow a term
+        word_end_mask: torch.Tensor,  # (V), tokens that end with a letter or digit, so that the word may continue
     ):
         flat = [[(c, ids) for c, variants in enumerate(each) for ids in variants] for each in terms]
         shape = (len(flat), max(1, *map(len, flat)), max((len(ids) for row in flat for _, ids in row), default=1))
@@ -194,12 +189,9 @@ def allocate_beams(values: torch.Tensor, missing: torch.Tensor, shortfall: torch
     """Return the order of the continuations of each sentence (B, n), round-robin over their banks.
 
     The best continuation of each bank comes first, then the second best of each bank, and so on. The first one overall
-    is the best of all banks. Continuations that cannot complete their terms, and masked ones, come last.
-
-    Args:
-        values: Scores of the continuations (B, n).
-        missing: Numbers of missing constraint tokens, which define the banks (B, n).
-        shortfall: 0, or for continuations that cannot complete their terms 1 + the number of missing tokens (B, n).
+    is the best of all banks. Continuations that cannot complete their terms, and masked ones, come last. `values`
+    (B, n) are scores. The numbers of missing constraint tokens (B, n) define the banks. `shortfall` (B, n) is 0, or for
+    continuations that cannot complete their terms, 1 + `missing`.
     """
     order = values.argsort(descending=True, stable=True)
     order = order.gather(1, shortfall.gather(1, order).argsort(stable=True))
@@ -221,14 +213,9 @@ class GlossaryMatcher:
     """Matcher that finds the glossary terms of a sentence and reports which of them a translation contains.
 
     Terms are matched at word boundaries, ignoring case. Of overlapping terms, the first and longest is used. Each
-    term must be translated once. A translation that belongs to two terms of a sentence must occur twice.
-
-    Args:
-        glossary: Source terms with their translation, or with several translations from which the model chooses.
-        tokenizer: Tokenizer of the model.
-
-    Raises:
-        ValueError: If a term or translation is not a string, is empty, or contains unknown tokens.
+    term must be translated once. A translation that belongs to two terms of a sentence must occur twice. The model
+    chooses between several translations of a term. Raises ValueError if a term or translation is not a string, is
+    empty, or contains unknown tokens.
     """
 
     def __init__(self, glossary: Mapping[str, str | Sequence[str]], tokenizer: Any):

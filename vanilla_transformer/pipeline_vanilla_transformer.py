@@ -88,8 +88,7 @@ class TranslationPipeline(Pipeline):
         total = len(sentences) if isinstance(sentences, Sized) else None
         progress, glossary = output_options.pop("progress", False), output_options.pop("glossary", None)
         configs = [generate_kwargs.get("generation_config"), self.model.generation_config]
-        num_beams = generate_kwargs.get("num_beams") or next((c.num_beams for c in configs if c and c.num_beams), 1)
-        if glossary and num_beams == 1:
+        if glossary and next((each.num_beams for each in configs if each and each.num_beams), 1) == 1:
             # also for sentences without terms, so that a translation does not depend on its batch
             generate_kwargs = {"num_beams": DEFAULT_GLOSSARY_BEAMS} | generate_kwargs
         self._validate_options(generate_kwargs, glossary)
@@ -321,15 +320,14 @@ class TranslationPipeline(Pipeline):
         target_tokenizer = self._target_tokenizer()
         for row, sequences in enumerate(model_outputs["sequences"]):
             texts = self.tokenizer.batch_decode(sequences, skip_special_tokens=True)
-            candidates = [{"translation_text": text} for text in texts]
-            if "scores" in model_outputs:
-                for candidate, score in zip(candidates, model_outputs["scores"][row].tolist(), strict=True):
-                    candidate["score"] = score
-            if "token_scores" in model_outputs:
-                token_scores = model_outputs["token_scores"][row]
-                for candidate, ids, scores in zip(candidates, sequences[:, 1:], token_scores, strict=True):
+            candidates: list[dict[str, Any]] = [{"translation_text": text} for text in texts]
+            for i, candidate in enumerate(candidates):
+                if "scores" in model_outputs:
+                    candidate["score"] = float(model_outputs["scores"][row, i])
+                if "token_scores" in model_outputs:
+                    scores = model_outputs["token_scores"][row, i]
                     is_token = ~scores.isnan()
-                    candidate["tokens"] = target_tokenizer.convert_ids_to_tokens(ids[is_token].tolist())
+                    candidate["tokens"] = target_tokenizer.convert_ids_to_tokens(sequences[i, 1:][is_token].tolist())
                     candidate["token_scores"] = scores[is_token].tolist()
                     candidate["log_probability"] = sum(candidate["token_scores"])
             if "is_found" in model_outputs:

@@ -237,6 +237,7 @@ def test_learning_curve(programs, recipe, tmp_path):
     data = (recipe.parent / "data").resolve()
     size = ("--d-model", "32", "--encoder-layers", "1", "--decoder-layers", "1", "--tokenizer-vocab-size", "300")
     command = ("--data-dir", data, "--output-dir", tmp_path / "curve", "--minutes", "0.7", *size, "--json")
+    command += ("--num-processes", "1")
     process = programs.run("training.train", *command, "--learning-curve")
     results = json.loads(process.stdout)
     points = results["learning_curve"]
@@ -349,10 +350,7 @@ def test_notebook_recipe(programs, repository, tmp_path):
     assert (tmp_path / "out" / "training_curve.png").exists()
 
 
-AOT_EAGER = """
-import functools, torch
-torch.compile = functools.partial(torch.compile, backend="aot_eager")
-"""
+AOT_EAGER = "from training.run import compilation; compilation.BACKEND = 'aot_eager'"
 
 
 @pytest.mark.slow

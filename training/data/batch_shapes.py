@@ -1,8 +1,7 @@
 """Batches with few fixed shapes, so that a training step is compiled or captured as a CUDA graph once per shape.
 
 Each batch is padded to one of at most twelve shapes, in rows and in tokens of source and target. The shapes of groups
-of pairs are chosen from the sequence lengths of the data to minimize padding, independently of the machine. A
-micro-batch has an equal part of the rows of its group.
+of pairs do not depend on the machine. A micro-batch has an equal part of the rows of its group.
 """
 
 import math
@@ -42,10 +41,8 @@ def choose_shapes(lengths: np.ndarray, tokens_per_group: int) -> list[Shape]:
     """Choose the fewest shapes of groups whose padding fraction is at most `MAX_PADDING_FRACTION`.
 
     If no allowed number of shapes reaches it, choose the shapes with the least padding. Each shape also fits every pair
-    that fits the previous one.
-
-    Pairs are grouped by the length of their longer side. For each number of shapes, dynamic programming over the
-    histogram of lengths finds the maximum lengths that minimize the positions per epoch.
+    that fits the previous one. For each number of shapes, dynamic programming over the histogram of lengths (of the
+    longer sides) finds the maximum lengths that minimize the positions per epoch.
 
     Args:
         lengths: Tokens of source and target of each pair: (pairs, 2).

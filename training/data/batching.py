@@ -41,10 +41,10 @@ def batch_by_tokens(lengths: np.ndarray, max_tokens: int, rng: np.random.Generat
 class TokenBatchSampler(Sampler[list[int]]):
     """Sampler of micro-batches of pairs with similar length.
 
-    An update has at most `tokens_per_update` tokens, including padding, in two groups of pairs with similar length.
-    Each epoch shuffles the pairs and the groups with `seed` and the epoch number. A group is split into
-    `micro_batches / 2` parts of successive pairs, so the pairs of an update do not depend on the number of parts. If
-    there are more parts than pairs, the last ones are empty. If `micro_batches` is odd, an update has one group.
+    An update has at most `tokens_per_update` tokens, including padding, in two groups of pairs with similar length, or
+    in one if `micro_batches` is odd. Each epoch shuffles the pairs and the groups with `seed` and the epoch number. A
+    group is split into parts of successive pairs, so the pairs of an update do not depend on the number of parts. If
+    there are more parts than pairs, the last ones are empty.
 
     With `shapes`, an update has one group, so that all processes have the same shape. A micro-batch is the index of
     this shape, followed by the indices of its pairs.

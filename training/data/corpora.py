@@ -26,7 +26,12 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
     training pairs whose source is also in the validation or test set, or nearly. Then `train_fraction` and
     `both_directions` are applied.
     """
-    corpus = _read_splits(arguments)
+    if arguments.corpus == "demo":
+        corpus = {name: _from_pairs(pairs, "demo") for name, pairs in demo.generate().items()}
+    elif arguments.corpus == "random":
+        corpus = {"train": _from_pairs(random_pairs(), "random")}
+    else:
+        corpus = _read_splits(arguments)
     if arguments.train_fraction < 1:
         corpus["train"] = select_fraction(corpus["train"], arguments.train_fraction)
     if arguments.both_directions:
@@ -38,11 +43,14 @@ def read_corpus(arguments: DataArguments) -> dict[str, ParallelText]:
 
 
 def _read_splits(arguments: DataArguments) -> dict[str, ParallelText]:
-    if arguments.corpus == "demo":
-        return {name: _from_pairs(pairs, "demo") for name, pairs in demo.generate().items()}
-    if arguments.corpus == "random":
-        return {"train": _from_pairs(random_pairs(), "random")}
-    corpus = read_dataset(arguments) if use_dataset(arguments) else read_files(arguments)
+    if use_dataset(arguments):
+        corpus = read_dataset(arguments)
+    else:
+        if arguments.dataset_name is not None:
+            logger.info(f"reading the files in {arguments.data_dir}, not the dataset {arguments.dataset_name}")
+        splits = ("validation", "test") if arguments.streaming else ("train", "validation", "test")
+        names = {split: getattr(arguments, f"{split}_file") for split in splits}
+        corpus = {split: read_file(arguments, name) for split, name in names.items() if name is not None}
     for split, text in corpus.items():
         if not len(text):
             raise ValueError(f"the {split} set has no pairs.")
@@ -71,14 +79,6 @@ def select_fraction(text: ParallelText, fraction: float) -> ParallelText:
     order = list(range(len(text)))
     random.Random("train").shuffle(order)
     return text.select(sorted(order[: max(1, round(fraction * len(text)))]))
-
-
-def read_files(arguments: DataArguments) -> dict[str, ParallelText]:
-    if arguments.dataset_name is not None:
-        logger.info(f"reading the files in {arguments.data_dir}, not the dataset {arguments.dataset_name}")
-    splits = ("validation", "test") if arguments.streaming else ("train", "validation", "test")
-    names = {split: getattr(arguments, f"{split}_file") for split in splits}
-    return {split: read_file(arguments, name) for split, name in names.items() if name is not None}
 
 
 def _from_pairs(pairs: Iterable[tuple[str, ...]], source: str) -> ParallelText:

@@ -85,7 +85,6 @@ class TranslationSettings(DecodingSettings):
     rerank_weight: float = option(0.5, "Weight of the --rerank checkpoint. Default: %(default)s.")
 
     def __post_init__(self) -> None:
-        """Raise ValueError for invalid values and combinations."""
         super().__post_init__()
         if (self.num_beams or self.nbest) < self.nbest:
             raise ValueError(f"nbest={self.nbest} must be at most num_beams={self.num_beams}.")
@@ -106,7 +105,6 @@ class ScoreSettings(DecodingSettings):
     num_bootstrap_samples: int = option(NUM_BOOTSTRAP_SAMPLES, "Number of bootstrap resamples. Default: %(default)s.")
 
     def __post_init__(self) -> None:
-        """Raise ValueError for invalid values."""
         super().__post_init__()
         if self.num_bootstrap_samples < 2:
             raise ValueError(f"num_bootstrap_samples={self.num_bootstrap_samples} must be at least 2.")

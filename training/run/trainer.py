@@ -37,13 +37,7 @@ from ..inference.decoder_input import add_decoder_input_ids
 from ..inference.metrics import translate_and_score
 from ..inference.translators import GREEDY_OVERRIDES
 from ..recipe.arguments import TrainingArguments
-from .callbacks import (
-    EmaCallback,
-    IgnoredSourceWarning,
-    SkippedUpdates,
-    StopOnSignal,
-    replace_progress_callback,
-)
+from .callbacks import EmaCallback, IgnoredSourceWarning, SkippedUpdates, StopOnSignal, replace_progress_callback
 from .checkpoints import TEMPORARY, average_checkpoints, keep_only, select_checkpoints, write_manifest
 from .compilation import average_gradients, log_progress, make_compiled_loss
 from .distributed import fix_bucket_order
@@ -244,9 +238,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.compiled_loss is not None and not return_outputs:
             loss = self.compiled_loss(self.model, inputs, smoothing, self.args.rdrop_alpha)
         else:
-            is_fused = (
-                supports_fused_loss(self.unwrapped_model) and not self.is_fsdp_enabled
-            )  # needs the LM head's weights
+            # the fused loss needs the weights of the LM head
+            is_fused = supports_fused_loss(self.unwrapped_model) and not self.is_fsdp_enabled
             settings = self.args.rdrop_alpha, is_fused, self.args.simcut_alpha
             loss, outputs = training_loss(model, inputs, smoothing, *settings)
         loss = loss / items

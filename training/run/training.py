@@ -35,14 +35,7 @@ from .output_dir import (
     write_recipe,
     write_run_info,
 )
-from .results.evaluation import (
-    RESULTS,
-    push,
-    read_results,
-    run_metadata,
-    save_alignment_heads,
-    score_test_set,
-)
+from .results.evaluation import RESULTS, push, read_results, run_metadata, save_alignment_heads, score_test_set
 from .results.plots import plot_training_curve
 from .time_budget import estimate_test_ratio
 from .trainer import TokenBatchTrainer

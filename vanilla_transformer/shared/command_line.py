@@ -198,10 +198,7 @@ def add_options(parser: argparse.ArgumentParser, *keys: str) -> None:
 def option(default: Any, text: str, **argparse_options: Any) -> Any:
     """Return a field of a settings class: an option of a command, and a keyword argument of its Python function.
 
-    Args:
-        default: Default of the option and of the argument.
-        text: Help text.
-        argparse_options: `name`, if it is not the name of the field, and arguments of `add_argument` such as `type`.
+    `argparse_options` are `name`, if it is not the name of the field, and arguments of `add_argument` such as `type`.
     """
     return field(default=default, metadata={"help": text, **argparse_options})
 
@@ -298,12 +295,8 @@ def exit_on_user_error(
 
     Ctrl-C exits with status 130. If the reader of stdout (such as `head`) closes it, the status is 0. Messages of the
     logger `vanilla_transformer` are printed to stderr. If stderr is not a terminal, progress bars are disabled.
-
-    Args:
-        prog: Prefix of the line.
-        user_errors: Exception types to treat as user errors, in addition to `ValueError` and `OSError`.
-        formatter: Function that returns the message of an exception.
-        quiet: Whether to print neither messages nor progress bars.
+    User errors are `ValueError`, `OSError` and `user_errors`. The line consists of `prog` and `formatter(error)`. With
+    `quiet`, neither messages nor progress bars are printed.
     """
     prog = command_name(prog)
     handler = logging.StreamHandler()  # prints to stderr

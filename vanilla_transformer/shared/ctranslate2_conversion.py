@@ -38,18 +38,12 @@ def to_spec(
 ) -> transformer_spec.TransformerSpec:
     """Return the specification of the equivalent model for `ctranslate2.Translator`. Its method `save` writes it.
 
-    Args:
-        model: The model.
-        source: Names of the source tokens, in the order of their ids.
-        target: Names of the target tokens.
-        unk_token: Token that replaces names that are not in `source`.
-        bos_token: Defaults to the decoder start token.
-        quantization: Type of the weight matrices: `int8`, `int16`, `float16`, `bfloat16`, ... or None (float32).
-        num_positions: Maximum number of tokens of a sentence with sinusoidal positions, which are stored as a table.
-            Defaults to `config.max_position_embeddings`.
+    `source` and `target` are the names of the tokens, in the order of their ids. `unk_token` replaces names that are
+    not in `source`. `bos_token` defaults to the decoder start token. `quantization` is the type of the weight matrices,
+    such as int8, or None (float32). `num_positions` is the maximum number of tokens of a sentence with sinusoidal
+    positions, which are stored as a table. It defaults to `config.max_position_embeddings`.
 
-    Raises:
-        ValueError: CTranslate2 does not support the architecture or the generation config.
+    Raises ValueError if CTranslate2 does not support the architecture or the generation config.
     """
     model = copy.deepcopy(model).float()
     config: Any = model.config
@@ -80,16 +74,13 @@ def to_spec(
 
 
 def stack_spec(spec_class: type, heads: int, stack: TransformerStack):
-    """Return the empty specification of an encoder or decoder.
-
-    The constructor allows a final LayerNorm with pre-norm only, but the engine supports it with post-norm as well.
-    """
+    """Return the empty specification of an encoder or decoder."""
     config = stack.config
     spec = spec_class(
         len(stack.layers), heads, pre_norm=True, no_final_norm=not isinstance(stack.norm, nn.LayerNorm),
         activation=ACTIVATIONS[config.activation_function], layernorm_embedding=config.embedding_norm,
     )  # fmt: skip
-    spec.pre_norm = config.norm_position == "pre"
+    spec.pre_norm = config.norm_position == "pre"  # with post-norm, the constructor would reject a final LayerNorm
     return spec
 
 

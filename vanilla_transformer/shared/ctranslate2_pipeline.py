@@ -29,15 +29,9 @@ class CTranslate2Pipeline(TranslationPipeline):
     """`TranslationPipeline` that decodes with CTranslate2, in as many threads as torch uses.
 
     The translations equal those of `TranslationPipeline`, except that rounding decides between hypotheses of equal
-    scores. The constructor converts the model, which takes seconds. Calls raise ValueError for options that CTranslate2
-    does not support.
-
-    Args:
-        quantization: Type of the weight matrices, such as int8. Defaults to float32. Changes translations.
-        **kwargs: As for `TranslationPipeline`.
-
-    Raises:
-        ValueError: CTranslate2 does not support the architecture or the generation config.
+    scores. The constructor converts the model, which takes seconds. Constructor and calls raise ValueError for models
+    and options that CTranslate2 does not support. `quantization` is the type of the weight matrices, such as int8. It
+    defaults to float32, and other types change translations.
     """
 
     def __init__(self, quantization: str | None = None, **kwargs: Any):
@@ -58,7 +52,7 @@ class CTranslate2Pipeline(TranslationPipeline):
             self.engine = ctranslate2.Translator(folder, inter_threads=torch.get_num_threads(), intra_threads=1)
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
-        """Translate strings. Raises ValueError for options that CTranslate2 does not support."""
+        """Translate strings, as `TranslationPipeline` does."""
         validate_ctranslate2_options(self, kwargs)
         for name, value in converted_fields(self.model).items():
             if value != self.converted[name]:

@@ -28,15 +28,9 @@ MAX_LAYERS = 1000  # all layers are built before the weights are read, so a typo
 def load_model(checkpoint: str | Path, error_prefix: str = "", **options: Any) -> Any:
     """Load a sequence-to-sequence model of any class on the CPU, in evaluation mode.
 
-    A checkpoint of a run with a moving average of the weights (`ema_decay`) is loaded with this average.
-
-    Args:
-        checkpoint: Directory, or repository on the Hub.
-        error_prefix: First words of error messages, such as "base_model=runs/mine:". Defaults to `checkpoint`.
-        options: Config fields to override.
-
-    Raises:
-        ValueError: If it is not a checkpoint, or one of its files cannot be used.
+    `checkpoint` is a directory, or a repository on the Hub. If it contains a moving average of the weights
+    (`ema_decay`), this average is loaded. `error_prefix` begins error messages. It defaults to `checkpoint`. `options`
+    override config fields. Raises ValueError if it is not a checkpoint, or if one of its files cannot be used.
     """
     folder, error_prefix = Path(checkpoint), error_prefix or str(checkpoint)
     if folder.exists() and not (folder / "config.json").exists():

@@ -53,23 +53,17 @@ PARAMETER_NAMES = (  # this package, native class
 class NativeArchitecture:
     """A native Transformers architecture, described by fields of `VanillaTransformerConfig`.
 
-    Args:
-        norm_position: "pre" or "post". Only pre-norm classes have a final LayerNorm.
-        embedding_norm: Whether a LayerNorm follows the embeddings.
-        positions: "sinusoidal": as in section 3.5, but all sines precede all cosines. "learned": a learned table.
-            "tensor2tensor_sinusoids": tensor2tensor's variant. This package stores it as a learned table.
-        position_offset: Number of unused rows before the first position in a learned table (`offset` in Bart).
-        two_vocabularies: Whether source and target can have separate embeddings.
-        lm_head_bias: Whether the logits have a bias, `final_logits_bias`.
+    `positions` is "learned" or "sinusoidal": as in section 3.5, but all sines precede all cosines. This package stores
+    "tensor2tensor_sinusoids", a variant of tensor2tensor, as a learned table.
     """
 
     model_class: type[PreTrainedModel]
-    norm_position: str
+    norm_position: str  # only pre-norm classes have a final LayerNorm
     embedding_norm: bool = False
     positions: str = "sinusoidal"
-    position_offset: int = 0
-    two_vocabularies: bool = False
-    lm_head_bias: bool = True
+    position_offset: int = 0  # unused rows before the first position in a learned table (`offset` in Bart)
+    two_vocabularies: bool = False  # whether source and target can have separate embeddings
+    lm_head_bias: bool = True  # whether the logits have a bias, `final_logits_bias`
 
     @property
     def model_type(self) -> str:
@@ -137,10 +131,7 @@ def to_transformers(
     """Convert to an equivalent native Transformers model in evaluation mode, with the same generation config and dtype.
 
     Sinusoids become a table of `config.max_position_embeddings` positions, which limits the sentence length.
-    `architecture` defaults to the first of `NATIVE_ARCHITECTURES` that fits.
-
-    Raises:
-        ValueError: If the class cannot represent the model.
+    `architecture` defaults to the first of `NATIVE_ARCHITECTURES` that fits. Raises ValueError if it does not fit.
     """
     architecture = architecture or find_native_architecture(model)
     if reasons := architecture.incompatibilities(model):
@@ -196,8 +187,7 @@ def find_native_architecture(model: VanillaTransformerForConditionalGeneration) 
 def from_transformers(native: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
     """Convert a native Transformers model to an equivalent model of this package, with the same dtype.
 
-    Raises:
-        ValueError: If the class or the config is not supported, or the config contradicts the weights.
+    Raises ValueError if the class or the config is not supported, or the config contradicts the weights.
     """
     architecture, state = native_architecture_of(native.config), native.state_dict()
     config = from_native_config(architecture, native.config, state)

@@ -198,7 +198,6 @@ class TagPlacer:
         self.links = [links.get(span) for span in self.target_words]  # source word index of each target word, or None
 
     def render(self) -> str:
-        """Return the HTML of the segment."""
         result: list[str] = []
         stack: list[str | PlacedNode] = [(self.root, 0, len(self.target_words), 0, len(self.translation))]
         while stack:  # without recursion, because the nesting may exceed the recursion limit
@@ -314,7 +313,6 @@ class TagPlacer:
         return target[1]
 
     def escape_text(self, start: int, end: int) -> str:
-        """Return a part of the translation as HTML."""
         text = html.escape(self.translation[start:end].replace(BREAK, ""), quote=False)
         return text.replace("\xa0", "&nbsp;")
 

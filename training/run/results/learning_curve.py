@@ -28,12 +28,14 @@ class Part(NamedTuple):
 PARTS = Part("", 1, 1), Part("quarter_of_data", 0.25, 1), Part("half_of_data", 0.5, 1), Part("half_of_time", 1, 0.5)
 
 
-def run_parts(recipe: Recipe, run_command: Callable[[list[str], float], int]) -> int:
+def run_parts(recipe: Recipe, run_command: Callable[[list[str], float], None]) -> list[dict[str, Any]]:
     """Train with the settings of a recipe on parts of its data, and write `learning_curve.json` and a plot of it.
 
     The parts share the time of the recipe. The complete run has the output directory of the recipe, the others have
-    subdirectories. Finished parts are not trained again. `run_command` trains with further options, from a start time,
-    and returns the exit status. The result is that of the first part that failed or was stopped, or 0.
+    subdirectories. Finished parts are not trained again. `run_command` trains with further options, from a start time.
+
+    Returns:
+        The points of the curve: complete run, quarter and half of the data, half of the time.
     """
     args, data = recipe.training, recipe.data
     has_test = data.corpus == "demo" or data.test_file or data.test_size or use_dataset(data)
@@ -45,7 +47,7 @@ def run_parts(recipe: Recipe, run_command: Callable[[list[str], float], int]) ->
         raise ValueError("--learning-curve starts its own processes. Run it without torchrun or accelerate launch.")
     complete_minutes = args.minutes / sum(part.time_fraction for part in PARTS)
     folder = Path(args.output_dir)
-    points = []
+    points: list[dict[str, Any]] = []
     for number, part in enumerate(PARTS, 1):
         started = time.time()
         output_dir = folder / FOLDER / part.name if part.name else folder
@@ -61,8 +63,7 @@ def run_parts(recipe: Recipe, run_command: Callable[[list[str], float], int]) ->
             f"learning curve, run {number} of {len(PARTS)}: {part.train_fraction:.0%} of the training pairs, "
             f"{minutes:.1f} minutes"
         )
-        if status := run_command([f"--{name}={value}" for name, value in options.items()], started):
-            return status
+        run_command([f"--{name}={value}" for name, value in options.items()], started)
         results = read_results(output_dir)
         metric = "bleu" if "test_bleu" in results else "exact_match"
         if f"test_{metric}" not in results:  # a dataset without a test split
@@ -79,12 +80,7 @@ def run_parts(recipe: Recipe, run_command: Callable[[list[str], float], int]) ->
     with atomic_write(folder / FILE) as path:
         path.write_text(json.dumps(points, indent=1), encoding="utf-8")
     plot_learning_curve(points, folder / "learning_curve.png")
-    return 0
-
-
-def read_learning_curve(folder: Path) -> list[dict[str, Any]]:
-    """Return the points of `run_parts`: complete run, quarter and half of the data, half of the time."""
-    return list(json.loads((folder / FILE).read_text(encoding="utf-8")))
+    return points
 
 
 def describe_learning_curve(points: list[dict[str, Any]]) -> str:

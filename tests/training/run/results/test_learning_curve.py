@@ -1,6 +1,7 @@
 """Learning curve: runs on parts of the data and in half of the time, and their comparison."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from training.data.corpora import select_fraction
 from training.data.parallel_text import ParallelText
 from training.recipe.reading import read_recipe
-from training.run.results.learning_curve import describe_learning_curve, read_learning_curve, run_parts
+from training.run.results.learning_curve import describe_learning_curve, run_parts
 
 SCORES = {"out": 20.0, "quarter_of_data": 10.0, "half_of_data": 14.0, "half_of_time": 19.0}
 
@@ -39,13 +40,12 @@ def test_parts_share_the_time_and_are_compared(timed_recipe, tmp_path):
         pairs = round(1000 * float(commands[-1]["train_fraction"]))
         results = {"train_pairs": pairs, "test_bleu": SCORES[folder.name], "test_bleu_interval_95": 0.5}
         (folder / "all_results.json").write_text(json.dumps(results))
-        return 0
 
-    assert run_parts(timed_recipe, run_command) == 0
+    points = run_parts(timed_recipe, run_command)
+    assert json.loads((tmp_path / "out" / "learning_curve.json").read_text()) == points
     assert [Path(command["output_dir"]).name for command in commands] == list(SCORES)
     assert [float(command["train_fraction"]) for command in commands] == [1, 0.25, 0.5, 1]
     assert [float(command["minutes"]) for command in commands] == [2, 2, 2, 1]
-    points = read_learning_curve(tmp_path / "out")
     assert [point["train_pairs"] for point in points] == [1000, 250, 500, 1000]
     assert (tmp_path / "out" / "learning_curve.png").stat().st_size > 10_000
     text = describe_learning_curve(points)
@@ -54,7 +54,8 @@ def test_parts_share_the_time_and_are_compared(timed_recipe, tmp_path):
         points[2]["score"], points[3]["score"] = half_data, half_time
         assert advice in describe_learning_curve(points)
     commands.clear()
-    assert run_parts(timed_recipe, lambda options, started: commands.append(options) or 130) == 130
+    with pytest.raises(SystemExit, match="130"):
+        run_parts(timed_recipe, lambda options, started: commands.append(options) or sys.exit(130))
     assert len(commands) == 1
 
 
@@ -82,7 +83,8 @@ def test_rejects_launchers_and_runs_without_test_scores(timed_recipe, tmp_path, 
 def test_parts_are_fractions_of_the_fraction_of_the_user(timed_recipe):
     timed_recipe.data.train_fraction = 0.5
     commands = []
-    run_parts(timed_recipe, lambda options, started: commands.append(options) or 130)
+    with pytest.raises(SystemExit):
+        run_parts(timed_recipe, lambda options, started: commands.append(options) or sys.exit(130))
     assert "--train_fraction=0.5" in commands[0]
 
 
@@ -95,7 +97,6 @@ def test_options_of_all_parts_are_valid_and_only_the_complete_run_is_published(t
         folder = Path(recipes[-1].training.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "all_results.json").write_text('{"train_pairs": 1000, "test_bleu": 5.0}')
-        return 0
 
-    assert run_parts(read_recipe(arguments), run_command) == 0
+    run_parts(read_recipe(arguments), run_command)
     assert [each.training.push_to_hub for each in recipes] == [True, False, False, False]
