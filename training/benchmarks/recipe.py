@@ -40,16 +40,14 @@ def compare(recipe: Path, data_dir: Path, show: Callable[[str], Any]) -> dict[st
     with tempfile.TemporaryDirectory() as directory:
         for i in range(ROUNDS):
             arguments = make_arguments(recipe, data_dir, Path(directory, f"run{i}"))
-            speeds[RECIPE].append(tokens_per_second(train_recipe(arguments)))
+            results = {RECIPE: train_recipe(arguments)}
             command = [sys.executable, "-m", f"{__package__}.recipe", *arguments]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            speeds[BASELINE].append(tokens_per_second(json.loads(output.splitlines()[-1])))
+            results[BASELINE] = json.loads(output.splitlines()[-1])
+            for name, each in results.items():
+                speeds[name].append(each["train_target_tokens"] / each["train_runtime"])
             show(str({name: round(values[-1]) for name, values in speeds.items()}))
     return speeds
-
-
-def tokens_per_second(results: dict[str, Any]) -> float:
-    return results["train_target_tokens"] / results["train_runtime"]
 
 
 def make_arguments(recipe: Path, data_dir: Path, run: Path) -> list[str]:

@@ -35,11 +35,7 @@ Rates = dict[str, list[float]]
 
 
 def run_benchmarks(arguments: argparse.Namespace, show: Callable[[str], Any]) -> dict[str, Any]:
-    """Run the benchmarks, pass each comparison to `show` when it is complete, and return and save all.
-
-    Raises:
-        ValueError: If the device cannot be used, or torchao is not installed.
-    """
+    """Run the benchmarks, pass each comparison to `show` when it is complete, and return and save all."""
     device = torch.device(select_device(arguments.device))
     if {"greedy", "beam"} & set(arguments.benchmarks) and device.type == "cpu" and find_spec("torchao") is None:
         raise ValueError(

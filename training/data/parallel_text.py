@@ -20,23 +20,15 @@ INVALID_CHARACTERS = re.compile("[\0\ud800-\udfff]")  # NUL, as in UTF-16 read a
 
 @dataclass
 class ParallelText:
-    """Sentence pairs of one split: `targets[i]` is the translation of `sources[i]`.
-
-    Args:
-        line_numbers: 1-based line of each pair in its file. Defaults to 1, 2, ...
-        references: All accepted targets of each pair, if a file has several.
-        dropped: Number of dropped pairs by reason.
-        origin: Provenance of the split.
-        first_line: 1-based line of the first row in its file: 2 after a header.
-    """
+    """Sentence pairs of one split: `targets[i]` is the translation of `sources[i]`."""
 
     sources: list[str]
     targets: list[str]
-    line_numbers: array = field(default_factory=lambda: array("q"))
-    references: list[list[str]] | None = None
-    dropped: Counter = field(default_factory=Counter)
-    origin: dict[str, Any] = field(default_factory=dict)
-    first_line: int = 1
+    line_numbers: array = field(default_factory=lambda: array("q"))  # 1-based, in its file; by default 1, 2, ...
+    references: list[list[str]] | None = None  # all accepted targets of each pair, if a file has several
+    dropped: Counter = field(default_factory=Counter)  # number of dropped pairs by reason
+    origin: dict[str, Any] = field(default_factory=dict)  # provenance of the split
+    first_line: int = 1  # 1-based line of the first row in its file: 2 after a header
 
     def __post_init__(self):
         if not self.line_numbers:

@@ -84,10 +84,9 @@ class TokenBatchStream(TorchIterableDataset):
     """Infinite stream of micro-batches by tokens: lists of pairs {"input_ids", "labels"}.
 
     All processes read the same buffers of `buffer_size` pairs. Each process tokenizes its part of a buffer, sorts it by
-    length and splits it into groups, which are returned in random order. The part of an update has at most
-    `tokens_per_update / processes` tokens. It has two groups if `micro_batches` is even, else one, and is split into
-    `micro_batches`. With one group per part, every second process has another group. The corpus is repeated without
-    end.
+    length and splits it into groups, which are returned in random order. Its part of an update is as in
+    `TokenBatchSampler`, with at most `tokens_per_update / processes` tokens. With one group per part, every second
+    process has another group. The corpus is repeated without end.
 
     For every buffer, the processes exchange the number of groups. A process with fewer pairs returns smaller or empty
     micro-batches. So all processes have the same position in the corpus, and a run can be resumed with another number

@@ -24,16 +24,13 @@ Candidate = tuple[str, float]  # a translation and its score
 class TableSection(DistillationSettings):
     """A text, its teachers, and the settings that select the translations.
 
-    Args:
-        source: the text that the teachers translate. `target` contains reference translations of it, if any.
-        backward: whether the teachers translate the target side of the table.
-        closest_to_reference: whether to take only the translation that is closest to the target by sentence BLEU:
-            sequence-level interpolation (Kim and Rush 2016, section 3.3). `nbest=None` means one candidate per beam.
+    `closest_to_reference` takes only the translation that is closest to the target by sentence BLEU: sequence-level
+    interpolation (Kim and Rush 2016, section 3.3). `nbest=None` means one candidate per beam.
     """
 
     teachers: tuple[str, ...]
-    source: Path
-    backward: bool = False
+    source: Path  # the text that the teachers translate; `target` contains reference translations of it, if any
+    backward: bool = False  # whether the teachers translate the target side of the table
     closest_to_reference: bool = False
 
 

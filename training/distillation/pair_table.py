@@ -80,7 +80,7 @@ class PairTableBuilder:
             if job.exists() and read_json(job) == self.job:  # killed before the parts were removed
                 self.remove_parts()
                 with self.output.open("rb") as file:
-                    return PairTable(self.output, sum(1 for _ in file), self.num_lines, None)
+                    return PairTable(self.output, sum(1 for _ in file), sum(lines for lines, _ in self.texts), None)
             if self.process_index > 0 or is_merged_by_other_rank:
                 return None
             raise ValueError(f"--output {self.output} already exists. Choose another name.")
@@ -137,10 +137,6 @@ class PairTableBuilder:
                 raise ValueError(f"{section.source} has no lines. Use a text file with at least one line.")
             texts.append((lines, digest.hexdigest()))
         return texts
-
-    @property
-    def num_lines(self) -> int:
-        return sum(lines for lines, _ in self.texts)
 
     def block_size(self, number: int) -> int:
         return BATCHES_PER_BLOCK * (self.sections[number].batch_size or DEFAULT_BATCH_SIZE)
@@ -215,7 +211,7 @@ class PairTableBuilder:
                     self.remove_parts()
                     raise ValueError(f"{self.output} would be empty. Dropped: {format_counts(dropped)}.")
             self.remove_parts()
-        return PairTable(self.output, pairs, self.num_lines, dict(dropped))
+        return PairTable(self.output, pairs, sum(lines for lines, _ in self.texts), dict(dropped))
 
     def all_pairs(self, dropped: Counter) -> Iterator[tuple[str, str]]:
         """Yield the pairs of the table, and add the number of dropped lines to `dropped`."""

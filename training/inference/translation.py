@@ -50,8 +50,7 @@ def translate(
 def pipeline_options(settings: TranslationSettings, translator: TranslationPipeline) -> dict[str, Any]:
     options = get_decoding_options(settings)
     if settings.nbest > 1 or settings.rerank:
-        beams = settings.num_beams or max(settings.nbest, translator.model.generation_config.num_beams or 1)
-        beams = max(beams, 2)
+        beams = settings.num_beams or max(settings.nbest, translator.model.generation_config.num_beams or 1, 2)
         options |= {"num_beams": beams, "num_return_sequences": beams}  # several can have the same text
     if settings.glossary:
         terms = settings.glossary

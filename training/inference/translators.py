@@ -82,7 +82,7 @@ def validate_same_tokenizer(name: str, tokenizer: Any, other_name: str, other: A
     """Raise ValueError if two tokenizers differ in the ids of source or target."""
     remedy = "Use checkpoints that were trained with one tokenizer (--tokenizer-path)."
     for side in ("source", "target"):
-        first, second = (get_vocab(each, side) for each in (tokenizer, other))
+        first, second = (getattr(each, f"{side}_tokenizer", each).get_vocab() for each in (tokenizer, other))
         if first != second:
             raise ValueError(
                 f"{other_name} has another tokenizer than {name} (its {side} vocabulary: {len(second):,} tokens "
@@ -91,11 +91,6 @@ def validate_same_tokenizer(name: str, tokenizer: Any, other_name: str, other: A
     if tokenizer_definition(tokenizer) != tokenizer_definition(other):
         difference = "the same vocabulary, but it splits text differently"
         raise ValueError(f"{other_name} has another tokenizer than {name}: {difference}. {remedy}")
-
-
-def get_vocab(tokenizer: Any, side: str) -> dict[str, int]:
-    own = getattr(tokenizer, f"{side}_tokenizer", None)
-    return own.get_vocab() if own is not None else tokenizer.get_vocab()
 
 
 def tokenizer_definition(tokenizer: Any) -> list[Any]:

@@ -10,16 +10,11 @@ import yaml
 from transformers import Seq2SeqTrainingArguments
 
 from vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.shared.command_line import RENAMED_OPTIONS
+from vanilla_transformer.shared.command_line import RENAMED_OPTIONS, option
 
 UNKNOWN_UPDATES = 10**7  # `max_steps` with `minutes`, until the speed is measured
 MAX_CPU_TOKENS = 4096  # per micro-batch on a CPU; larger micro-batches are not faster
 RENAMED_VALUES = {"plain": "eager", "recorded": "cuda_graph", "refuse": "error"}  # old values of renamed keys
-
-
-def option(default: Any, text: str) -> Any:
-    """Return a dataclass field with a default and a help text."""
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass

@@ -101,10 +101,8 @@ def fit_micro_batches(args: TrainingArguments, model: Any, train_set: Any) -> No
     """Double `gradient_accumulation_steps` until the largest micro-batch fits into the memory of the accelerator.
 
     This runs forward and backward pass of the largest micro-batch, before any update. The pairs of an update do not
-    change. Nothing is tried on a CPU, or if FSDP shards the model.
-
-    Raises:
-        ValueError: If `max_tokens` was set and is too large, or if a single pair is too large.
+    change. Nothing is tried on a CPU, or if FSDP shards the model. Raises ValueError if `max_tokens` was set and is too
+    large, or if a single pair is too large.
     """
     if args.device.type == "cpu" or args.fsdp:
         return

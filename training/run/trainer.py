@@ -100,8 +100,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self.add_callback(EmaCallback(self.ema_model, self.args.ema_decay))
         self.skipped_updates: SkippedUpdates | None = None
         if self.accelerator.scaler is not None:
-            self.add_callback(skipped_updates := SkippedUpdates(self.accelerator.scaler))
-            self.skipped_updates = skipped_updates
+            self.skipped_updates = SkippedUpdates(self.accelerator.scaler)
+            self.add_callback(self.skipped_updates)
         self.compiled_loss = make_compiled_loss(self.model, self.args, self.train_dataset)
         self.sampler: TokenBatchSampler | None = None
         self._target_tokens, self._uncounted_tokens = 0, list[Any]()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from vanilla_transformer.shared.atomic_io import atomic_write
 from vanilla_transformer.shared.command_line import logger
@@ -19,13 +19,8 @@ FOLDER, FILE = "learning_curve", "learning_curve.json"
 MISSING = "--learning-curve requires --minutes and test data. Set --minutes N, and --test-size if needed."
 
 
-class Part(NamedTuple):
-    name: str  # of its directory; empty for the complete run
-    train_fraction: float
-    time_fraction: float  # of the time of the complete run
-
-
-PARTS = Part("", 1, 1), Part("quarter_of_data", 0.25, 1), Part("half_of_data", 0.5, 1), Part("half_of_time", 1, 0.5)
+# names of the directories (empty for the complete run), fractions of the data, fractions of the time
+PARTS = ("", 1, 1), ("quarter_of_data", 0.25, 1), ("half_of_data", 0.5, 1), ("half_of_time", 1, 0.5)
 
 
 def run_parts(recipe: Recipe, run_command: Callable[[list[str], float], None]) -> list[dict[str, Any]]:
@@ -45,25 +40,25 @@ def run_parts(recipe: Recipe, run_command: Callable[[list[str], float], None]) -
         raise ValueError("--learning-curve requires the number of pairs in advance. Remove streaming.")
     if "LOCAL_RANK" in os.environ:
         raise ValueError("--learning-curve starts its own processes. Run it without torchrun or accelerate launch.")
-    complete_minutes = args.minutes / sum(part.time_fraction for part in PARTS)
+    complete_minutes = args.minutes / sum(time_fraction for _, _, time_fraction in PARTS)
     folder = Path(args.output_dir)
     points: list[dict[str, Any]] = []
-    for number, part in enumerate(PARTS, 1):
+    for number, (name, train_fraction, time_fraction) in enumerate(PARTS, 1):
         started = time.time()
-        output_dir = folder / FOLDER / part.name if part.name else folder
-        minutes = round(complete_minutes * part.time_fraction, 3)
+        output_dir = folder / FOLDER / name if name else folder
+        minutes = round(complete_minutes * time_fraction, 3)
         options = {
             "output_dir": output_dir,
             "minutes": minutes,
-            "train_fraction": data.train_fraction * part.train_fraction,
+            "train_fraction": data.train_fraction * train_fraction,
             "predict_with_generate": args.predict_with_generate,
-            "push_to_hub": args.push_to_hub and not part.name,
+            "push_to_hub": args.push_to_hub and not name,
         }
         logger.info(
-            f"learning curve, run {number} of {len(PARTS)}: {part.train_fraction:.0%} of the training pairs, "
+            f"learning curve, run {number} of {len(PARTS)}: {train_fraction:.0%} of the training pairs, "
             f"{minutes:.1f} minutes"
         )
-        run_command([f"--{name}={value}" for name, value in options.items()], started)
+        run_command([f"--{key}={value}" for key, value in options.items()], started)
         results = read_results(output_dir)
         metric = "bleu" if "test_bleu" in results else "exact_match"
         if f"test_{metric}" not in results:  # a dataset without a test split
