@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from .layout import State
 from .pickle_stubs import extract_metadata
-from .toolkits import parse_checkpoint
+from .toolkits import fairseq, opennmt
 from .unpickling import find_pickled_names, load_pickle, try_load_in_process
 
 WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model", "net", "weights")
@@ -34,8 +34,7 @@ FIRST_BYTES = {  # of files that are often mistaken for checkpoints
 def read_checkpoint(path: Path) -> tuple[State, dict[str, Any]]:
     """Return the tensors of a file without wrappers and prefixes, and its other entries.
 
-    Raises:
-        ValueError: If the file does not exist, is not a checkpoint, or would execute code when it is unpickled.
+    Raises ValueError if the file does not exist, is not a checkpoint, or would execute code when it is unpickled.
     """
     if not path.is_file():
         problem = "is a directory. Pass the file with the weights" if path.is_dir() else "does not exist"
@@ -49,7 +48,7 @@ def read_checkpoint(path: Path) -> tuple[State, dict[str, Any]]:
     else:
         content = unpickle(path)
     with prefix_errors_with(f"{path} "):
-        parsed = parse_checkpoint(content)
+        parsed = fairseq.parse_checkpoint(content) or opennmt.parse_checkpoint(content)
     state, metadata = parsed or unwrap(path, content)
     return strip_prefixes(validate_state(path, state)), metadata
 
@@ -66,8 +65,7 @@ def prefix_errors_with(prefix: str) -> Iterator[None]:
 def unpickle(path: Path) -> Any:
     """Unpickle a file without executing functions that it references."""
     validate_archive_size(path)
-    reason = try_load_in_process(path, max_tensor_bytes(path))
-    if reason is not None:
+    if (reason := try_load_in_process(path, max_tensor_bytes(path))) is not None:
         raise ValueError(f"{path} {unreadable_reason(path, reason)}")
     return load_pickle(path)
 
@@ -89,8 +87,7 @@ def max_tensor_bytes(path: Path) -> int:
 
 def unreadable_reason(path: Path, reason: str) -> str:
     """Return a message for a file that torch rejects. The message of torch would advise to execute it."""
-    kind = detect_file_type(path)
-    if kind:
+    if kind := detect_file_type(path):
         return f"is {kind}."
     if "TorchScript" in reason or ".tar format" in reason:
         unsupported = "TorchScript archives are" if "TorchScript" in reason else "The tar format before PyTorch 1.6 is"
@@ -115,7 +112,7 @@ def unwrap(path: Path, content: Any) -> tuple[dict, dict[str, Any]]:
     """Return the state dict inside the content of a training file, and the simple values next to it."""
     metadata: dict[str, Any] = {}
     visited: list[int] = []
-    while isinstance(content, dict) and not is_state_dict(content):
+    while isinstance(content, dict) and not (content and all(map(torch.is_tensor, content.values()))):
         if id(content) in visited:
             raise ValueError(f"{path} is rejected: its content contains itself.")
         visited.append(id(content))
@@ -130,10 +127,6 @@ def unwrap(path: Path, content: Any) -> tuple[dict, dict[str, Any]]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} contains a {type(content).__name__}, expected a state dict. {RESAVE_HINT}")
     return content, metadata
-
-
-def is_state_dict(content: dict) -> bool:
-    return bool(content) and all(isinstance(value, torch.Tensor) for value in content.values())
 
 
 def format_key(key: Any) -> str:

@@ -106,7 +106,7 @@ def map_tensors(state: State, layout: Layout, info: CheckpointInfo) -> MappedTen
     regexes = [(compile_pattern(key), rule) for key, rule in layout.rules().items()]
     for name, tensor in state.items():
         match, rule = next((m, rule) for regex, rule in regexes if (m := regex.fullmatch(name)))
-        targets = [expand_pattern(target, match.groupdict().values()) for target in rule.targets]
+        targets = [expand_pattern(target, match.groups()) for target in rule.targets]
         if not tensor.is_floating_point():
             raise ValueError(f"{name} has the dtype {tensor.dtype}, expected a floating-point dtype.")
         for target, value in zip(targets, apply_fold(name, tensor, rule, info), strict=True):
@@ -190,16 +190,14 @@ def add_zero_biases(mapped: MappedTensors, layout: Layout) -> None:
     """Set the biases of a projection to zero if they are missing in all layers."""
     tensors = mapped.tensors
     for projection in layout.zero_biases:
-        weights = [name for name in tensors if name.endswith(f".{projection}.weight")]
-        biases = [name.removesuffix("weight") + "bias" for name in weights]
-        if not any(name in tensors for name in biases):
+        weights = {name: tensor for name, tensor in tensors.items() if name.endswith(f".{projection}.weight")}
+        biases = {name.removesuffix("weight") + "bias": torch.zeros(len(tensor)) for name, tensor in weights.items()}
+        if not biases.keys() & tensors.keys():
             mapped.folds["linear layers without biases: biases of zero"] = "exact"
-            for weight, bias in zip(weights, biases, strict=True):
-                tensors[bias] = torch.zeros(len(tensors[weight]))
+            tensors |= biases
 
 
 def validate_tied_weights(config: VanillaTransformerConfig, mapped: MappedTensors) -> None:
-    """Raise ValueError if tied weights differ in the file."""
     source, target, output = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"
     ties = {"share_encoder_decoder_embeddings": (source, target), "tie_word_embeddings": (target, output)}
     for name, (first, second) in ties.items():
@@ -235,11 +233,10 @@ def build_model(
 
 
 def missing_key_message(name: str, layout: Layout) -> str:
-    """Return the message that the file lacks a parameter of this model."""
     for key, rule in layout.rules().items():
         for target in rule.targets:
             if match := compile_pattern(target).fullmatch(name):
-                return f"the file lacks {expand_pattern(key, match.groupdict().values())} (required for {name})."
+                return f"the file lacks {expand_pattern(key, match.groups())} (required for {name})."
     return f"the file lacks a tensor for {name}."
 
 

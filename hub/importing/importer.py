@@ -49,7 +49,10 @@ def import_checkpoint(file: str | Path, output: str | Path, **options: Any) -> I
     file, output = Path(file), Path(output)
     validate_new_dir(output)
     if is_transformers_model(file):
-        validate_no_file_options(file, settings)
+        for each in fields(settings):
+            if getattr(settings, each.name):
+                option = each.metadata.get("name", option_name(each.name))
+                raise ValueError(f"{option} is not supported for {file}: its config defines it. Remove {option}.")
         imported, tokenizer, report = import_transformers_model(file)
     else:
         imported, tokenizer, report = import_file(file, settings)
@@ -63,14 +66,6 @@ def import_checkpoint(file: str | Path, output: str | Path, **options: Any) -> I
 
     write_dir_atomically(output, write)
     return ImportedCheckpoint(output, report)
-
-
-def validate_no_file_options(file: Path, settings: ImportSettings) -> None:
-    """Raise ValueError if an option is set that native Transformers models do not need."""
-    for each in fields(settings):
-        if getattr(settings, each.name):
-            option = each.metadata.get("name", option_name(each.name))
-            raise ValueError(f"{option} is not supported for {file}: its config defines it. Remove {option}.")
 
 
 def import_file(

@@ -92,17 +92,15 @@ ACTIVATIONS: tuple[str, ...] = ("relu", "gelu", "gelu_pytorch_tanh", "silu", "ta
 
 
 ENCODER, DECODER = "model.encoder.layers.{i}", "model.decoder.layers.{i}"  # layers of this model
+VARIABLES = {"i": "[0-9]+", "p": "weight|bias"}  # in keys -> regular expression; others list their words
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 UNTIED: dict[str, Any] = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
 
 
 def attention(key: str, names: Iterable[str], *target_modules: str) -> Keys:
-    """Map the four projections of an attention sublayer.
+    """Map the projections `names` (query, key, value, output) of an attention sublayer with the prefix `key`.
 
-    Args:
-        key: prefix of the sublayer in the file.
-        names: names of the projections in the file, in the order query, key, value, output.
-        target_modules: prefixes in this model; several if the original code shares the attention.
+    It has several `target_modules` if the original code shares the attention.
     """
     table: Keys = {}
     for name, projection in zip(names, PROJECTIONS, strict=True):
@@ -113,7 +111,6 @@ def attention(key: str, names: Iterable[str], *target_modules: str) -> Keys:
 
 
 def norm(key: str, target: str) -> Keys:
-    """Map a LayerNorm."""
     return {f"{key}.{{p}}": f"{target}.{{p}}"}
 
 
@@ -122,17 +119,14 @@ def layers(
     projections: Iterable[str] = PROJECTIONS, map_attention: Callable[..., Keys] = attention,
     map_norm: Callable[[str, str], Keys] = norm,
 ) -> Keys:  # fmt: skip
-    """Map all layers of a stack.
+    """Map all layers of the stack `target`, which is `ENCODER` or `DECODER`.
 
     Args:
-        target: `ENCODER` or `DECODER`.
         key: prefix of a layer in the file.
         attentions: names of the self-attention and of the cross-attention, if they are mapped here.
         linears: names of the two linear layers of the feed-forward network.
         norms: names of the norms, in the order of their sublayers.
         projections: names of the projections of an attention sublayer.
-        map_attention: function that maps an attention sublayer.
-        map_norm: function that maps a norm.
     """
     sublayers = ("self_attn", *(("cross_attn",) if target == DECODER else ()), "feed_forward")
     table: Keys = {}
@@ -146,17 +140,11 @@ def layers(
 
 
 def compile_pattern(key: str) -> re.Pattern:
-    """Compile a key such as `layers.{i}.fc.{p}` to a regular expression with the groups v0, v1, ..."""
-    parts = re.split(r"(\{[^}]*\})", key)
-    regex, count = "", 0
-    for part in parts:
-        if part.startswith("{"):
-            body = {"{i}": "[0-9]+", "{p}": "weight|bias"}.get(part, part[1:-1])
-            regex += f"(?P<v{count}>{body})"
-            count += 1
-        else:
-            regex += re.escape(part)
-    return re.compile(regex)
+    """Compile a key such as `layers.{i}.fc.{p}` to a regular expression with a group for each variable."""
+    parts = re.split(r"\{([^}]*)\}", key)
+    parts[::2] = map(re.escape, parts[::2])
+    parts[1::2] = [f"({VARIABLES.get(name, name)})" for name in parts[1::2]]
+    return re.compile("".join(parts))
 
 
 def expand_pattern(target: str, values: Iterable[str]) -> str:

@@ -7,9 +7,8 @@ from .layouts import LAYOUTS
 def find_layout(state: State, name: str | None = None) -> tuple[Layout, str]:
     """Return the layout that has the keys of the file, and the evidence as a readable message.
 
-    Raises:
-        ValueError: If no layout, several layouts or not the layout `name` match. The message contains the closest
-            layouts and the first differing keys.
+    Raises ValueError with the closest layouts and the first differing keys if no layout, several layouts or not the
+    layout `name` match.
     """
     differences = {layout.name: find_differences(layout, state) for layout in LAYOUTS.values()}
     matches = [layout for layout in LAYOUTS.values() if not any(differences[layout.name])]
@@ -32,21 +31,16 @@ def find_layout(state: State, name: str | None = None) -> tuple[Layout, str]:
 def find_differences(layout: Layout, state: State) -> tuple[list[str], list[str]]:
     """Return the keys of the file that the layout lacks, and the required keys of the layout that the file lacks."""
     patterns = {key: compile_pattern(key) for key in layout.keys}
-    matched, unknown = set(), []
-    for name in state:
-        keys = [key for key, regex in patterns.items() if regex.fullmatch(name)]
-        matched.update(keys)
-        if not keys:
-            unknown.append(name)
-    required = [key for key, rule in layout.rules().items() if not rule.is_recomputed and key not in layout.optional]
-    return unknown, [key for key in required if key not in matched]
+    matches = {name: {key for key, regex in patterns.items() if regex.fullmatch(name)} for name in state}
+    found = set(layout.optional).union(*matches.values())
+    missing = [key for key, rule in layout.rules().items() if not rule.is_recomputed and key not in found]
+    return [name for name, keys in matches.items() if not keys], missing
 
 
 def describe_difference(difference: tuple[list[str], list[str]]) -> str:
-    unknown, missing = difference
-    parts = []
-    if unknown:
-        parts.append(f"the layout lacks {', '.join(unknown[:3])}" + (", ..." if len(unknown) > 3 else ""))
-    if missing:
-        parts.append(f"the file lacks {', '.join(missing[:3])}" + (", ..." if len(missing) > 3 else ""))
+    parts = [
+        f"the {owner} lacks {', '.join(keys[:3])}" + (", ..." if len(keys) > 3 else "")
+        for owner, keys in zip(("layout", "file"), difference, strict=True)
+        if keys
+    ]
     return " and ".join(parts) + "."

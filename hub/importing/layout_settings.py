@@ -9,11 +9,7 @@ from .layout import Kind, Layout
 
 
 def resolve_settings(texts: list[str], metadata: dict[str, Any], layout: Layout) -> dict[str, Any]:
-    """Merge the values of `--set KEY=VALUE` with those of the file; `--set` has priority.
-
-    Raises:
-        ValueError: If a key is unknown or repeated, or if a value has the wrong type.
-    """
+    """Merge the values of `--set KEY=VALUE` with those of the file; `--set` has priority."""
     kinds: dict[str, Kind] = layout.settings | {"source_begins": bool}
     settings: dict[str, Any] = {}
     for text in texts:
@@ -59,5 +55,4 @@ def describe_kind(kind: Kind) -> str:
 
 
 def format_setting(value: Any) -> str:
-    """Format a value for `--set`."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -28,9 +28,7 @@ def compare_with_user_model(
     """Compare the imported model with the user's code (`MODULE:CALLABLE`) and return the entry of the report.
 
     The code is imported, also from the working directory, and executed. `rows` is as in `max_log_prob_difference`.
-
-    Raises:
-        ValueError: If the code fails, if its model does not match the file, or if the difference is too large.
+    Raises ValueError if the code fails, if its model does not match the file, or if the difference is too large.
     """
     try:
         user_model = load_user_model(location)
@@ -73,8 +71,7 @@ def load_user_weights(location: str, model: nn.Module, layout: Layout, state: St
         result = model.load_state_dict({name: state[name] for name in state if name not in skipped}, strict=False)
     except RuntimeError as error:
         raise ValueError(f"{mismatch}: {error}") from error
-    differing = [*(set(result.missing_keys) - skipped), *result.unexpected_keys]
-    if differing:
+    if differing := [*(set(result.missing_keys) - skipped), *result.unexpected_keys]:
         names = ", ".join(sorted(differing)[:3])
         raise ValueError(f"{mismatch}: {names} exist in only one of the two.")
 
@@ -91,12 +88,9 @@ def max_log_prob_difference(
     Sequences are padded on the right. Padding of the source is masked, and the target mask is causal. Only real target
     tokens are compared.
 
-    Args:
-        forward: call of the source model, as `Layout.forward`.
-        source_model: model to compare with.
-        model: imported model.
-        rows: for each side ("source", "target"), the id in the source model for each id of `model`. If several ids have
-            the same row, only the first one is compared. Defaults to equal ids.
+    `forward` calls the source model, as `Layout.forward`. For each side ("source", "target"), `rows` has the id in the
+    source model for each id of `model`. If several ids have the same row, only the first one is compared. Defaults to
+    equal ids.
     """
     config, differences = model.config, []
     pad = config.pad_token_id if config.pad_token_id is not None else 0

@@ -1,12 +1,12 @@
 """Stub classes for the objects in training files, whose own classes are neither imported nor called.
 
-`PICKLE_STUBS` and `toolkit_stubs(names)` are passed to `torch.serialization.safe_globals`, which rejects other names.
+`PICKLE_STUBS` and an `ObjectStub` for each name of `TOOLKITS` are passed to `torch.serialization.safe_globals`, which
+rejects other names.
 """
 
 import argparse
 import struct
 import types
-from collections.abc import Iterable
 from typing import Any
 
 SCALAR_TYPES = (str, int, float, bool)
@@ -43,11 +43,6 @@ class ObjectStub:
 
 
 TOOLKITS = ("fairseq", "omegaconf", "onmt", "torchtext")  # packages whose classes become `ObjectStub`
-
-
-def toolkit_stubs(names: Iterable[str]) -> list[Any]:
-    """Return stubs for the names of a pickle that belong to the toolkits."""
-    return [(ObjectStub, name) for name in set(names) if name.split(".")[0] in TOOLKITS]
 
 
 def to_plain_data(value: Any, depth: int = 12) -> Any:
@@ -113,8 +108,5 @@ def extract_metadata(entries: dict) -> dict[str, Any]:
     """Return the scalars and strings of a training file, also those in a namespace of settings."""
     values: dict[str, Any] = {}
     for name, value in entries.items():
-        if isinstance(value, argparse.Namespace | types.SimpleNamespace):
-            values |= vars(value)
-        else:
-            values[name] = value
+        values |= vars(value) if isinstance(value, argparse.Namespace | types.SimpleNamespace) else {name: value}
     return {name: value for name, value in values.items() if isinstance(name, str) and isinstance(value, SCALAR_TYPES)}

@@ -54,12 +54,8 @@ class TokenizerPair:
     def apply_to(self, imported: ImportResult) -> dict[str, list[int]]:
         """Reorder the rows of the model as in the tokenizers, add missing rows, and set the special token ids.
 
-        Returns:
-            For each side ("source", "target"), the row of the file for each row of the model.
-
-        Raises:
-            ValueError: If a tokenizer has more tokens than the model has rows, or fewer with `covers_all_rows`. Also
-                if both sides share one matrix but order it differently.
+        Returns the row of the file for each row of the model, for each side ("source", "target"). Raises ValueError if
+        a tokenizer has more tokens than the model has rows, or fewer with `covers_all_rows`.
         """
         sizes = {"source": imported.model.config.vocab_size, "target": imported.model.lm_head.out_features}
         rows = {}
@@ -96,10 +92,7 @@ def select_rows(
     """Return a model with the given rows of `model` for each side ("source", "target"), and these rows.
 
     A target row that repeats an earlier row is never generated: `penalty` is subtracted from its logit. If both sides
-    share one matrix, both get the rows of the longer side.
-
-    Raises:
-        ValueError: If both sides share one matrix but order it differently.
+    share one matrix, both get the rows of the longer side. Raises ValueError if they order it differently.
     """
     config, state = model.config, model.state_dict()
     if config.share_encoder_decoder_embeddings:
@@ -128,15 +121,8 @@ def select_rows(
 def read_tokenizers(source: Path | None, target: Path | None, source_begins: Any = None) -> TokenizerPair | None:
     """Read the tokenizers of both sides, or one tokenizer for both sides. Return None without files.
 
-    If the special tokens have different ids on both sides, they get the first ids.
-
-    Args:
-        source: tokenizer file of the source.
-        target: tokenizer file of the target. Defaults to `source`.
-        source_begins: whether sources start with the BOS token. This requires a tokenizer for each side.
-
-    Raises:
-        ValueError: If a file is not a tokenizer or has no pad, BOS or EOS token.
+    If the special tokens have different ids on both sides, they get the first ids. Raises ValueError if a file is not a
+    tokenizer or has no pad, BOS or EOS token, or if `source_begins` is set without a tokenizer for each side.
     """
     if source_begins and (source is None or target is None):
         raise ValueError(
@@ -154,12 +140,9 @@ def read_tokenizers(source: Path | None, target: Path | None, source_begins: Any
 def combine_tokenizers(
     sides: list[SideTokenizer], source_begins: bool = False, source_ends: bool = True
 ) -> TokenizerPair:
-    """Combine the tokenizers of one or two sides. Targets have an EOS token and no BOS token.
+    """Combine the tokenizers of source and target, or one tokenizer for both. Targets have an EOS and no BOS token.
 
-    Args:
-        sides: one tokenizer for both sides, or the tokenizers of source and target.
-        source_begins: whether sources start with the BOS token; requires two sides.
-        source_ends: whether sources end with the EOS token; false requires two sides.
+    `source_begins` (sources start with the BOS token) and `source_ends=False` (no EOS token) require two sides.
     """
     if len(sides) == 2 and sides[0].special_ids() != sides[1].special_ids():
         sides = [move_special_tokens_first(side) for side in sides]
@@ -202,8 +185,7 @@ def read_side_tokenizer(path: Path) -> SideTokenizer:
     if len(set(ids)) < len(ids):
         number = next(i for i, count in Counter(ids).items() if count > 1)
         raise ValueError(f"{path} has several tokens with the id {number}. Each token must have its own id.")
-    largest = max(ids)
-    if largest >= MAX_VOCAB_SIZE:
+    if (largest := max(ids)) >= MAX_VOCAB_SIZE:
         raise ValueError(f"{path} has a token with the id {largest}, which must be below {MAX_VOCAB_SIZE}.")
     return SideTokenizer(tokenizer, special, list(range(largest + 1)))  # keeps the rows of unused ids
 

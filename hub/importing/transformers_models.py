@@ -37,12 +37,7 @@ def is_transformers_model(location: Path) -> bool:
 
 
 def import_transformers_model(location: Path) -> tuple[ImportResult, PreTrainedTokenizerBase | None, dict[str, Any]]:
-    """Convert a model and compare it with the original. Return it with its tokenizer, if any, and the report.
-
-    Raises:
-        ValueError: If the model does not exist, its class is not supported, its files are invalid, or it cannot be
-            converted exactly.
-    """
+    """Convert a model and compare it with the original. Return it with its tokenizer, if any, and the report."""
     folder = location if location.is_dir() else download(location.as_posix())
     if not (folder / "config.json").exists():
         raise ValueError(f"{location} has no config.json. Pass a model directory or a file with weights.")
@@ -101,11 +96,7 @@ def read_tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
 def convert_transformers_model(
     original: PreTrainedModel, architecture: NativeArchitecture, names: set[str]
 ) -> ImportResult:
-    """Convert the model and account for every tensor in its files, which have the given names.
-
-    Raises:
-        ValueError: If a tensor does not exist in the class of the model.
-    """
+    """Convert the model. Raise ValueError if one of `names`, the tensors in its files, does not exist in its class."""
     model = from_transformers(original)
     config: Any = model.config
     used: dict[str, list[str]] = {}
@@ -162,11 +153,7 @@ def collect_user_notes(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 
 
 def compare_with_original(original: PreTrainedModel, imported: ImportResult) -> dict[str, Any]:
-    """Compare the log-probabilities with the original and return the entry of the report.
-
-    Raises:
-        ValueError: If the largest difference exceeds `parity.TOLERANCE`.
-    """
+    """Return the entry of the report. Raise ValueError if log-probabilities differ by more than `parity.TOLERANCE`."""
     name = type(original).__name__
     difference = max_log_prob_difference(
         lambda model, source, source_mask, target, target_mask: (

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import torch
 
-from .pickle_stubs import PICKLE_STUBS, toolkit_stubs
+from .pickle_stubs import PICKLE_STUBS, TOOLKITS, ObjectStub
 
 try:
     import resource
@@ -33,7 +33,8 @@ NUM_LEGACY_PICKLES = 4  # before PyTorch 1.6: magic number, version, system info
 
 def load_pickle(path: Path) -> Any:
     """Load a file with the restricted unpickler of torch."""
-    known = [*PICKLE_STUBS, *toolkit_stubs(find_pickled_names(path))]
+    names = {name for name in find_pickled_names(path) if name.split(".")[0] in TOOLKITS}
+    known = [*PICKLE_STUBS, *((ObjectStub, name) for name in names)]
     with torch.serialization.safe_globals(known), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings about old formats
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -55,8 +56,7 @@ def try_load(path: Path) -> str | None:
 def try_load_in_process(path: Path, size: int) -> str | None:
     """Call `try_load` in a process with limits of time and memory, where the tensors may have `size` bytes.
 
-    Raises:
-        ValueError: If the process exceeds a limit or crashes.
+    Raises ValueError if the process exceeds a limit or crashes.
     """
     seconds, memory = MAX_CPU_SECONDS + path.stat().st_size // 2**22, MAX_MEMORY_BYTES + size
     command = [sys.executable, "-m", __name__, str(path.absolute()), str(seconds), str(memory)]

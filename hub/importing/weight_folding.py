@@ -30,28 +30,18 @@ def unbiased_norm(target: str, note: str, bound: str = "exact") -> TensorRule:
     return TensorRule((target,), fold, note, bound)
 
 
-STD_BOUND = "relative error below 1e-6 / s at standard deviation s of the input, from an epsilon outside the root"
-
-
 def std_norm(target: str) -> TensorRule:
     """Fold alpha (d) or (1) of alpha * (x - mean) / (std + 1e-6) with the unbiased std."""
-    return unbiased_norm(target, "alpha / unbiased std: alpha times sqrt((n - 1) / n)", STD_BOUND)
-
-
-def expand_scalar_bias(target: str) -> TensorRule:
-    """Expand a scalar bias (1) to (d)."""
-    return TensorRule((target,), lambda tensor, info: (tensor.expand(info.d_model),), "scalar bias expanded to d_model")
+    bound = "relative error below 1e-6 / s at standard deviation s of the input, from an epsilon outside the root"
+    return unbiased_norm(target, "alpha / unbiased std: alpha times sqrt((n - 1) / n)", bound)
 
 
 def block_diagonal_heads(target: str, scaled_by_d_model: bool = False) -> TensorRule:
     """Expand a matrix (k, k) or bias (k) that all heads share to a block-diagonal (d, d) or to (d).
 
-    If k is d, the matrix already covers all heads.
-
-    Args:
-        target: name of the parameter in this model.
-        scaled_by_d_model: whether the source model divides the scores by sqrt(d) instead of the root of the head
-            dimension. The query weights are then divided by the root of the number of heads.
+    If k is d, the matrix already covers all heads. With `scaled_by_d_model`, the source model divides the scores by
+    sqrt(d) instead of the root of the head dimension. The query weights are then divided by the root of the number of
+    heads.
     """
 
     def fold(tensor: torch.Tensor, info: CheckpointInfo) -> tuple[torch.Tensor, ...]:

@@ -6,7 +6,6 @@ from . import (
     aladdin_persson,
     annotated,
     bentrevett,
-    build_transformer,
     gordicaleksa,
     hkproj,
     hyunwoongko,
@@ -21,7 +20,7 @@ LAYOUTS: dict[str, Layout] = {
     layout.name: layout
     for layout in (
         *(aladdin_persson.LAYOUT, aladdin_persson.SEQ2SEQ, annotated.LAYOUT, bentrevett.LAYOUT, bentrevett.OLDER),
-        *(build_transformer.LAYOUT, build_transformer.REPAIRED, gordicaleksa.LAYOUT, hkproj.LAYOUT, hyunwoongko.LAYOUT),
+        *(hkproj.ARTICLE, hkproj.REPAIRED_ARTICLE, gordicaleksa.LAYOUT, hkproj.LAYOUT, hyunwoongko.LAYOUT),
         *(jadore.LAYOUT, joeynmt.LAYOUT, notebook.LAYOUT, separate_heads.LAYOUT, torch_transformer.LAYOUT),
         *(fairseq.LAYOUT, opennmt.LAYOUT),
     )

@@ -45,22 +45,15 @@ UNSUPPORTED_SETTINGS = (  # settings that must be off
 )
 
 
-def is_toolkit_checkpoint(content: Any) -> bool:
-    """Return whether a file has weights and an architecture in `args` (fairseq up to 0.10) or `cfg`."""
-    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-        return False
-    return isinstance(read_arguments(content).get("arch"), str)
-
-
 def read_arguments(content: dict) -> dict[str, Any]:
-    """Return the flat command-line arguments from `args`, or from the sections `model` and `task` of `cfg`."""
+    """Return the flat command-line arguments from `args` (up to fairseq 0.10), or from sections of `cfg`."""
     arguments = to_plain_data(content.get("args"))
     if isinstance(arguments, dict):
         return arguments
-    sections = as_dict(to_plain_data(content.get("cfg")))
+    sections = to_plain_data(content.get("cfg"))
     flat: dict[str, Any] = {}
-    for name in ("task", "model"):
-        for key, value in as_dict(sections.get(name)).items():
+    for section in [sections.get(name) for name in ("task", "model")] if isinstance(sections, dict) else []:
+        for key, value in section.items() if isinstance(section, dict) else ():
             if key in ("encoder", "decoder", "quant_noise") and isinstance(value, dict):
                 flat |= {f"{key}_{inner}": each for inner, each in value.items()}
             else:
@@ -70,14 +63,12 @@ def read_arguments(content: dict) -> dict[str, Any]:
     return flat
 
 
-def as_dict(value: Any) -> dict:
-    return value if isinstance(value, dict) else {}
-
-
-def parse_checkpoint(content: dict) -> tuple[dict, dict[str, Any]]:
-    """Return the tensors and settings of a model. Raise ValueError for unsupported settings."""
-    arguments = read_arguments(content)
-    arch = arguments["arch"]
+def parse_checkpoint(content: Any) -> tuple[dict, dict[str, Any]] | None:
+    """Return the tensors and settings of a file with weights and an architecture, or None for other files."""
+    arguments = read_arguments(content) if isinstance(content, dict) and isinstance(content.get("model"), dict) else {}
+    arch = arguments.get("arch")
+    if not isinstance(arch, str):
+        return None
     if not arch.startswith("transformer") or arch.startswith(UNSUPPORTED_ARCHITECTURES):
         raise ValueError(f"has the fairseq architecture {arch[:80]!r}. Only transformer* is supported.")
     for name in UNSUPPORTED_SETTINGS:

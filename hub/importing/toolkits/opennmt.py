@@ -8,17 +8,7 @@ from typing import Any
 
 import torch
 
-from ..layout import (
-    DECODER,
-    ENCODER,
-    PROJECTIONS,
-    CheckpointInfo,
-    Kind,
-    Layout,
-    State,
-    TensorRule,
-    layers,
-)
+from ..layout import DECODER, ENCODER, PROJECTIONS, CheckpointInfo, Kind, Layout, State, TensorRule, layers
 from ..pickle_stubs import ObjectStub
 from ..weight_folding import validate_sinusoidal_table
 
@@ -33,12 +23,10 @@ SETTINGS: dict[str, Kind] = {
     "position_encoding_type": ("SinusoidalInterleaved", "SinusoidalConcat"),
     "pos_ffn_activation_fn": ("relu", "gelu"),
 }
-DEFAULT_SETTINGS = {
+DEFAULT_SETTINGS: dict[str, Any] = {
     **{"position_encoding_type": "SinusoidalInterleaved", "pos_ffn_activation_fn": "relu", "norm_eps": 1e-6},
     **{"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3},
 }
-GENERATION = {"num_beams": 5, "length_penalty": 0.0, "max_new_tokens": 100}  # defaults of onmt_translate 2
-GENERATION_VERSION_3 = {"length_penalty": 1.0, "max_new_tokens": 250}
 SUPPORTED_VALUES = {  # of the options that change the architecture
     **{"model_type": "text", "model_task": "seq2seq", "data_task": "seq2seq", "encoder_type": "transformer"},
     **{"decoder_type": "transformer", "self_attn_type": ("scaled-dot", "scaled-dot-flash"), "layer_norm": "standard"},
@@ -51,19 +39,13 @@ SUPPORTED_VALUES = {  # of the options that change the architecture
 }
 
 
-def is_toolkit_checkpoint(content: Any) -> bool:
-    """Return whether a file has the entries `vocab` and `opt` of OpenNMT-py."""
-    return isinstance(content, dict) and {"vocab", "opt"} <= content.keys() and isinstance(content["opt"], Namespace)
-
-
-def parse_checkpoint(content: dict) -> tuple[dict, dict[str, Any]]:
-    """Return the tensors of model and generator, and the settings and vocabularies.
+def parse_checkpoint(content: Any) -> tuple[dict, dict[str, Any]] | None:
+    """Return the tensors of model and generator, and the settings and vocabularies, or None for other files.
 
     Source vocabularies of version 2 lack <s> and </s>. They get unused rows for these tokens.
-
-    Raises:
-        ValueError: If an option is not supported, or if weights or vocabularies are invalid.
     """
+    if not (isinstance(content, dict) and "vocab" in content and isinstance(content.get("opt"), Namespace)):
+        return None
     vocab = content["vocab"] if isinstance(content["vocab"], dict) else {}
     options = vars(content["opt"]) | {"decoder_start_token": vocab.get("decoder_start_token")}
     for name, expected in SUPPORTED_VALUES.items():
@@ -77,13 +59,10 @@ def parse_checkpoint(content: dict) -> tuple[dict, dict[str, Any]]:
         )
     state = dict(content["model"])
     state |= {f"generator.{key.removeprefix('0.')}": value for key, value in content["generator"].items()}
-    settings: dict[str, Any] = DEFAULT_SETTINGS | {
-        name: options[name] for name in SETTINGS if options.get(name) is not None
-    }
-    for name in ("dropout", "attention_dropout"):  # may be a list with one value per training phase
-        if isinstance(settings.get(name), list):
-            settings[name] = settings[name][0] if settings[name] else 0.0
-    vocabularies = read_vocabularies(content["vocab"])
+    settings = DEFAULT_SETTINGS | {name: options[name] for name in SETTINGS if options.get(name) is not None}
+    phases = [name for name in ("dropout", "attention_dropout") if isinstance(settings.get(name), list)]
+    settings |= {name: (settings[name] or [0.0])[0] for name in phases}  # lists have one value per training phase
+    vocabularies = read_vocabularies(vocab)
     if vocabularies:
         for key, side in ((SOURCE, "source"), (TARGET, "target")):
             rows = len(state[key]) if isinstance(state.get(key), torch.Tensor) and state[key].ndim else 0
@@ -93,16 +72,14 @@ def parse_checkpoint(content: dict) -> tuple[dict, dict[str, Any]]:
             add_special_rows(state, vocabularies)
         settings |= {name: vocabularies["target"].index(SPECIAL[name]) for name in DEFAULT_SETTINGS if name in SPECIAL}
     if isinstance(vocab.get("src"), list):  # version 2 has torchtext fields
-        settings |= GENERATION_VERSION_3
+        settings |= {"length_penalty": 1.0, "max_new_tokens": 250}  # defaults of onmt_translate 3
     if options["decoder_start_token"] == "</s>":
         settings["decoder_start_token_id"] = settings["eos_token_id"]
     return state, settings | {"vocabularies": vocabularies}
 
 
-def read_vocabularies(vocab: Any) -> dict[str, list[str]]:
+def read_vocabularies(vocab: dict) -> dict[str, list[str]]:
     """Return the tokens of both sides from torchtext fields (version 2) or lists (version 3), or {} for others."""
-    if not isinstance(vocab, dict):
-        return {}
     vocabularies = {}
     for side, name in (("source", "src"), ("target", "tgt")):
         tokens = vocab.get(name)
@@ -189,5 +166,5 @@ LAYOUT = Layout(
     default_settings=DEFAULT_SETTINGS,
     variant_config=variant_config,
     computed_tensors=computed_tensors,
-    generation=GENERATION,
+    generation={"num_beams": 5, "length_penalty": 0.0, "max_new_tokens": 100},  # defaults of onmt_translate 2
 )

@@ -11,13 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers.convert_slow_tokenizer import import_protobuf
 from transformers.tokenization_utils_base import generate_merges
 
-from ..tokenizer import (
-    SideTokenizer,
-    TokenizerPair,
-    build_word_tokenizer,
-    combine_tokenizers,
-    find_special_tokens,
-)
+from ..tokenizer import SideTokenizer, TokenizerPair, build_word_tokenizer, combine_tokenizers, find_special_tokens
 
 CONTINUATION, WORD_END = "@@", "</w>"  # subword-nmt marks unfinished words in text, and word ends in codes
 SPACE = "\xa0"
@@ -32,16 +26,9 @@ def read_toolkit_tokenizers(
 ) -> TokenizerPair | None:
     """Build the tokenizers of a toolkit checkpoint. Return None if no vocabulary is available.
 
-    Args:
-        layout: "fairseq" (dictionaries are files) or "opennmt" (vocabularies are in the checkpoint).
-        file: path of the checkpoint.
-        metadata: settings of the checkpoint.
-        data: directory of the fairseq dictionaries. Defaults to the directory of the checkpoint.
-        codes: BPE codes or SentencePiece models, one for both sides or one per side. Defaults to the files next to the
-            dictionaries, if any.
-
-    Raises:
-        ValueError: If a file is missing or invalid.
+    Vocabularies of OpenNMT-py are in the checkpoint. Dictionaries of fairseq are in `data`, which defaults to the
+    directory of the checkpoint. `codes` are BPE codes or SentencePiece models, one for both sides or one per side. With
+    fairseq, they default to the files next to the dictionaries, if any.
     """
     if layout == "opennmt":
         vocabularies = metadata.get("vocabularies")
@@ -104,13 +91,9 @@ def read_dictionary(path: Path) -> list[str]:
 
 
 def build_side_tokenizer(tokens: list[str], codes: Path | None) -> SideTokenizer:
-    """Build the tokenizer of one side.
+    """Build the tokenizer of one side from its tokens, ordered by id. Without `codes`, words are split at spaces.
 
     Intermediate results of merges get ids after those of the vocabulary, and the row of the unknown token.
-
-    Args:
-        tokens: vocabulary, ordered by id.
-        codes: BPE codes or SentencePiece model. Defaults to None: words are split at spaces.
     """
     special = find_special_tokens(tokens, "the vocabulary")
     unk = special["unk_token"]
@@ -121,7 +104,10 @@ def build_side_tokenizer(tokens: list[str], codes: Path | None) -> SideTokenizer
             content = codes.read_bytes()
         except OSError as error:
             raise ValueError(f"--bpe-codes {codes} cannot be read: {error.strerror}.") from error
-        text = decode_text(content)
+        try:  # a SentencePiece model (protobuf) is not text
+            text = None if b"\0" in content or content.startswith(b"\n") else content.decode("utf-8")
+        except UnicodeDecodeError:
+            text = None
         tokenizer = (
             build_sentencepiece_tokenizer(tokens, codes, content, special)
             if text is None
@@ -129,16 +115,6 @@ def build_side_tokenizer(tokens: list[str], codes: Path | None) -> SideTokenizer
         )
     surplus = max(tokenizer.get_vocab().values()) + 1 - len(tokens)
     return SideTokenizer(tokenizer, special, [*range(len(tokens)), *[tokens.index(unk)] * surplus])
-
-
-def decode_text(content: bytes) -> str | None:
-    """Return BPE codes as text, or None for a SentencePiece model (protobuf)."""
-    if b"\0" in content or content.startswith(b"\n"):
-        return None
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
 
 
 def parse_merges(path: Path, text: str) -> list[tuple[str, str]]:
@@ -152,10 +128,10 @@ def parse_merges(path: Path, text: str) -> list[tuple[str, str]]:
         parts = line.strip("\r\n ").split(" ")
         if len(parts) != 2 and not (len(parts) == 3 and parts[2].isdigit()):
             raise ValueError(f"{path}, line {number}: {line[:80]!r} is not a pair of BPE codes.")
-        merges.append((parts[0], parts[1], len(parts)))
-    if not has_version and any(right == WORD_END for _, right, _ in merges):
+        merges.append((parts[0], parts[1]))
+    if not has_version and any(right == WORD_END for _, right in merges):
         raise ValueError(f"{path} has codes of subword-nmt 0.1, which are not supported.")
-    return list(dict.fromkeys((left, right) for left, right, _ in merges))  # drops repeated pairs
+    return list(dict.fromkeys(merges))  # drops repeated pairs
 
 
 def build_bpe_tokenizer(tokens: list[str], merges: list[tuple[str, str]], unk: str, special: set[str]) -> Tokenizer:

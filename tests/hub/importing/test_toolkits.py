@@ -11,7 +11,7 @@ from hub.importing.checkpoint_file import read_checkpoint
 from hub.importing.conversion import convert
 from hub.importing.layout_detection import find_layout
 from hub.importing.layout_settings import resolve_settings
-from hub.importing.toolkits import parse_checkpoint
+from hub.importing.toolkits import fairseq, opennmt
 from hub.importing.toolkits.subwords import read_toolkit_tokenizers
 from vanilla_transformer.generation_vanilla_transformer import beam_search
 
@@ -225,7 +225,7 @@ def mutations(content, part, options, features):
 def error_message(content) -> str:
     """Return the error message of importing a content, or an empty string."""
     try:
-        state, metadata = parse_checkpoint(content)
+        state, metadata = fairseq.parse_checkpoint(content) or opennmt.parse_checkpoint(content)
         layout, _ = find_layout(state)
         convert(state, layout, resolve_settings([], metadata, layout), None, {})
     except ValueError as error:
