@@ -15,8 +15,6 @@ from ..run_files import read_mapping
 from . import QUANTIZATIONS, TARGETS, ExportSettings
 from .tokenizer import prepare_for_export, save_tokenizer
 
-Codes = tuple[str | None, str | None]  # language codes of source and target
-
 
 @accept_settings(ExportSettings)
 def export(checkpoint: str | Path, output: str | Path, **options: Any) -> Path:
@@ -35,7 +33,6 @@ def export(checkpoint: str | Path, output: str | Path, **options: Any) -> Path:
     """
     settings = ExportSettings(**options)
     to, quantization = settings.to, settings.quantization
-    languages = settings.source_lang, settings.target_lang
     if to not in TARGETS:
         raise ValueError(f"to={to} is not supported. Use one of {', '.join(TARGETS)}.")
     output = Path(output)
@@ -43,12 +40,15 @@ def export(checkpoint: str | Path, output: str | Path, **options: Any) -> Path:
     types = QUANTIZATIONS.get(to)
     if quantization and types and quantization not in types:
         raise ValueError(f"--to {to} does not support --quantization {quantization}. Use one of {', '.join(types)}.")
-    if any(languages) and to != "argos":
+    if (settings.source_lang or settings.target_lang) and to != "argos":
         raise ValueError(f"--source-lang and --target-lang require --to argos, got --to {to}. Remove them.")
     target = import_with_extra(f".exporting.to_{to}", f"--to {to}")
     model, tokenizer = load(checkpoint, to)
-    extra = (resolve_languages(checkpoint, languages),) if to == "argos" else ()
-    save_model = target.convert(model, tokenizer, quantization, *extra)
+    arguments = [model, tokenizer, quantization]
+    if to == "argos":
+        recipe = read_mapping(Path(checkpoint) / "recipe.yaml")
+        arguments.append([getattr(settings, key) or recipe.text(key) for key in ("source_lang", "target_lang")])
+    save_model = target.convert(*arguments)
 
     def write(folder: Path) -> None:
         save_model(folder)
@@ -60,17 +60,9 @@ def export(checkpoint: str | Path, output: str | Path, **options: Any) -> Path:
 
 
 def usage(folder: Path, to: str) -> str:
-    """Return a text on how to load an exported model."""
     sides = [each if (each := folder / f"{side}_tokenizer").exists() else folder for side in ("source", "target")]
     text: str = import_with_extra(f".exporting.to_{to}", f"--to {to}").USAGE
     return text.format(out=folder, source=sides[0], target=sides[1])
-
-
-def resolve_languages(checkpoint: str | Path, codes: Codes) -> tuple[str, str]:
-    """Return the source and target language codes. Missing codes are those of the recipe, or empty."""
-    recipe = read_mapping(Path(checkpoint) / "recipe.yaml")
-    source, target = codes
-    return source or recipe.text("source_lang") or "", target or recipe.text("target_lang") or ""
 
 
 def load(checkpoint: str | Path, to: str) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:

@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
-from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -28,6 +27,7 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 from torch.export import Dim
+from transformers import DynamicCache, EncoderDecoderCache
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.modeling_vanilla_transformer import create_position_ids
@@ -79,7 +79,7 @@ class FirstStepGraph(nn.Module):
     def forward(self, encoder_attention_mask, input_ids, encoder_hidden_states) -> tuple[torch.Tensor, ...]:
         cross_cache = self.cross_cache(encoder_hidden_states)
         layers = len(self.step.decoder.layers)
-        logits, *others = self.step.decode(encoder_attention_mask, input_ids, None, to_pairs(cross_cache))
+        logits, *others = self.step.decode(encoder_attention_mask, input_ids, [], to_pairs(cross_cache))
         self_cache, weights = others[: 2 * layers], others[2 * layers :]
         cache = [[*self_cache[i : i + 2], *cross_cache[i : i + 2]] for i in range(0, 2 * layers, 2)]
         return (logits, *(tensor for each in cache for tensor in each), *weights)
@@ -96,7 +96,7 @@ class NextStepGraph(nn.Module):
         pairs = to_pairs(past_key_values)
         return self.decode(encoder_attention_mask, input_ids, pairs[::2], pairs[1::2])
 
-    def decode(self, mask, input_ids, past: Layers | None, cross_cache: Layers) -> tuple[torch.Tensor, ...]:
+    def decode(self, mask, input_ids, past: Layers, cross_cache: Layers) -> tuple[torch.Tensor, ...]:
         """Return the logits, the self-attention keys and values including the new ones, and cross-attention weights."""
         embedded = self.decoder.embed_tokens(input_ids)
         length = past[0][0].shape[2] if past else 0
@@ -104,7 +104,8 @@ class NextStepGraph(nn.Module):
         states = self.decoder.embed(embedded, positions)
         keys = torch.arange(length + input_ids.shape[1], device=states.device)[None]  # (1, P + T)
         causal = to_additive_mask(keys[:, None] <= positions[..., None], states)  # (1, 1, T, P + T)
-        cache: Any = GraphCache(past, cross_cache, states.dtype)
+        caches = [[tuple(each.to(states.dtype) for each in pair) for pair in pairs] for pairs in (past, cross_cache)]
+        cache = EncoderDecoderCache(*map(DynamicCache, caches))
         weights: list[torch.Tensor] = []
         hooks = [
             layer.cross_attn.register_forward_hook(lambda module, inputs, output: weights.append(output[1]))
@@ -115,28 +116,8 @@ class NextStepGraph(nn.Module):
         for hook in hooks:
             hook.remove()
         logits = self.lm_head(self.decoder.norm(states))
-        return tuple(tensor.float() for tensor in (logits, *cache.present, *weights))
-
-
-class GraphCache:
-    """Inputs and outputs of a graph that `MultiHeadAttention` uses as an `EncoderDecoderCache`."""
-
-    def __init__(self, past: Layers | None, cross_cache: Layers, dtype: torch.dtype):
-        self.self_attention_cache, self.past, self.dtype = self, past, dtype
-        layers = [SimpleNamespace(keys=key.to(dtype), values=value.to(dtype)) for key, value in cross_cache]
-        self.cross_attention_cache = SimpleNamespace(layers=layers)
-        self.is_updated = dict.fromkeys(range(len(layers)), True)
-        self.present: list[torch.Tensor] = []  # keys and values of each layer, including the new ones
-
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> list[torch.Tensor]:
-        """Return the past and new keys and values of a layer."""
-        pair = [key, value]
-        if self.past:
-            pair = [
-                torch.cat([old.to(self.dtype), new], 2) for old, new in zip(self.past[layer_idx], pair, strict=True)
-            ]
-        self.present += pair
-        return pair
+        present = [each for layer in cache.self_attention_cache.layers for each in (layer.keys, layer.values)]
+        return tuple(tensor.float() for tensor in (logits, *present, *weights))
 
 
 def to_additive_mask(mask: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -168,13 +149,10 @@ def export_graphs(model: VanillaTransformerForConditionalGeneration, half: bool 
     lengths = {"decoder": (4, P), "encoder": (5, S)}
     past = [torch.zeros(2, heads, lengths[side][0], dim) for _ in layers for side in SIDES for dim in dims]
     past_shapes = tuple({0: B, 2: lengths[side][1]} for _ in layers for side in SIDES for _ in dims)
-    by_side = {side: [f"{i}.{side}.{part}" for i in layers for part in PARTS] for side in SIDES}
-    both = [f"{i}.{side}.{part}" for i in layers for side in SIDES for part in PARTS]
+    present = [f"{PRESENT}.{i}.{side}.{part}" for i in layers for side in SIDES for part in PARTS]
+    past_names = [name.replace(PRESENT, PAST) for name in present]
+    self_cache, cross_cache = ([name for name in present if f".{side}." in name] for side in SIDES)
     weights = [f"cross_attentions.{i}" for i in layers]
-
-    def add_prefix(prefix: str, names: list[str]) -> list[str]:
-        return [f"{prefix}.{name}" for name in names]
-
     source, target = {0: B, 1: S}, {0: B, 1: T}
     graphs: dict[str, tuple[nn.Module, dict[str, torch.Tensor], tuple, list[str]]] = {
         "encoder_model": (
@@ -182,16 +160,15 @@ def export_graphs(model: VanillaTransformerForConditionalGeneration, half: bool 
         ),
         "decoder_model": (
             FirstStepGraph(model), {"encoder_attention_mask": mask, "input_ids": ids, "encoder_hidden_states": states},
-            (source, target, source), ["logits", *add_prefix(PRESENT, both), *weights],
+            (source, target, source), ["logits", *present, *weights],
         ),
         "decoder_with_past_model": (
             NextStepGraph(model),
-            {"encoder_attention_mask": mask, "input_ids": ids} | dict(zip(add_prefix(PAST, both), past, strict=True)),
-            (source, target, past_shapes), ["logits", *add_prefix(PRESENT, by_side["decoder"]), *weights],
+            {"encoder_attention_mask": mask, "input_ids": ids} | dict(zip(past_names, past, strict=True)),
+            (source, target, past_shapes), ["logits", *self_cache, *weights],
         ),
         CROSS_CACHE: (
-            CrossAttentionCacheGraph(model), {"encoder_hidden_states": states}, (source,),
-            add_prefix(PRESENT, by_side["encoder"]),
+            CrossAttentionCacheGraph(model), {"encoder_hidden_states": states}, (source,), cross_cache,
         ),
     }  # fmt: skip
     return {name: to_onnx(*graph) for name, graph in graphs.items()}
@@ -234,10 +211,9 @@ def merge_decoder_graphs(next_step: onnx.ModelProto, cross_cache: onnx.ModelProt
     In the first step, the graph computes the cross-attention cache and truncates the self-attention cache to length 0.
     In later steps, it reads both caches from its inputs.
     """
-    merged, branch = onnx.ModelProto(), onnx.ModelProto()
-    merged.CopyFrom(next_step)
-    branch.CopyFrom(cross_cache)
-    graph, cross_names = merged.graph, {each.name for each in cross_cache.graph.output}
+    merged, branch = copy.deepcopy(next_step), copy.deepcopy(cross_cache)
+    graph, cross_outputs = merged.graph, sorted(cross_cache.graph.output, key=by_name)
+    cross_names = [each.name for each in cross_outputs]
     onnx.compose.add_prefix(branch, f"{CROSS_CACHE}.", inplace=True, rename_inputs=False, rename_outputs=False)
     past = [each.name for each in graph.input if each.name.startswith(PAST)]
     renamed = {name: f"{name}.read" if ".decoder." in name else name.replace(PAST, PRESENT) for name in past}
@@ -245,8 +221,8 @@ def merge_decoder_graphs(next_step: onnx.ModelProto, cross_cache: onnx.ModelProt
         node.input[:] = [renamed.get(name, name) for name in node.input]
 
     cached = helper.make_graph(
-        [helper.make_node("Identity", [key.replace(PRESENT, PAST)], [f"cached.{key}"]) for key in sorted(cross_names)],
-        "cached", [], [rename(each, f"cached.{each.name}") for each in sorted(cross_cache.graph.output, key=by_name)],
+        [helper.make_node("Identity", [key.replace(PRESENT, PAST)], [f"cached.{key}"]) for key in cross_names],
+        "cached", [], [helper.make_value_info(f"cached.{each.name}", each.type) for each in cross_outputs],
     )  # fmt: skip
     # The outer graph contains the weights of this branch
     computed = helper.make_graph(list(branch.graph.node), "computed", [], sorted(branch.graph.output, key=by_name))
@@ -265,7 +241,7 @@ def merge_decoder_graphs(next_step: onnx.ModelProto, cross_cache: onnx.ModelProt
             for key in past
             if ".decoder." in key
         ),
-        helper.make_node("If", ["use_cache_branch"], sorted(cross_names), then_branch=cached, else_branch=computed),
+        helper.make_node("If", ["use_cache_branch"], cross_names, then_branch=cached, else_branch=computed),
     ]
     nodes = [*first, *graph.node]
     del graph.node[:]
@@ -279,10 +255,3 @@ def merge_decoder_graphs(next_step: onnx.ModelProto, cross_cache: onnx.ModelProt
     merged.functions.extend(branch.functions)
     onnx.checker.check_model(merged)
     return merged
-
-
-def rename(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
-    copied = onnx.ValueInfoProto()
-    copied.CopyFrom(value)
-    copied.name = name
-    return copied

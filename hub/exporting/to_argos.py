@@ -9,7 +9,7 @@ pre-tokenization boundary (spaces, punctuation and digits).
 import json
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,13 +35,12 @@ def convert(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
     quantization: str | None = None,
-    languages: tuple[str, str] = ("", ""),
+    languages: Sequence[str] = ("", ""),
 ) -> Callable[[Path], None]:
     """Return a function that writes the package `translate-<from>_<to>.argosmodel` to a directory.
 
-    Raises:
-        ValueError: A language code is missing or not valid, SentencePiece does not support the tokenizer, or
-            CTranslate2 does not support the architecture.
+    Raises ValueError if a language code is missing or not valid, or if SentencePiece does not support the tokenizer or
+    CTranslate2 the architecture.
     """
     if not all(languages):
         raise ValueError("--to argos requires language codes. Set --source-lang and --target-lang, such as en and de.")
@@ -73,9 +72,6 @@ def to_sentencepiece(tokenizer: PreTrainedTokenizerBase) -> Any:
     There are four differences. SentencePiece maps a run of unknown characters to one `<unk>`, our tokenizer maps each
     character to one. SentencePiece adds one more token for a leading space. It does not apply NFC normalization. It
     encodes the name of a special token in a text as characters.
-
-    Raises:
-        ValueError: The tokenizer is not a BPE tokenizer with one vocabulary, as `training.train` creates it.
     """
     if has_separate_vocabularies(tokenizer):
         raise ValueError("Argos Translate requires one vocabulary for both languages, but this model has two.")

@@ -36,8 +36,7 @@ def to_spec(
 ) -> transformer_spec.TransformerSpec:
     """Return the specification of the equivalent model, with the tokens of its tokenizer.
 
-    Raises:
-        ValueError: CTranslate2 does not support the architecture or the generation config.
+    Raises ValueError if CTranslate2 does not support the architecture or the generation config.
     """
     config: Any = model.config
     sizes = (config.vocab_size, config.decoder_vocab_size)

@@ -42,10 +42,8 @@ def convert(
 ) -> Callable[[Path], None]:
     """Return a function that writes the equivalent graphs, of any architecture, to a directory.
 
-    The quantization is `int8` (matrices and embeddings), `fp16` (weights and computation) or None (float32).
-
-    Raises:
-        ValueError: The weights of a graph are larger than `MAX_BYTES`.
+    The quantization is `int8` (matrices and embeddings), `fp16` (weights and computation) or None (float32). Raises
+    ValueError if the weights of a graph are larger than `MAX_BYTES`.
     """
     suffix, dtype = FORMATS[quantization]
     stacks = ([model.get_encoder()], [model.get_decoder(), model.lm_head])

@@ -24,8 +24,7 @@ def convert(
 ) -> Callable[[Path], None]:
     """Return a function that writes the equivalent native Transformers model to a directory.
 
-    Raises:
-        ValueError: `quantization` is set, or no native class can represent the model.
+    Raises ValueError if `quantization` is set, or if no native class can represent the model.
     """
     if quantization:
         raise ValueError("--quantization requires --to ctranslate2, argos or onnx. Remove it.")

@@ -12,7 +12,6 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration, Vani
 from ..importing.tokenizer import select_rows
 from ..importing.toolkits.subwords import build_sentencepiece_tokenizer
 
-JSON_TARGETS = ("onnx",)  # targets whose client libraries require tokenizer.json
 SIDES = ("source", "target")
 SPACE = "\u2581"  # replaces spaces in SentencePiece
 MAX_DIFFERING = 0.01  # fraction of lines; segmentations of equal score are chosen by float32 rounding
@@ -23,12 +22,11 @@ def prepare_for_export(
 ) -> tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase]:
     """Return an equivalent model and tokenizer that the target `to` supports, with an embedding row for every id.
 
-    Raises:
-        ValueError: The tokenizer has ids without rows in the model, or it cannot be converted.
+    Raises ValueError if the tokenizer has ids without rows in the model, or if it cannot be converted.
     """
     is_marian_pair = hasattr(tokenizer, "target_encoder")
-    if not tokenizer.is_fast and (to in JSON_TARGETS or (to == "ctranslate2" and is_marian_pair)):
-        tokenizer = convert_to_fast(tokenizer)
+    if not tokenizer.is_fast and (to == "onnx" or (to == "ctranslate2" and is_marian_pair)):
+        tokenizer = convert_to_fast(tokenizer)  # clients of ONNX models require tokenizer.json
     sizes, rows = (model.config.vocab_size, model.lm_head.out_features), {}
     for side, size, vocabulary in zip(SIDES, sizes, vocabularies(tokenizer), strict=True):
         missing = tokenizer.ids_without_embedding(side) if has_separate_vocabularies(tokenizer) else set()
@@ -56,8 +54,7 @@ def tokens_by_id(vocabulary: dict[str, int], size: int = 0) -> list[str]:
 def convert_to_fast(tokenizer: Any) -> VanillaTransformerTokenizer:
     """Convert a `MarianTokenizer`, which is written in Python, to an equivalent one with `tokenizer.json` files.
 
-    Raises:
-        ValueError: The tokenizer is of another class, or the ids of too many lines differ after the conversion.
+    Raises ValueError if it is of another class, or if the ids of too many lines differ after the conversion.
     """
     name, hint = type(tokenizer).__name__, "Use --to transformers or --to ctranslate2, which do not convert it."
     if not hasattr(tokenizer, "spm_source"):
@@ -88,7 +85,6 @@ def convert_to_fast(tokenizer: Any) -> VanillaTransformerTokenizer:
 
 
 def has_separate_vocabularies(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether source and target have separate vocabularies."""
     return hasattr(tokenizer, "target_tokenizer")
 
 
