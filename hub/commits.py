@@ -40,7 +40,6 @@ def commit_files(
     Args:
         repo_id: Name of the repository, user/name. It is created if it does not exist.
         files: Path or content of each file, by its name in the repository.
-        message: Commit message.
         private: Whether to create a private repository. An existing repository must be private.
         replace: Whether to overwrite files that others have written or changed, and to delete an earlier push that
             has no file in common with `files` except the card.
@@ -50,9 +49,8 @@ def commit_files(
         creation: Further arguments of `create_repo`.
 
     Raises:
-        ValueError: An argument is not valid, or the upload fails. The repository contains a file of another user with
-            the same name as one of `files`, or an earlier push of something else, and `replace` is not set. The
-            .gitignore of the repository excludes one of `files`. The repository is public although `private` is set.
+        ValueError: The upload fails or an argument is not valid. Without `replace`, also if the repository contains an
+            earlier push of something else, or a file of another user with the same name as one of `files`.
     """
     if not message.strip():
         raise ValueError("The commit message is empty. Set --message to a text.")

@@ -35,10 +35,7 @@ def hub_error_message(error: Exception, repo_id: str) -> str:
 
 
 def import_with_extra(module: str, feature: str) -> ModuleType:
-    """Import a module of this package, such as ".export", that needs the extra `hub`.
-
-    Raises ValueError if one of the required packages is not installed.
-    """
+    """Import a module of this package, such as ".export". Raise ValueError if it requires a missing package."""
     try:
         return importlib.import_module(module, __package__)
     except ModuleNotFoundError as error:

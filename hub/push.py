@@ -46,9 +46,8 @@ def summarize(result: "PushResult") -> str:
     lines += [f"{'file list':>14}  {MANIFEST_NAME}"]
     if result.url is None:
         return "\n".join([*lines, "", result.card, "Nothing was uploaded."])
-    return "\n".join(
-        [*lines, result.url, f'AutoModelForSeq2SeqLM.from_pretrained("{result.repo_id}", trust_remote_code=True)']
-    )
+    lines += [result.url, f'AutoModelForSeq2SeqLM.from_pretrained("{result.repo_id}", trust_remote_code=True)']
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class CheckedMapping:
         raise ValueError(f"{self.name}: {key} is {preview(value)}, expected a {kind}.")
 
     def number(self, key: str) -> Any:
-        return self.value(key, "number", is_number)
+        return self.value(key, "number", lambda each: type(each) in (int, float) and abs(each) < MAX_NUMBER)
 
     def count(self, key: str) -> int | None:
         self.number(key)
@@ -57,9 +57,7 @@ class CheckedMapping:
         return text and " ".join(text.split())
 
     def texts(self, key: str) -> list[str]:
-        texts = self.value(
-            key, "list of strings", lambda each: isinstance(each, list) and set(map(type, each)) <= {str}
-        )
+        texts = self.value(key, "list of strings", lambda each: type(each) is list and set(map(type, each)) <= {str})
         return [" ".join(each.split()) for each in texts or []]
 
     def mapping(self, key: str) -> "CheckedMapping":
@@ -68,21 +66,13 @@ class CheckedMapping:
         return CheckedMapping({} if value is None else value, f"{self.name}: {key}")
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
-
-
 def preview(value: Any) -> str:
     text = repr(value) if isinstance(value, (str, int, float, bool, type(None))) else f"a {type(value).__name__}"
     return text if len(text) < 60 else f"{text[:57]}..."
 
 
 def read_mapping(path: Path) -> CheckedMapping:
-    """Read a JSON or YAML file; the mapping is empty if the file does not exist.
-
-    Raises:
-        ValueError: The file cannot be read, or contains something else than keys and values.
-    """
+    """Read a JSON or YAML file of keys and values. The mapping is empty if the file does not exist."""
     if not path.is_file():
         return CheckedMapping({}, path.name)
     try:

@@ -11,21 +11,17 @@ from huggingface_hub import get_token
 from safetensors import SafetensorError, safe_open
 
 CREDENTIALS = re.compile(
-    "|".join(
-        (
-            r"\b(?:hf|api_org|npm|gsk|gh[pousr]|[rs]k_live|dop_v1)_[A-Za-z0-9]{20,}",
-            r"\b(?:github_pat_|wandb_v1_|glpat-|nvapi-)[A-Za-z0-9_-]{20,}",
-            r"\bsk-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{20,}",  # OpenAI, Anthropic and others
-            r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",  # Amazon
-            r"\bAIza[A-Za-z0-9_-]{35}",  # Google
-            r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",  # Slack
-            r"\bpypi-[A-Za-z0-9_-]{40,}",
-            r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",  # JSON web tokens
-            r"-----BEGIN [A-Z ]*PRIVATE KEY",
-            r"\b[A-Za-z][A-Za-z0-9+]{1,9}://[^\s/:@]*:[!-.0-?A-~]+@",  # URL with a password
-            r"(?i:[?&](?:(?:access|api|auth)[_-]?)?(?:token|key|secret)=)[\w.%~+/-]{8,}",  # URL parameter
-        )
-    )
+    r"\b(?:hf|api_org|npm|gsk|gh[pousr]|[rs]k_live|dop_v1)_[A-Za-z0-9]{20,}"
+    r"|\b(?:github_pat_|wandb_v1_|glpat-|nvapi-)[A-Za-z0-9_-]{20,}"
+    r"|\bsk-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{20,}"  # OpenAI, Anthropic and others
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"  # Amazon
+    r"|\bAIza[A-Za-z0-9_-]{35}"  # Google
+    r"|\bxox[abeoprs]-[A-Za-z0-9-]{10,}"  # Slack
+    r"|\bpypi-[A-Za-z0-9_-]{40,}"
+    r"|\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}"  # JSON web tokens
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|\b[A-Za-z][A-Za-z0-9+]{1,9}://[^\s/:@]*:[!-.0-?A-~]+@"  # URL with a password
+    r"|(?i:[?&](?:(?:access|api|auth)[_-]?)?(?:token|key|secret)=)[\w.%~+/-]{8,}"  # URL parameter
 )
 SECRET_KEYS = re.compile(
     r"(?i)(?:^|[._-])(?:api_?key|secret(?:_key)?|access_key|private_key|password|passwd|"
@@ -109,8 +105,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, list[int]]]:
 def strip_metadata(name: str, content: bytes) -> bytes:
     """Return a SentencePiece model without the paths of its training data, and other files unchanged.
 
-    Raises:
-        ValueError: An image is not a PNG file, or a tokenizer is not a SentencePiece model.
+    Raises ValueError if an image is not a PNG file, or a tokenizer is not a SentencePiece model.
     """
     if name.endswith(".png") and not content.startswith(b"\x89PNG\r\n\x1a\n"):
         raise ValueError(f"{name} is not a PNG image. Remove it. Nothing was uploaded.")
@@ -135,10 +130,8 @@ def strip_metadata(name: str, content: bytes) -> bytes:
 def find_sensitive_text(name: str, content: bytes | Path, paths: tuple[str, ...] = ()) -> str | None:
     """Return a message about the first local path or credential in a file, or None.
 
-    Sentences and vocabularies (`TEXT_DATA`) are searched for credentials and the exact `paths` only.
-
-    Raises:
-        ValueError: The file cannot be read.
+    Sentences and vocabularies (`TEXT_DATA`) are searched for credentials and the exact `paths` only. Raises ValueError
+    if the file cannot be read.
     """
     value, kind = None, Path(name).suffix
     if kind == ".safetensors" and isinstance(content, Path):

@@ -136,11 +136,7 @@ def languages(recipe: CheckedMapping, data: CheckedMapping) -> list[str]:
 
 
 def resolve_datasets(data: CheckedMapping, owner_datasets: list[str]) -> list[str]:
-    """Return the Hub datasets that the run has read. If it did not log them, return those of the owner.
-
-    Raises:
-        ValueError: The owner's datasets contradict the log.
-    """
+    """Return the Hub datasets that the run has read. If it did not log them, return those of the owner."""
     parts = [data.mapping(split) for split in ("train", "validation")]
     read = list(dict.fromkeys(part.text("dataset") or "unknown" for part in parts if part.text("source") == "hub"))
     source = parts[0].text("source")
@@ -152,11 +148,7 @@ def resolve_datasets(data: CheckedMapping, owner_datasets: list[str]) -> list[st
 
 
 def resolve_base_model(recipe: CheckedMapping, owner_base: str | None) -> str | None:
-    """Return the Hub id or path of the model that was fine-tuned, or None.
-
-    Raises:
-        ValueError: The owner's model contradicts the recipe.
-    """
+    """Return the Hub id or path of the model that was fine-tuned, or None."""
     base = recipe.text("base_model")
     if owner_base and recipe and owner_base != base and (base is None or is_repository(base)):
         start = f"fine-tuned {base}" if base else "started from random weights"
@@ -165,7 +157,6 @@ def resolve_base_model(recipe: CheckedMapping, owner_base: str | None) -> str | 
 
 
 def describe_split(part: CheckedMapping) -> str:
-    """Return a description of the origin of a split."""
     source = part.text("source")
     if source in SYNTHETIC:
         return SYNTHETIC[source]

@@ -11,8 +11,7 @@ from vanilla_transformer.shared.atomic_io import write_dir_atomically
 from ..commits import commit_files, files_in
 
 PACKAGE = Path(vanilla_transformer.__file__).parent
-NAMES = ("generation", "decoder", "beam_search")
-CODE = [PACKAGE / f"{name}_vanilla_transformer.py" for name in NAMES]
+CODE = [PACKAGE / f"{name}_vanilla_transformer.py" for name in ("generation", "decoder", "beam_search")]
 GENERATE = f'''"""Entry point of `generate(custom_generate=REPOSITORY)`: calls `beam_search`."""
 
 from typing import Any
@@ -56,9 +55,7 @@ def push(folder: Path, name: str, private: bool = False, replace: bool = False) 
 
 
 def write(folder: Path, name: str) -> None:
-    """Write the repository `name`: modules, generate.py and card. Raise ValueError if the directory exists."""
-    if folder.exists():
-        raise ValueError(f"{folder} already exists. Remove it or choose another directory.")
+    """Write the repository `name`, with modules, generate.py and card, to a new directory."""
 
     def fill(temporary: Path) -> None:
         code = temporary / "custom_generate"

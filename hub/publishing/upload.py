@@ -79,7 +79,8 @@ def push(checkpoint: str | Path, repo_id: str, **options: Any) -> PushResult:
     files[CARD] = str(model_card).encode()
     files |= make_eval_results(checkpoint)
     validate_no_sensitive_data(files, local_paths(checkpoint))
-    source = example_source(checkpoint)
+    samples = read_samples(checkpoint / "samples.tsv")
+    source = (samples[0][0].strip() if samples else "") or "A sentence."
     example = source, smoke_test_upload(files, source)
     sizes = {name: len(each) if isinstance(each, bytes) else each.stat().st_size for name, each in files.items()}
     url = None
@@ -95,10 +96,7 @@ def push(checkpoint: str | Path, repo_id: str, **options: Any) -> PushResult:
 def gather_files(checkpoint: Path) -> tuple[dict[str, Path | bytes], list[str]]:
     """Return the files to upload by name, and the keys that are removed from recipe.yaml.
 
-    Large files are paths, others their content.
-
-    Raises:
-        ValueError: The directory is not a complete checkpoint, or a file cannot be read.
+    Large files are paths, others their content. Raises ValueError if the directory is not a complete checkpoint.
     """
     for name in ("config.json", "tokenizer_config.json", "modeling_vanilla_transformer.py"):
         if not (checkpoint / name).is_file():
@@ -136,16 +134,10 @@ def resolve_card(checkpoint: Path, repo_id: str, card: str | None, metadata: dic
         raise ValueError(f"{readme} is not encoded in UTF-8. Convert the file.") from error
 
 
-def example_source(checkpoint: Path) -> str:
-    samples = read_samples(checkpoint / "samples.tsv")
-    return (samples[0][0].strip() if samples else "") or "A sentence."
-
-
 def smoke_test_upload(files: dict[str, Path | bytes], source: str) -> str:
     """Translate `source` with the files to upload, in a process that cannot import vanilla_transformer.
 
-    Raises:
-        ValueError: The files cannot be loaded, or the weights do not match the config.
+    Raises ValueError if the files cannot be loaded, or the weights do not match the config.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder, home = Path(temporary, "checkpoint"), Path(temporary, "home")

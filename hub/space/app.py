@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
 import torch
 from huggingface_hub import RepoCard
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from transformers.generation.streamers import BaseStreamer
 
 MAX_SOURCE_TOKENS = 200
 EXTRA_TOKENS = 50  # section 6.1 of the paper: "the maximum output length during inference [is] input length + 50"
@@ -40,22 +40,6 @@ CSS = """
 .heat-key { display: inline-block; width: 120px; height: 10px; vertical-align: middle; margin: 0 6px; }
 """
 HUE = "31, 119, 180"
-
-
-class TokenStream(BaseStreamer):
-    """Iterator over the tokens of `generate()`, which runs in another thread."""
-
-    def __init__(self) -> None:
-        self.queue: queue.Queue[torch.Tensor | None] = queue.Queue()
-
-    def put(self, value: torch.Tensor) -> None:
-        self.queue.put(value)
-
-    def end(self) -> None:
-        self.queue.put(None)
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(self.queue.get, None)
 
 
 class Translator:
@@ -99,19 +83,21 @@ class Translator:
 
     def stream(self, batch: dict[str, torch.Tensor]) -> Iterator[str]:
         """Yield the greedy translation after each token."""
-        tokens, ids = TokenStream(), torch.empty(0, dtype=torch.long)
+        tokens: queue.Queue[torch.Tensor | None] = queue.Queue()
+        ids = torch.empty(0, dtype=torch.long)
         options = {"num_beams": 1, "num_return_sequences": 1, "do_sample": False}
         options["max_new_tokens"] = self.max_new_tokens(batch)
 
         def generate() -> None:
+            streamer = SimpleNamespace(put=tokens.put, end=lambda: None)
             try:
-                self.model.generate(**batch, **options, streamer=tokens)
+                self.model.generate(**batch, **options, streamer=streamer)
             finally:
-                tokens.end()
+                tokens.put(None)
 
         with ThreadPoolExecutor(1) as executor:
             future = executor.submit(generate)
-            for new in tokens:
+            for new in iter(tokens.get, None):
                 ids = torch.cat([ids, new.flatten()])
                 yield self.decode(ids)
             future.result()  # raises the exception of the thread
@@ -201,7 +187,6 @@ class PageEvents:
         self.loaded: Translator | None = None
 
     def translator(self) -> Translator:
-        """Return the translator, and load it first if necessary."""
         with self.loading:
             self.loaded = self.loaded or Translator(self.checkpoint)
         return self.loaded
@@ -251,7 +236,6 @@ class PageEvents:
 
 
 def make_page(checkpoint: str) -> gr.Blocks:
-    """Create the page."""
     events = PageEvents(checkpoint)
     with gr.Blocks(title=f"{checkpoint}: translate and inspect attention") as page:
         gr.Markdown(f"# Translate and inspect attention\n`{html.escape(checkpoint)}`, an encoder-decoder Transformer")

@@ -25,17 +25,12 @@ def push_static_page(page: Path, repo_id: str, private: bool = False, replace: b
 
 
 def push(checkpoint: str, repo_id: str, private: bool = False, replace: bool = False) -> str:
-    """Publish the page as a Space in one commit, and return the URL of the commit.
-
-    Raises:
-        ValueError: The checkpoint is not on the Hub, from which the Space loads it.
-    """
+    """Publish the page of a checkpoint on the Hub as a Space in one commit, and return the URL of the commit."""
     if Path(checkpoint).exists():
         command = start_of_command("hub.push")
         raise ValueError(f"{checkpoint} is a local directory. Run {command} first, then use its Hub id.")
-    api = HfApi()
     try:
-        api.model_info(checkpoint)
+        HfApi().model_info(checkpoint)
     except (ValueError, OSError) as error:
         raise ValueError(hub_error_message(error, checkpoint)) from error
     here = Path(__file__).parent

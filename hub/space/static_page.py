@@ -23,18 +23,15 @@ MAX_SOURCE_TOKENS = 200
 
 
 def create_page(checkpoint: str, out: Path) -> None:
-    """Write the page of a checkpoint, a directory or a repository on the Hub, to the new directory `out`.
-
-    Raises:
-        ValueError: The model type is not vanilla_transformer, or `out` exists.
-    """
+    """Write the page of a checkpoint, a directory or a repository on the Hub, to the new directory `out`."""
     validate_new_dir(out)
     model, tokenizer = load(checkpoint, "onnx")
     config = model.config
     positions = config.max_position_embeddings if config.position_embedding_type == "learned" else sys.maxsize
     generation = model.generation_config
     max_new_tokens = generation.max_new_tokens or (generation.max_length and generation.max_length - 1)
-    name = Path(checkpoint).resolve().name if Path(checkpoint).exists() else checkpoint
+    is_local = Path(checkpoint).exists()
+    name = Path(checkpoint).resolve().name if is_local else checkpoint
     here = Path(__file__).parent / "static"
 
     def write(folder: Path) -> None:
@@ -62,7 +59,7 @@ def create_page(checkpoint: str, out: Path) -> None:
         (folder / "page.json").write_text(json.dumps(page, indent=1, ensure_ascii=False), encoding="utf-8")
         card = RepoCard.load(here / "README.md")
         card.data.title = name.rpartition("/")[2]
-        if name == checkpoint and not Path(checkpoint).exists():
+        if not is_local:
             card.data.models = [checkpoint]
         (folder / "README.md").write_text(str(card), encoding="utf-8")
 
