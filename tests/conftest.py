@@ -230,6 +230,12 @@ def recipe(tmp_path, make_recipe) -> Path:
 
 
 @pytest.fixture(scope="session")
+def small_corpus() -> str:
+    """Setup code of a command: the built-in corpus has 4,000 training pairs and 50 validation and test pairs."""
+    return "from training.demo.corpus import generate; generate.__defaults__ = 4000, 50, 50, 0"
+
+
+@pytest.fixture(scope="session")
 def save_tutorial():
     """Function that saves the `.pt` file of a tutorial, with 4 heads."""
     path = Path(__file__).parent / "hub" / "importing" / "references.py"

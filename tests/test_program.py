@@ -208,15 +208,14 @@ import json
 import vanilla_transformer as package
 
 settings = {"max_steps": 2, "eval_strategy": "no", "d_model": 32, "tokenizer_vocab_size": 300, "num_beams": 1}
-result = package.train("demo", output_dir="python", max_new_tokens=8, **settings)
+settings |= {"corpus": "files", "data_dir": ".", "train_file": "train.tsv", "validation_file": "val.tsv"}
+result = package.train("demo", output_dir="python", test_file="test.tsv", max_new_tokens=8, **settings)
 assert result.finished and result.scores["test_bleu"] >= 0, result
 assert len(package.translate("python", ["A dog sleeps."])) == 1
 assert package.score("python", "test.en", ["test.de"])["bleu"]["score"] >= 0
-assert package.average(["python", "runs/demo"], "python_mean").name == "python_mean"
+assert package.average(["python", "runs/own"], "python_mean").name == "python_mean"
 package.distill("python", "test.en", "distilled.tsv")
-files = {"data_dir": ".", "train_file": "train.tsv", "validation_file": "val.tsv"}
-back = {"corpus": "files", "source_lang": "de", "target_lang": "en", "output_dir": "backward"}
-package.train("demo", **files, **back, **settings)
+package.train("demo", source_lang="de", target_lang="en", output_dir="backward", **settings)
 package.diversify("python", "backward", "test.en", "test.de", "diverse.tsv")
 assert package.import_checkpoint("model.pt", "python_imported", num_heads=4).report["layout"] == "notebook"
 assert package.export("python", "python_exported", to="transformers").name == "python_exported"

@@ -162,7 +162,7 @@ DEMO |= {"learning_rate": 0.004, "eval_strategy": "no", "precision": "fp32", "at
 
 
 @pytest.fixture(scope="session")
-def demo_checkpoint(tmp_path_factory, start_programs, repository) -> Path:
+def demo_checkpoint(tmp_path_factory, start_programs, repository, small_corpus) -> Path:
     """Checkpoint of a small model, trained for 600 updates on the built-in corpus, once for all test processes."""
     root = tmp_path_factory.getbasetemp()
     folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "demo"
@@ -171,16 +171,17 @@ def demo_checkpoint(tmp_path_factory, start_programs, repository) -> Path:
         if not (folder / "all_results.json").exists():
             with start_programs("training.train") as programs:
                 recipe = repository / "training" / "recipes" / "demo.yaml"
-                programs.run("training.train", recipe, "--output-dir", folder, *settings)
+                arguments = ("--output-dir", folder, *settings)
+                programs.run("training.train", recipe, *arguments, setup_code=small_corpus)
     return folder
 
 
 @pytest.fixture(scope="session")
 def demo_sentences() -> list[tuple[str, str]]:
-    """The 1,000 held-out pairs of the built-in corpus: (English, German)."""
+    """250 held-out pairs of the built-in corpus: (English, German)."""
     from training.demo.corpus import generate
 
-    return generate()["test"]
+    return generate(train=0, validation=0, test=250)["test"]
 
 
 @pytest.fixture(scope="session")

@@ -350,14 +350,14 @@ def test_notebook_recipe(programs, repository, tmp_path):
     assert (tmp_path / "out" / "training_curve.png").exists()
 
 
-AOT_EAGER = "from training.run import compilation; compilation.BACKEND = 'aot_eager'"
+TRACED = "from training.run import compilation; compilation.BACKEND = 'eager'"
 
 
 @pytest.mark.slow
 def test_two_processes_train_a_compiled_step_on_a_stream(run_ranks, recipe, tmp_path):
     """The graphs are traced, but not compiled to machine code."""
     keys = ("--step-mode", "compiled", "--streaming", "true", "--max-steps", "4", "--eval-strategy", "no")
-    run_ranks(recipe, *keys, "--encoder-layers", "1", "--decoder-layers", "1", setup_code=AOT_EAGER)
+    run_ranks(recipe, *keys, "--encoder-layers", "1", "--decoder-layers", "1", setup_code=TRACED)
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert results["processes"] == 2
     assert results["train_target_tokens"] > 0
@@ -377,17 +377,13 @@ def test_two_processes_resume_bit_for_bit(start_ranks, run_ranks, recipe, tmp_pa
 
 
 FSDP_ON_CPUS = """
-from accelerate import state
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
-
-original = state.AcceleratorState.__init__
-
-def begin(self, *args, fsdp_plugin=None, **kwargs):  # Accelerate restricts FSDP to accelerators
+def begin(self, *args, fsdp_plugin=None, original=AcceleratorState.__init__, fsdp=DistributedType.FSDP, **kwargs):
     original(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
     self.fsdp_plugin = fsdp_plugin or getattr(self, "fsdp_plugin", None)
-    self.distributed_type = DistributedType.FSDP
-
-state.AcceleratorState.__init__ = begin
+    self.distributed_type = fsdp  # Accelerate restricts FSDP to accelerators
+AcceleratorState.__init__ = begin
 """
 
 

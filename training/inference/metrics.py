@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
+import datasets
+import evaluate
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
@@ -24,6 +26,8 @@ from .decoder_input import add_decoder_input_ids
 from .translators import select_engine
 
 MAX_TOKENS = 2048  # per batch: 250 MiB of log-probabilities with a vocabulary of 32,000
+SINGLE_REFERENCE = {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
+MULTIPLE_REFERENCES = SINGLE_REFERENCE | {"references": datasets.Sequence(datasets.Value("string"))}
 
 
 def transpose_references(references: list[str] | list[list[str]]) -> list[list[str | None]]:
@@ -32,7 +36,15 @@ def transpose_references(references: list[str] | list[list[str]]) -> list[list[s
     return [list(column) for column in zip_longest(*rows)]
 
 
-class TranslationMetric:
+class TextMetric(evaluate.Metric):
+    """`evaluate` metric of texts with one or several references, without network access."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        features = [datasets.Features(SINGLE_REFERENCE), datasets.Features(MULTIPLE_REFERENCES)]
+        return evaluate.MetricInfo(description=self.__doc__, citation="", features=features)
+
+
+class TranslationMetric(TextMetric):
     """BLEU, chrF and TER of detokenized text with signatures, and BLEU as in papers on Multi30k.
 
         metric = TranslationMetric(target_lang="de")
@@ -48,10 +60,11 @@ class TranslationMetric:
             state this protocol.
     """
 
-    def __init__(self, target_lang: str):
+    def __init__(self, target_lang: str, **kwargs: Any):
+        super().__init__(**kwargs)
         self.target_lang = target_lang
 
-    def compute(self, predictions: list[str], references: list) -> dict[str, float | str]:
+    def _compute(self, predictions: list[str], references: list) -> dict[str, float | str]:
         columns = transpose_references(references)
         result: dict[str, float | str] = {}
         for name, metric in {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}.items():
@@ -72,7 +85,7 @@ class TranslationMetric:
         ]
 
 
-class SequenceMetric:
+class SequenceMetric(TextMetric):
     """Metrics of sequences that are correct or wrong, such as phonemes, with spaces between tokens.
 
         SequenceMetric().compute(predictions=["K AE T S"], references=[["K AE T", "K AE T Z"]])
@@ -84,7 +97,7 @@ class SequenceMetric:
         character_error_rate: The same for characters, as the metric `cer` of `evaluate`.
     """
 
-    def compute(self, predictions: list[str], references: list) -> dict[str, float]:
+    def _compute(self, predictions: list[str], references: list) -> dict[str, float]:
         rows = [[accepted] if isinstance(accepted, str) else accepted for accepted in references]
         scores = {}
         for name, split in (("token_error_rate", str.split), ("character_error_rate", str.strip)):
@@ -98,7 +111,8 @@ class SequenceMetric:
         return scores
 
 
-def make_metric(name: str, target_lang: str) -> TranslationMetric | SequenceMetric:
+def make_metric(name: str, target_lang: str) -> evaluate.Metric:
+    """Return the metric for the recipe key `metric`: "translation" or "sequence"."""
     return TranslationMetric(target_lang) if name == "translation" else SequenceMetric()
 
 
@@ -152,8 +166,11 @@ def translate_and_score(
 
     Args:
         model: Complete model, the same in each process.
+        tokenizer: Tokenizer of the model.
         text: Sentence pairs. The metric uses all references, the losses use `text.targets`.
         compute: Method `compute` of a metric, or None to compute only the losses, without translating.
+        args: Number and index of the processes, and sentences per batch.
+        engine: Engine that translates, see `select_engine`.
         decoding: Arguments of `generate()`. Default to the generation config of the model.
 
     Returns:

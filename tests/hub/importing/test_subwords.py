@@ -70,7 +70,7 @@ def read_lines(languages=("en", "de")) -> list[str]:
     if not data:
         from training.demo.corpus import generate
 
-        return [line for pair in generate()["train"][:3000] for line in pair]
+        return [line for pair in generate(3000, 10, 10)["train"] for line in pair]
     lines = []
     for name, file in (("multi30k", "train"), ("tatoeba_en_de", "train")):
         for language in languages:

@@ -54,7 +54,7 @@ def toolkits(load_tests_module):
 def pairs():
     from training.demo.corpus import generate
 
-    return generate()
+    return generate(4000, 50, 100)
 
 
 def count_words(pairs, side: int) -> list[str]:
@@ -118,27 +118,21 @@ def train_reference(reference, logits_of, folder: Path, pairs, updates: int = 30
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fairseq", "opennmt"])
-def test_round_trip(toolkits, pairs, run_main, start_programs, hub, tmp_path, monkeypatch, kind):
+def test_round_trip(toolkits, pairs, run_main, start_programs, small_corpus, hub, tmp_path, monkeypatch, kind):
     make = {"fairseq": fairseq_model, "opennmt": opennmt_model}[kind]
     with monkeypatch.context() as patch:
         patch.setattr(toolkits, "randomize", initialize)
         reference, logits_of = make(toolkits, pairs["train"][:2000], tmp_path)
     content = {"fairseq": lambda: reference.content("cfg"), "opennmt": reference.content}[kind]
     run_main(import_main, toolkits.save(content(), tmp_path / "model.pt"), tmp_path / "untrained")
-    train_reference(reference, logits_of, tmp_path / "untrained", pairs["train"][:4000])
+    train_reference(reference, logits_of, tmp_path / "untrained", pairs["train"])
     run_main(import_main, toolkits.save(content(), tmp_path / "model.pt"), tmp_path / "base")
     recipe = tmp_path / "tune.yaml"
     recipe.write_text(RECIPE.format(base=tmp_path / "base", out=tmp_path / "tuned"))
-    with start_programs(
-        "training.train",
-        "training.score",
-        "hub.export",
-        "hub.push",
-        **hub.environment,
-    ) as programs:
-        programs.run("training.train", recipe)
+    with start_programs("training.train", "hub.export", "hub.push", **hub.environment) as programs:
+        programs.run("training.train", recipe, setup_code=small_corpus)
         text = [source for source, _ in pairs["test"][:20]]
-        before, after = (bleu(tmp_path / name, pairs["test"][:100]) for name in ("base", "tuned"))
+        before, after = (bleu(tmp_path / name, pairs["test"]) for name in ("base", "tuned"))
         print(f"{kind}: BLEU {before:.1f} before, {after:.1f} after")
         assert 1 < before < after - 5  # the imported model translates, and 200 updates improve it
         programs.run("hub.export", tmp_path / "tuned", tmp_path / "ct2", "--to", "ctranslate2")

@@ -246,7 +246,7 @@ def test_beam_search_follows_imported_generation_config(opus_folder, command, tm
 
 
 @pytest.mark.slow
-def test_fine_tunes_and_exports_imported_model(opus_folder, command, run_main, start_programs, tmp_path, repository):
+def test_fine_tunes_and_exports_imported_model(opus_folder, command, run_main, start_programs, small_corpus, tmp_path):
     """Full and LoRA fine-tuning work, CTranslate2 gives the same output, and the upload check passes."""
     command(opus_folder(), tmp_path / "imported")
     recipe = tmp_path / "tune.yaml"
@@ -255,11 +255,10 @@ def test_fine_tunes_and_exports_imported_model(opus_folder, command, run_main, s
         "eval_strategy: 'no'\nprecision: fp32\nattn_implementation: sdpa\nnum_beams: 2\nmax_new_tokens: 12\n"
     )
     before = load_file(tmp_path / "imported" / "model.safetensors")
-    small = "from training.demo.corpus import generate; generate.__defaults__ = 2000, 20, 20, 0"
     with start_programs("training.train") as programs:
         for name, options in {"tuned": (), "lora": ("--lora-rank", "2")}.items():
             base = ("--base-model", tmp_path / "imported", "--output-dir", tmp_path / name)
-            programs.run("training.train", recipe, *map(str, base), *options, setup_code=small)
+            programs.run("training.train", recipe, *map(str, base), *options, setup_code=small_corpus)
             after = load_file(tmp_path / name / "model.safetensors")
             assert before.keys() == after.keys()
             assert any(not torch.equal(before[key], after[key]) for key in before)

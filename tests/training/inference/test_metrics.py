@@ -19,6 +19,16 @@ def test_scores_equal_sacrebleu():
     assert "case:mixed" in scores["bleu_signature"]
 
 
+def test_metric_supports_add_batch():
+    metric = TranslationMetric("de")
+    for prediction, reference in zip(PREDICTIONS, REFERENCES, strict=True):
+        metric.add_batch(predictions=[prediction], references=[reference])
+    assert (
+        metric.compute()["bleu"]
+        == TranslationMetric("de").compute(predictions=PREDICTIONS, references=REFERENCES)["bleu"]
+    )
+
+
 def test_tokenized_bleu_ignores_case_and_quotation_marks():
     metric = TranslationMetric("de")
     scores = metric.compute(predictions=["EIN „Hund“ , hier und da ."], references=['Ein "Hund", hier und da.'])
