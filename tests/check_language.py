@@ -132,7 +132,6 @@ EXCEPTIONS: list[tuple[str, str, str]] = [
     ("", r"tests/witness|/ \"witness\" /|if \"witness\" in", "name of the directory"),
     ("tests/vanilla_transformer/", r"\bdata\.draw\(", "a method of hypothesis"),
     ("training/demo/", r"(?i)verbs?|places?", "grammatical terms"),
-    ("training/demo/lexicon.py", r"^(?!#).*\|.*", "words of the corpus"),
     ("tests/training/demo/", r"(?i)verbs?|places?|look for her", "grammatical terms, and a sentence of the corpus"),
     ("training/distillation/pair_table.py", r'"left_out"', "key of files on disk"),
     ("", r"\bwidth(_ratios)?=[\"(\d]", "an HTML attribute, and arguments of plots"),
