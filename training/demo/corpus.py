@@ -196,16 +196,16 @@ def digest(*words: str) -> int:
 
 
 def is_held_out(combination: tuple[str, str]) -> bool:
-    """Return whether a combination of words never occurs in training (one in 25)."""
+    """Return whether a combination of words never occurs in training, except in relative clauses (one in 25)."""
     return digest(*combination) % 25 == 0
 
 
 def generate(train: int = 40_000, validation: int = 500, test: int = 1_000, seed: int = 0) -> dict[str, list]:
     """Return the splits of the corpus: distinct (English, German) pairs with 3 to 20 English words.
 
-    Half of the validation and test sentences contain a combination of words that does not occur in training, such as a
-    verb and its object. The other half are new sentences with known combinations. A split can have tens of thousands
-    of pairs.
+    About half of the validation and test sentences contain a combination of words, such as a verb and its object, that
+    does not occur in training, except that the head of a relative clause may be the subject or object of its verb. The
+    other half are new sentences with known combinations. A split can have tens of thousands of pairs.
     """
     generator = SentenceGenerator(random.Random(seed))
     splits: dict[str, list] = {"train": [], "validation": [], "test": []}

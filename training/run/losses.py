@@ -48,8 +48,8 @@ def training_loss(
     log_p = logits.float().log_softmax(-1)
     if simcut_alpha:
         log_p, log_q = log_p.chunk(2)  # without and with token cutoff
-        divergence = (log_p.exp() * (log_p - log_q)).sum()  # KL, summed over tokens
-        return cross_entropy(log_p, targets, smoothing) + simcut_alpha * divergence, outputs
+        loss = cross_entropy(log_p, targets, smoothing)
+        return loss + simcut_alpha * (log_p.exp() * (log_p - log_q)).sum(), outputs  # KL, summed over tokens
     loss = cross_entropy(log_p, torch.cat([targets] * passes), smoothing) / passes
     if rdrop_alpha:
         if has_fixed_shapes:
