@@ -238,6 +238,8 @@ class TranslationPipeline(Pipeline):
         if uses_own_loops:
             uses_own_loops = generate_kwargs.setdefault("custom_generate", beam_search) is beam_search
         config = resolve_generation_config(self.model, generate_kwargs)
+        if config.stop_strings is not None:
+            generate_kwargs.setdefault("tokenizer", self._target_tokenizer())
         output_flags = dict.fromkeys(("output_logits", "output_attentions", "output_hidden_states"), False)
         output_flags |= {"return_dict_in_generate": return_scores}
         # the loops of transformers need this flag to return scores; it keeps the scores of all tokens at each step

@@ -41,8 +41,12 @@ for names, problem in ((missing, "missing weights"), (unexpected, "unexpected we
     if names:
         sys.exit(f"{problem}: {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1))
 tokenizer = AutoTokenizer.from_pretrained(".", trust_remote_code=True)
-limit = min(64, model.config.max_position_embeddings - 1)
-ids = model.generate(**tokenizer(sys.stdin.buffer.read().decode(), return_tensors="pt"), max_new_tokens=limit)
+positions = model.config.max_position_embeddings
+text = sys.stdin.buffer.read().decode()
+batch = tokenizer(text, return_tensors="pt", truncation=True, max_length=positions)
+target = tokenizer.stock("target") if hasattr(tokenizer, "stock") else tokenizer  # for stop_strings
+options = {"max_new_tokens": min(64, positions - 1), "return_dict_in_generate": False, "tokenizer": target}
+ids = model.generate(**batch, **options)
 sys.stdout.buffer.write(tokenizer.decode(ids[0], skip_special_tokens=True).encode())
 """
 
@@ -158,6 +162,7 @@ def smoke_test_upload(files: dict[str, Path | bytes], source: str) -> str:
         process = subprocess.run(command, cwd=folder, env=env, input=source.encode(), capture_output=True, check=False)
     if process.returncode:
         reason = process.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        message = f"The files to upload cannot be loaded without the vanilla_transformer package: {reason[0]}."
+        reason = reason[0].removesuffix(".")
+        message = f"The files to upload cannot be used without the vanilla_transformer package: {reason}."
         raise ValueError(f"{message} Nothing was uploaded.")
     return process.stdout.decode().strip()

@@ -85,7 +85,7 @@ class Translator:
         """Yield the greedy translation after each token."""
         tokens: queue.Queue[torch.Tensor | None] = queue.Queue()
         ids = torch.empty(0, dtype=torch.long)
-        options = {"num_beams": 1, "num_return_sequences": 1, "do_sample": False}
+        options = {"num_beams": 1, "num_return_sequences": 1, "do_sample": False, "tokenizer": self.target}
         options["max_new_tokens"] = self.max_new_tokens(batch)
 
         def generate() -> None:
@@ -111,7 +111,7 @@ class Translator:
         outputs = self.model.generate(
             **batch, num_beams=beams, num_return_sequences=beams, length_penalty=1.0, do_sample=False,
             max_new_tokens=self.max_new_tokens(batch), output_scores=True, output_logits=True,
-            return_dict_in_generate=True,
+            return_dict_in_generate=True, tokenizer=self.target,
         )  # fmt: skip
         if beams > 1:
             return list(zip(outputs.sequences, outputs.sequences_scores.tolist(), strict=True))

@@ -427,14 +427,18 @@ def test_removes_local_paths_from_sentencepiece_models(push, hub, checkpoint, se
 
 
 def test_smoke_test_accepts_few_learned_positions(tmp_path, make_model, make_tokenizer):
-    """The test limits source and translation to `max_position_embeddings`, even if the model never generates EOS."""
+    """The test limits source and translation to `max_position_embeddings`, even if the model never generates EOS.
+
+    The generation config may request other output, and have strings that end a translation.
+    """
     tokenizer, sizes = make_tokenizer(True)
     model = make_model(position_embedding_type="learned", max_position_embeddings=12, **sizes)
+    model.generation_config.update(return_dict_in_generate=True, stop_strings=["never"])
     with torch.no_grad():
         model.lm_head.weight[tokenizer.eos_token_id] = -model.lm_head.weight[3]
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "run")
-    assert smoke_test_upload(gather_files(tmp_path / "run")[0], "the dog") is not None
+    assert smoke_test_upload(gather_files(tmp_path / "run")[0], "the dog " * 20) is not None
 
 
 def test_uploads_both_vocabularies_of_marian_tokenizer(checkpoint):

@@ -165,8 +165,7 @@ def test_stop_string_does_not_add_eos_token(make_translator):
     config.update(pad_token_id=translator.tokenizer.eos_token_id, max_new_tokens=8)
     texts = random_texts(random.Random(1), 30)
     stops = sorted({each["translation_text"][4:6] for each in translator(texts)[:3]})
-    options = {"stop_strings": stops, "tokenizer": translator.tokenizer}
-    options |= {"return_scores": True, "return_token_scores": True}
+    options = {"stop_strings": stops, "return_scores": True, "return_token_scores": True}
     single = [translator([text], **options)[0] for text in texts]
     assert len({len(each["tokens"]) for each in single}) > 1
     assert_equal(translator(texts, batch_size=30, **options), single, "stop_strings")

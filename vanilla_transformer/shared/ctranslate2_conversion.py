@@ -45,7 +45,7 @@ def to_spec(
 
     Raises ValueError if CTranslate2 does not support the architecture or the generation config.
     """
-    model = copy.deepcopy(model).float()
+    model = copy.deepcopy(model).float()  # quantization writes to the arrays
     config: Any = model.config
     config.update(special_token_ids(model))
     validate_ctranslate2_support(config, model.generation_config)

@@ -102,6 +102,18 @@ def test_stream_ends_with_greedy_translation(make_translator):
     assert all(later.startswith(earlier) for earlier, later in zip(seen, seen[1:], strict=False))
 
 
+def test_stop_strings_of_generation_config_end_translations(make_translator):
+    translator = make_translator()
+    batch = translator.encode("the dog runs")
+    complete = list(translator.stream(batch))[-1]
+    translator.model.generation_config.stop_strings = [complete[3:5]]
+    stopped = list(translator.stream(batch))[-1]
+    assert complete.startswith(stopped)
+    assert len(stopped) < len(complete)
+    ((ids, _),) = translator.candidates(batch, 1)
+    assert translator.decode(ids) == stopped
+
+
 def test_stream_raises_errors_of_generate(make_translator):
     translator = make_translator()
     batch = translator.encode("the dog runs") | {"input_ids": torch.tensor([[999]])}

@@ -1,5 +1,6 @@
 """CTranslate2 gives the translations and scores of transformers, or a ValueError."""
 
+import copy
 import random
 
 import pytest
@@ -49,6 +50,14 @@ def make_pair(make_model, make_tokenizer):
         return TranslationPipeline(**pair), CTranslate2Pipeline(**pair)
 
     return make
+
+
+def test_quantization_does_not_change_the_model(make_model, make_tokenizer):
+    tokenizer, sizes = make_tokenizer(True)
+    model = make_model(**sizes)
+    before = copy.deepcopy(model.state_dict())
+    CTranslate2Pipeline(model=model, tokenizer=tokenizer, quantization="int8")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize("seed", range(NUM_MODELS))
