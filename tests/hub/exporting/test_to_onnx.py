@@ -216,6 +216,7 @@ def test_onnxruntime_supports_other_architectures(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # may train the model first, on busy cores
 def test_trained_model_translates_the_same(demo_checkpoint, demo_sentences, command, translator, tmp_path):
     """250 sentences: float32 gives equal translations, int8 and fp16 similar ones (chrF) with smaller files."""
     model, tokenizer = load_model(str(demo_checkpoint)), load_tokenizer(str(demo_checkpoint))
