@@ -162,7 +162,7 @@ def smoke_test_upload(files: dict[str, Path | bytes], source: str) -> str:
         process = subprocess.run(command, cwd=folder, env=env, input=source.encode(), capture_output=True, check=False)
     if process.returncode:
         reason = process.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        reason = reason[0].removesuffix(".")
-        message = f"The files to upload cannot be used without the vanilla_transformer package: {reason}."
+        message = "The files to upload cannot be used without the vanilla_transformer package: "
+        message += reason[0].removesuffix(".") + "."
         raise ValueError(f"{message} Nothing was uploaded.")
     return process.stdout.decode().strip()
