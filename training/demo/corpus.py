@@ -204,8 +204,8 @@ def generate(train: int = 40_000, validation: int = 500, test: int = 1_000, seed
     """Return the splits of the corpus: distinct (English, German) pairs with 3 to 20 English words.
 
     About half of the validation and test sentences contain a combination of words, such as a verb and its object, that
-    does not occur in training, except that the head of a relative clause may be the subject or object of its verb. The
-    other half are new sentences with known combinations. A split can have tens of thousands of pairs.
+    does not occur in training. Combinations of a verb with the head of its relative clause are exceptions. The other
+    half are new sentences with known combinations. A split can have tens of thousands of pairs.
     """
     generator = SentenceGenerator(random.Random(seed))
     splits: dict[str, list] = {"train": [], "validation": [], "test": []}
