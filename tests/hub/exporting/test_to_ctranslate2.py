@@ -120,3 +120,12 @@ def test_uses_special_ids_of_generation_config(make_model, make_tokenizer):
     model.generation_config.eos_token_id = [2, 6]
     with pytest.raises(ValueError, match="multiple eos_token_id"):
         to_spec(model, tokenizer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_model_with_bias_can_ban_tokens(make_model, make_tokenizer, dtype):
+    tokenizer, sizes = make_tokenizer(True)
+    model = make_model(lm_head_bias=True, **sizes)
+    model.generation_config.suppress_tokens = [4]
+    spec = to_spec(model.to(dtype), tokenizer)
+    assert spec.decoder.projection.bias.numpy()[4] == -1e9
