@@ -123,6 +123,7 @@ def test_compiled_updates_equal_eager_ones_and_do_not_synchronize(run_train, mon
             before = simulated_cuda.synchronizations.copy()
             error = find_error(*arguments)
             simulated_cuda.synchronizations.subtract(simulated_cuda.synchronizations - before)
+            assert error is None, error
             return error
 
         trainer.compiled_loss.find_error = verify

@@ -27,7 +27,7 @@ pytestmark = [
 )
 def test_programs_pass_on_simulated_devices(device, programs):
     script, *options = device
-    command = [sys.executable, str(FOLDER / script), *options, "-m", "pytest", "-q", "-n", "0"]
+    command = [sys.executable, str(FOLDER / script), *options, "-m", "pytest", "-q", "-n", "0", "--log-level=INFO"]
     command += [str(FOLDER / program) for program in programs]
     process = subprocess.run(command, cwd=FOLDER.parents[1], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout[-8000:] + process.stderr[-2000:]
