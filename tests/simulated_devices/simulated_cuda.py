@@ -11,7 +11,7 @@ Simulated: errors for tensors on different devices, host-device synchronizations
 compute capability, pinned memory, and `torch.OutOfMemoryError` for embedding lookups of more than `max_tokens` tokens.
 
 Not simulated: time and races (all work is done immediately), CUDA graphs (a capture raises RuntimeError), memory sizes,
-Triton (`install_inductor` replaces it by C++), and NCCL. Results and random numbers are those of the CPU.
+Triton, and NCCL. Results and random numbers are those of the CPU.
 """
 
 import argparse
@@ -79,34 +79,6 @@ def install(devices: int = 1, capability: tuple[int, int] = (8, 0), max_tokens: 
     _installed["capability"], _installed["devices"] = capability, devices
     ops.configure(devices, max_tokens, ctypes.cast(_installed["callback"], ctypes.c_void_p).value)
     torch.cuda.default_generators = tuple(_Generator(torch, i) for i in range(devices))
-
-
-def install_inductor() -> None:
-    """Let inductor generate C++ code, which computes in the memory of the host. For CUDA, it would require Triton."""
-    import torch
-    from torch._inductor import config, utils
-    from torch._inductor.codegen.common import register_backend_for_device
-    from torch._inductor.codegen.cpp import CppScheduling
-    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
-
-    class WrapperCodegen(PythonWrapperCodegen):
-        """Calls of kernels without streams."""
-
-        @staticmethod
-        def create(is_subgraph: bool, *args: Any) -> Any:
-            return PythonWrapperCodegen.create(is_subgraph, *args) if is_subgraph else WrapperCodegen()
-
-        def _generate_kernel_call_helper(self, kernel_name: str, call_args: Any, **kwargs: Any) -> None:
-            self.writeline(self.wrap_kernel_call(kernel_name, call_args))
-
-    utils.GPU_TYPES.remove("cuda")
-    config.cuda_backend = "cpp"  # type: ignore[assignment]
-    config.loop_reindexing_after_fusion = False  # only for Triton
-    register_backend_for_device("cuda", CppScheduling, WrapperCodegen)
-    binding: Any = torch._C
-    binding._dynamo.guards._empty_strided_cuda = lambda size, stride, dtype: torch.empty_strided(
-        size, stride, dtype=dtype, device="cuda"
-    )
 
 
 def _record(operation: bytes) -> None:
