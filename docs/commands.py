@@ -58,7 +58,7 @@ def page() -> str:
     parts = [HEAD]
     for group, commands in SUBCOMMANDS.items():
         parts.append(f"\n## {group}\n")
-        for name, (module, _, description) in commands.items():
+        for name, (module, description) in commands.items():
             clone = f" (`python -m {module.removesuffix('.__main__')}`)" if module else ""
             parts.append(f"\n### {name}\n\n" + fill(f"{description[0].upper()}{description[1:]}{clone}.", 120) + "\n\n")
             if name in WITHOUT_PARSER:

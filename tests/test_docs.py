@@ -198,7 +198,7 @@ def parser_of():
 
 
 COMMANDS = {name: command for group in program.SUBCOMMANDS.values() for name, command in group.items()}
-SUBCOMMANDS = {name: module for name, (module, _, _) in COMMANDS.items() if module}
+SUBCOMMANDS = {name: module for name, (module, _) in COMMANDS.items() if module}
 
 
 def module_and_arguments(command: str) -> tuple[str, list[str]] | None:

@@ -41,7 +41,7 @@ def test_help_lists_all_subcommands_without_torch(repository, arguments):
     assert result.returncode == 0, result.stderr
     for group, commands in program.SUBCOMMANDS.items():
         assert f"{group}:" in result.stdout
-        for name, (_, _, text) in commands.items():
+        for name, (_, text) in commands.items():
             assert re.search(rf"^  {name} +{re.escape(text)}$", result.stdout, re.MULTILINE)
 
 
@@ -112,8 +112,8 @@ def test_train_finds_packaged_recipes(tmp_path, monkeypatch):
 
 def test_all_subcommands_exist():
     for commands in program.SUBCOMMANDS.values():
-        for module, extra, _ in commands.values():
-            assert extra in ("training", "hub")
+        for module, _ in commands.values():
+            assert not module or module.startswith(("training.", "hub."))
             assert not module or (Path(__file__).parents[1] / f"{module.replace('.', '/')}.py").exists()
 
 

@@ -17,30 +17,26 @@ from . import __version__
 from .shared.command_line import discard_output
 
 PROGRAM = "vanilla-transformer"
-SUBCOMMANDS = {  # group: {name: (module, extra of the package, description)}
+SUBCOMMANDS = {  # group: {name: (module, description)}
     "Data and training": {
-        "demo": ("training.train", "training", "train on the built-in corpus, score, translate: 5 minutes on 2 cores"),
-        "train": ("training.train", "training", "train a model from a recipe and score it"),
-        "average": ("training.average", "training", "average the weights of checkpoints"),
-        "distill": ("training.distill", "training", "translate training data with teachers, to train a student"),
-        "diversify": ("training.diversify", "training", "add translations in both directions to training data"),
-        "benchmark": ("training.benchmark", "training", "measure the speed of training and decoding"),
-        "recipes": (
-            "",
-            "training",
-            "list the recipes with data, time and score (--json); `recipes show NAME` prints one",
-        ),
+        "demo": ("training.train", "train on the built-in corpus, score, translate: 5 minutes on 2 cores"),
+        "train": ("training.train", "train a model from a recipe and score it"),
+        "average": ("training.average", "average the weights of checkpoints"),
+        "distill": ("training.distill", "translate training data with teachers, to train a student"),
+        "diversify": ("training.diversify", "add translations in both directions to training data"),
+        "benchmark": ("training.benchmark", "measure the speed of training and decoding"),
+        "recipes": ("", "list the recipes with data, time and score (--json); `recipes show NAME` prints one"),
     },
     "Using a model": {
-        "translate": ("training.translate", "training", "translate text with a checkpoint or an ensemble"),
-        "score": ("training.score", "training", "score translations of a checkpoint"),
-        "space": ("hub.space.__main__", "hub", "show or publish a web page that translates"),
+        "translate": ("training.translate", "translate text with a checkpoint or an ensemble"),
+        "score": ("training.score", "score translations of a checkpoint"),
+        "space": ("hub.space.__main__", "show or publish a web page that translates"),
     },
     "Import, export and sharing": {
-        "import": ("hub.import_checkpoint", "hub", "convert a .pt file or a native Transformers model"),
-        "export": ("hub.export", "hub", "convert a checkpoint for transformers, CTranslate2, ONNX or Argos"),
-        "push": ("hub.push", "hub", "upload a checkpoint to the Hugging Face Hub"),
-        "card": ("hub.model_card", "hub", "write the model card of a checkpoint"),
+        "import": ("hub.import_checkpoint", "convert a .pt file or a native Transformers model"),
+        "export": ("hub.export", "convert a checkpoint for transformers, CTranslate2, ONNX or Argos"),
+        "push": ("hub.push", "upload a checkpoint to the Hugging Face Hub"),
+        "card": ("hub.model_card", "write the model card of a checkpoint"),
     },
 }
 
@@ -68,11 +64,10 @@ def run_subcommand() -> None:
         close = get_close_matches(name, commands, n=1)
         exit_with_error(f"unknown subcommand {name!r}" + (f"; did you mean {close[0]}?" if close else ". See --help."))
     else:
-        module, extra, _ = commands[name]
-        run(name, module, extra, ["demo", *arguments] if name == "demo" else arguments)
+        run(name, commands[name][0], ["demo", *arguments] if name == "demo" else arguments)
 
 
-def run(name: str, module: str, extra: str, arguments: list[str]) -> None:
+def run(name: str, module: str, arguments: list[str]) -> None:
     """Run the `main()` of a module, as `python -m MODULE` does. Exits with status 2 if a library is missing."""
     sys.argv = [f"{PROGRAM} {name}", *arguments]
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # imports take seconds: meanwhile, Ctrl-C exits without a traceback
@@ -81,6 +76,7 @@ def run(name: str, module: str, extra: str, arguments: list[str]) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("vanilla_transformer"):
             raise
+        extra = module.partition(".")[0]
         exit_with_error(f'{name} requires {error.name}. Run: pip install "{PROGRAM}[{extra}]"')
 
 
@@ -88,7 +84,7 @@ def help_text() -> str:
     """Return the list of subcommands."""
     lines = [f"usage: {PROGRAM} SUBCOMMAND ...", "", "`SUBCOMMAND --help` lists the options of a subcommand."]
     for group, commands in SUBCOMMANDS.items():
-        lines += ["", f"{group}:", *(f"  {name:<10} {text}" for name, (_, _, text) in commands.items())]
+        lines += ["", f"{group}:", *(f"  {name:<10} {text}" for name, (_, text) in commands.items())]
     return "\n".join(lines)
 
 
