@@ -167,9 +167,7 @@ SUPPORTED = {  # inherited fields of Seq2SeqTrainingArguments that are keys
 FORMER_DEFAULTS = {"max_tokens": 2048, "num_processes": 1, "gradient_accumulation_steps": 1}
 # How an update is computed. In earlier versions, the product of these keys was the number of tokens of an update
 MACHINE_KEYS = FORMER_DEFAULTS.keys()
-FIXED = {  # fields of TrainingArguments that cannot be changed
-    *("hub_strategy", "logging_nan_inf_filter", "restore_callback_states_from_checkpoint", "ddp_find_unused_parameters")
-}
+FIXED = {"hub_strategy", "logging_nan_inf_filter", "restore_callback_states_from_checkpoint"}  # cannot be changed
 UNSUPPORTED_ADVICE = {  # advice for unsupported fields
     **dict.fromkeys(("per_device_train_batch_size", "auto_find_batch_size"), "set tokens_per_update"),
     **dict.fromkeys(
@@ -296,7 +294,6 @@ class TrainingArguments(Seq2SeqTrainingArguments):
     fsdp: bool = option(  # type: ignore[assignment]  # transformers also accepts a string, which would match "true"
         False, "Whether to shard weights, gradients and optimizer state over the GPUs (FSDP), for large models."
     )
-    ddp_find_unused_parameters: bool | None = option(False, "Whether to find unused parameters. Set by the trainer.")
     optim: str = option("adamw_torch_fused", "The optimizer. The default is Adam, as `weight_decay` is 0.")
     logging_nan_inf_filter: bool = option(False, "Whether to hide non-finite losses. They end the run.")
     restore_callback_states_from_checkpoint: bool = option(True, "Whether to restore the early-stopping counter.")
@@ -345,9 +342,7 @@ class Recipe:
         for name, value in self.training.to_dict().items():
             if name in UNSUPPORTED | MACHINE_KEYS | {"run_name", "hub_token", "use_cpu"}:  # depend on the machine
                 continue
-            if value == UNKNOWN_UPDATES:  # with `minutes`
-                continue
-            if name in own or value not in (defaults.get(name), [], None):
+            if name in own or value not in (defaults.get(name), [], None, UNKNOWN_UPDATES):
                 values[name] = str(value) if isinstance(value, Path) else value
         return values | vars(self.decoding)
 

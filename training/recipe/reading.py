@@ -37,6 +37,8 @@ from .packaged import find_recipe
 from .resolution import resolve_minutes, resolve_recipe, validate_overrides
 from .validation import LIBRARY_ERRORS
 
+PARTS = (DataArguments, TokenizerArguments, ModelArguments, TrainingArguments, DecodingArguments)
+KNOWN_KEYS = [f.name for part in PARTS for f in dataclasses.fields(part)]
 CHOSEN = "chosen"  # name of a recipe that rules have chosen
 MAX_NESTING_DEPTH = 8  # of YAML collections; only lr_scheduler_kwargs and fsdp_config need nesting
 
@@ -66,7 +68,7 @@ def make_parser() -> RecipeCommandLine:
     parser = RecipeCommandLine(
         "training.train",
         "Train a Transformer from a recipe. Each key of the recipe can also be set with --key value.",
-        dataclass_types=(DataArguments, TokenizerArguments, ModelArguments, TrainingArguments, DecodingArguments),
+        dataclass_types=PARTS,
     )
     text = "path to the recipe, or name of a packaged one such as demo; without it, rules choose settings for data_dir"
     parser.add_argument("recipe", nargs="?", help=text)
@@ -114,9 +116,8 @@ def read_recipe(
     options = {*set_keys, *(name.removeprefix("no_") for name in names)}
     if repeated := sorted(options.intersection(null_options)):
         raise ValueError(f"{option_name(repeated[0])} has a value and null. Remove one of the two.")
-    known = known_keys(parser)
     for name in settings:
-        validate_key(name, known)
+        validate_key(name)
     if chosen is None:
         if not arguments or arguments[0].startswith("-"):
             position = ", before ".join(["the path to a recipe must be the first argument", *arguments[:1]])
@@ -170,15 +171,11 @@ def split_null_options(arguments: list[str]) -> tuple[list[str], list[str]]:
     return kept, keys
 
 
-def known_keys(parser: HfArgumentParser) -> list[str]:
-    return [f.name for part in parser.dataclass_types for f in dataclasses.fields(part)]
-
-
-def validate_key(name: str, known: list[str], location: str = "") -> None:
-    if name not in known:
-        renamed, close = RENAMED_OPTIONS.get(name), closest_match(name, known)
+def validate_key(name: str, location: str = "") -> None:
+    if name not in KNOWN_KEYS:
+        renamed, close = RENAMED_OPTIONS.get(name), closest_match(name, KNOWN_KEYS)
         hint = UNSUPPORTED_ADVICE.get(name) or (f"did you mean {close!r}?" if close else "")
-        hint = f"it was renamed to {renamed!r}." if renamed in known else hint
+        hint = f"it was renamed to {renamed!r}." if renamed in KNOWN_KEYS else hint
         raise ValueError(f"{location}unknown key {name[:100]!r}" + (f"; {hint}" if hint else "."))
 
 
@@ -207,16 +204,15 @@ def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:
     if not isinstance(root, yaml.MappingNode) or not root.value:
         raise ValueError(f"{path} contains no keys. A recipe has lines such as 'max_steps: 500'.")
     actions = {action.dest: action for action in parser._actions}
-    known = known_keys(parser)
     values: dict[str, Any] = {}
     for key, node in root.value:
         name, location = str(key.value), f"{path}, line {key.start_mark.line + 1}"
-        if RENAMED_OPTIONS.get(name) in known:
+        if RENAMED_OPTIONS.get(name) in KNOWN_KEYS:
             logger.warning(f"{location}: {name} was renamed to {RENAMED_OPTIONS[name]}")
             if isinstance(node, yaml.ScalarNode):
                 node.value = RENAMED_VALUES.get(node.value, node.value)
             name = RENAMED_OPTIONS[name]
-        validate_key(name, known, f"{location}: ")
+        validate_key(name, f"{location}: ")
         if name in values:
             raise ValueError(f"{location}: duplicate key {name!r}. Remove one of the two entries.")
         values[name] = _read_value(node, name, location, actions[name].nargs == "+" or name == "report_to")

@@ -39,7 +39,6 @@ def resolve_recipe(recipe: Recipe) -> None:
     validate_tokens_per_update(training, recipe.explicit_keys)
     validate_streaming(recipe)
     validate_used_data_keys(recipe.data)
-    validate_output_dir(recipe)
     validate_combinations(recipe)
     validate_evaluated_checkpoints(training)
     resolve_checkpoint_selection(recipe)
@@ -55,23 +54,19 @@ def resolve_recipe(recipe: Recipe) -> None:
     validate_training_setup(training)
 
 
-def validate_output_dir(recipe: Recipe) -> None:
-    """Raise ValueError if a run would overwrite files of the data, such as samples.tsv."""
-    folder = recipe.training.output_dir
-    if recipe.data.corpus == "files" and Path(recipe.data.data_dir).resolve() == Path(str(folder)).resolve():
-        raise ValueError(f"output_dir={folder} is also data_dir. Set another --output-dir, so that no data are lost.")
-
-
 def validate_combinations(recipe: Recipe) -> None:
     """Raise ValueError for settings that contradict each other, or that require another one."""
     data, tokenizer, training, decoding = recipe.data, recipe.tokenizer, recipe.training, recipe.decoding
     files = [name for name in (data.train_file, data.validation_file, data.test_file) if name]
     has_columns = use_dataset(data) or any(Path(name).suffix != ".tsv" for name in files)
-    has_validation = data.validation_file or data.dataset_name or data.validation_size
+    folder = str(training.output_dir)
     evaluates, saves = training.eval_strategy != "no", training.save_strategy != "no"
     averages_best = training.average_by == "best"
     averages = training.ema_decay or training.average_checkpoints > 1 or averages_best
     conflicts = {
+        f"output_dir={folder} is also data_dir. Set another --output-dir, so that no data are lost.": (
+            data.corpus == "files" and Path(data.data_dir).resolve() == Path(folder).resolve()
+        ),
         f"length_penalty={decoding.length_penalty} must be from -{MAX_EXPONENT} to {MAX_EXPONENT}.": (
             abs(decoding.length_penalty) > MAX_EXPONENT
         ),
@@ -86,15 +81,12 @@ def validate_combinations(recipe: Recipe) -> None:
             training.rdrop_alpha and training.simcut_alpha
         ),
         "both_directions requires shared_vocabulary.": data.both_directions and not tokenizer.shared_vocabulary,
-        f"max_length_ratio={data.max_length_ratio} is invalid: it must be at least 1.": (
-            data.max_length_ratio is not None and data.max_length_ratio < 1
-        ),
         f"source_lang={data.source_lang} is also target_lang: both sides would be the same files or columns. Set two "
         f"names, such as src and tgt for train.src and train.tgt, or use .tsv files.": (
             data.corpus == "files" and data.source_lang == data.target_lang and has_columns
         ),
         "eval_strategy requires validation data. Set validation_file or validation_size.": (
-            evaluates and (data.corpus == "random" or not (data.corpus == "demo" or has_validation))
+            evaluates and not has_validation_data(data)
         ),
         "early_stopping_patience requires eval_strategy.": (
             training.early_stopping_patience is not None and not evaluates
@@ -158,9 +150,7 @@ def resolve_minutes(recipe: Recipe, keys: Container[str]) -> None:
         training.warmup_steps = min(0.5, training.warmup_steps / training.max_steps) if has_updates else WARMUP_RATIO
     training.max_steps, training.lr_scheduler_type = UNKNOWN_UPDATES, SchedulerType.LINEAR
     training.num_train_epochs = TrainingArguments.num_train_epochs  # the default, which `recipe.yaml` omits
-    has_files = data.validation_file or data.dataset_name or data.validation_size
-    has_validation = data.corpus == "demo" or (data.corpus == "files" and has_files)
-    if "eval_strategy" not in recipe.explicit_keys and has_validation:
+    if "eval_strategy" not in recipe.explicit_keys and has_validation_data(data):
         training.eval_strategy = IntervalStrategy.STEPS
     if "eval_steps" not in keys and "save_steps" not in keys:
         training.eval_steps = training.save_steps = UNKNOWN_UPDATES  # `TimeBudget` requests them
@@ -169,6 +159,11 @@ def resolve_minutes(recipe: Recipe, keys: Container[str]) -> None:
     for name in ("eval_steps", "save_steps", "logging_steps"):
         if 0 < (value := getattr(training, name) or 0) < 1:
             raise ValueError(f"with minutes, {name}={value:g} must be an integer, not a ratio. Change or remove it.")
+
+
+def has_validation_data(data: DataArguments) -> bool:
+    has_files = data.validation_file or data.dataset_name or data.validation_size
+    return data.corpus == "demo" or (data.corpus == "files" and bool(has_files))
 
 
 def default_metric(metric: str, predict_with_generate: bool) -> str:

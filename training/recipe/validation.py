@@ -28,7 +28,7 @@ MIN_ONE_KEYS = {
     *("tokens_per_update", "max_length", "buffer_size", "tokenizer_max_train_pairs", "pad_vocab_to_multiple_of"),
     *("average_checkpoints", "num_beams", "max_new_tokens", "generation_num_beams", "per_device_eval_batch_size"),
     *("save_total_limit", "early_stopping_patience", "d_model", "encoder_attention_heads", "decoder_attention_heads"),
-    *MACHINE_KEYS,
+    *("max_length_ratio", *MACHINE_KEYS),
 }
 MINIMA = dict.fromkeys(NON_NEGATIVE_KEYS, 0) | dict.fromkeys(MIN_ONE_KEYS, 1)
 POSITIVE_KEYS = {"minutes", "logging_steps", "eval_steps", "save_steps", "num_train_epochs"}
