@@ -122,7 +122,5 @@ class ShapedPairs(Dataset):
     def __getitems__(self, items: list[int]) -> tuple[int, list[tuple]]:
         """Return the pairs of a batch. torch's `DataLoader` calls this instead of `__getitem__`."""
         shape_index, *rows = items
-        if not rows:
-            return shape_index, []
         columns = self.data[rows]
         return shape_index, list(zip(columns["input_ids"], columns["labels"], strict=True))

@@ -35,17 +35,12 @@ def stream_pairs(arguments: DataArguments, held_out: Container[str] = ()) -> Ite
     """
     languages = (arguments.source_lang, arguments.target_lang)
     if use_dataset(arguments):
-        streamed = load(arguments, streaming=True)
-        name = str(arguments.dataset_name)
-
-        def pair(row: dict[str, Any]) -> dict[str, str]:
-            source, target = pair_of_row(row, languages, name)
-            if arguments.on_bad_lines == "error":
-                validate_row((source, target), name)
-            return {"source": source, "target": target}
-
-        pairs = streamed.map(pair, remove_columns=streamed.column_names)
-        pairs = pairs.filter(lambda row: invalid_pair_reason((row["source"], row["target"])) is None)
+        streamed, name = load(arguments, streaming=True), str(arguments.dataset_name)
+        pairs = streamed.map(
+            lambda row: dict(zip(("source", "target"), pair_of_row(row, languages, name), strict=True)),
+            remove_columns=streamed.column_names,
+        )
+        pairs = pairs.filter(lambda row: is_valid((row["source"], row["target"]), name, arguments.on_bad_lines))
     else:
         path = Path(arguments.data_dir) / arguments.train_file
         paths: tuple[Path, ...] = (path,)
@@ -58,26 +53,22 @@ def stream_pairs(arguments: DataArguments, held_out: Container[str] = ()) -> Ite
 
 
 def _iter_rows(paths: tuple[str, ...], languages: tuple[str, str], on_bad_lines: str) -> Iterator[dict[str, str]]:
-    first, *second = map(Path, paths)
-    rows = (
-        zip(iter_stripped_lines(first), iter_stripped_lines(*second), strict=True)
-        if second
-        else read_table(first, languages)
-    )
+    columns = [iter_stripped_lines(Path(path)) for path in paths]
+    rows = zip(*columns, strict=True) if len(paths) > 1 else read_table(Path(paths[0]), languages)
     for number, row in enumerate(rows, start=1):
-        if not row:  # a header
-            continue
-        if on_bad_lines == "error":
-            validate_row(row, f"{', '.join(paths)}, line {number}")
-        if invalid_pair_reason(row) is None:
+        # a row without cells is a header
+        if row and is_valid(row, f"{', '.join(paths)}, line {number}", on_bad_lines):
             if any(row[2:]):
                 raise ValueError(f"{paths[0]}, line {number} {SEVERAL_TARGETS}")
             yield {"source": row[0], "target": row[1]}
 
 
-def validate_row(row: tuple, name: str) -> None:
-    if reason := invalid_pair_reason(row):
+def is_valid(row: tuple, name: str, on_bad_lines: str) -> bool:
+    """Return whether a row is a valid pair. Raises ValueError if it is not, and `on_bad_lines` is "error"."""
+    reason = invalid_pair_reason(row)
+    if reason and on_bad_lines == "error":
         raise ValueError(f"{name}: {reason}. Correct the file, or drop such pairs with --on-bad-lines drop.")
+    return reason is None
 
 
 class TokenBatchStream(TorchIterableDataset):

@@ -35,10 +35,10 @@ def train_backend(
     subwords = [mark, pre_tokenizers.Punctuation(), pre_tokenizers.Digits(individual_digits=True)]
     if moses:
         subwords = [pre_tokenizers.Metaspace(split=False), moses_splits()]
+    splits: Any = pre_tokenizers.Sequence(subwords)
     if tokenizer_type == "bpe":
         tokenizer = Tokenizer(models.BPE(unk_token=unk))
         trainer: Any = trainers.BpeTrainer(**options, limit_alphabet=max(1, vocab_size - len(special)))
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(subwords)
     elif tokenizer_type == "unigram":
         characters = set().union("▁", *(unicodedata.normalize("NFC", text) for text in texts)) - {" "}
         if vocab_size < len(characters) + len(special):  # the library exceeds the size or hangs
@@ -47,21 +47,21 @@ def train_backend(
                 f"characters plus {len(special)} special tokens."
             )
         tokenizer, trainer = Tokenizer(models.Unigram()), trainers.UnigramTrainer(**options, unk_token=unk)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(subwords)
     else:
         tokenizer, trainer = Tokenizer(models.WordLevel(unk_token=unk)), trainers.WordLevelTrainer(**options)
         single = pre_tokenizers.Sequence([mark, pre_tokenizers.Split("", "isolated")])
-        tokenizer.pre_tokenizer = single if tokenizer_type == "char" else pre_tokenizers.WhitespaceSplit()
+        splits = single if tokenizer_type == "char" else pre_tokenizers.WhitespaceSplit()
     steps: list[Any] = [normalizers.NFC()]
     steps += [moses_normalizer(), normalizers.Strip()] if moses else []
     steps += [normalizers.Lowercase()] if lowercase else []
     tokenizer.normalizer = normalizers.Sequence(steps) if len(steps) > 1 else steps[0]
-    if tokenizer_type != "word":  # words are joined by spaces
-        tokenizer.decoder = decoders.Metaspace()
-    splits = tokenizer.pre_tokenizer
-    if tokenizer_type == "word":  # special tokens in the text, which would get a second id
+    tokenizer.pre_tokenizer = splits
+    if tokenizer_type == "word":  # without a decoder, words are joined by spaces
+        # special tokens in the text would get a second id
         special_words = pre_tokenizers.Split(Regex(f"^({'|'.join(special)})$"), "removed")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([splits, special_words])
+    else:
+        tokenizer.decoder = decoders.Metaspace()
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.pre_tokenizer = splits
     eos = SPECIAL_TOKENS["eos_token"]
