@@ -18,9 +18,9 @@ pytestmark = pytest.mark.slow
 
 def test_equal_scores_are_not_significant():
     outputs, references = ["a b c d e", "f g h i j"] * 4, [["a b c d x", "f g h i j"] * 4]
-    results = bootstrap_scores([("one", outputs), ("two", list(outputs))], {"bleu": BLEU()}, references, 100)
+    results = bootstrap_scores({"one": outputs, "two": list(outputs)}, {"bleu": BLEU()}, references, 100)
     assert results["bleu"]["two"]["p_value"] == 1
-    other = bootstrap_scores([("one", outputs), ("two", ["z"] * 8)], {"bleu": BLEU()}, references, 100)
+    other = bootstrap_scores({"one": outputs, "two": ["z"] * 8}, {"bleu": BLEU()}, references, 100)
     assert other["bleu"]["two"]["p_value"] < 0.05
 
 

@@ -75,10 +75,11 @@ def read_pair(source_path: Path, target_path: Path, on_bad_lines: str = "error")
     return collect_valid_pairs(read_rows(source_path, target_path), f"{source_path}, {target_path}", on_bad_lines)
 
 
-def read_rows(source_path: Path, target_path: Path) -> Iterator[tuple]:
-    """Yield rows (source, target) of two text files. Raises ValueError if their numbers of lines differ."""
-    validate_line_counts(source_path, target_path)
-    yield from zip(iter_stripped_lines(source_path), iter_stripped_lines(target_path), strict=True)
+def read_rows(path: Path, *others: Path) -> Iterator[tuple]:
+    """Yield rows with a line of each text file. Raises ValueError if their numbers of lines differ."""
+    for other in others:
+        validate_line_counts(path, other)
+    yield from zip(*map(iter_stripped_lines, (path, *others)), strict=True)
 
 
 def validate_line_counts(source_path: Path, target_path: Path) -> None:

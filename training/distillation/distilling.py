@@ -7,18 +7,17 @@ from typing import Any
 from vanilla_transformer.shared.command_line import accept_settings
 
 from ..inference.settings import EngineSettings
-from ..inference.translators import as_names, read_run_recipe
+from ..inference.translators import Paths, as_names, read_run_recipe
 from ..run.distributed import main_process_reports_first
 from .candidate_selection import TableSection
 from .pair_table import PairTable, PairTableBuilder
 from .settings import DistillationSettings
 
 COPIES_PER_PAIR, FORWARD_NBEST, BACKWARD_NBEST = 2, 2, 3  # of `diversify`
-Checkpoints = str | Path | Sequence[str | Path]
 
 
 @accept_settings(DistillationSettings)
-def distill(teachers: Checkpoints, source: str | Path, output: str | Path, **options: Any) -> PairTable | None:
+def distill(teachers: Paths, source: str | Path, output: str | Path, **options: Any) -> PairTable | None:
     """Create training pairs for a student: sequence-level knowledge distillation (Kim and Rush 2016).
 
     The text can be larger than the memory. After an interruption, the same call resumes and writes the same table.
@@ -48,8 +47,8 @@ def distill(teachers: Checkpoints, source: str | Path, output: str | Path, **opt
 
 @accept_settings(EngineSettings)
 def diversify(
-    forward: Checkpoints,
-    backward: Checkpoints,
+    forward: Paths,
+    backward: Paths,
     source: str | Path,
     target: str | Path,
     output: str | Path,

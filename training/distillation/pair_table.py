@@ -27,7 +27,7 @@ from vanilla_transformer.shared.command_line import shows_progress
 from vanilla_transformer.shared.text_lines import sanitize_tsv_cell
 
 from .. import STARTED
-from ..data.files import iter_stripped_lines, read_rows
+from ..data.files import read_rows
 from ..data.parallel_text import invalid_pair_reason
 from ..inference.translators import load_translator, select_engine
 from .candidate_selection import TableSection, decoding_options, make_pairs
@@ -62,6 +62,7 @@ class PairTableBuilder:
 
     def __init__(self, output: Path, sections: list[TableSection], copies: int, device: str | None):
         self.output, self.sections, self.copies = output, sections, copies
+        self.block_size = BATCHES_PER_BLOCK * (sections[0].batch_size or DEFAULT_BATCH_SIZE)  # of all sections
         self.parts = output.with_name(f"{output.name}.parts")
         self.process_index, self.world_size, local = (
             int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
@@ -138,12 +139,9 @@ class PairTableBuilder:
             texts.append((lines, digest.hexdigest()))
         return texts
 
-    def block_size(self, number: int) -> int:
-        return BATCHES_PER_BLOCK * (self.sections[number].batch_size or DEFAULT_BATCH_SIZE)
-
     def section_parts(self, number: int) -> list[Path]:
         """Return the paths of the parts of a section, one per block."""
-        num_blocks = -(-self.texts[number][0] // self.block_size(number))
+        num_blocks = -(-self.texts[number][0] // self.block_size)
         return [self.parts / f"{number}-{block:06d}.json" for block in range(num_blocks)]
 
     def all_parts(self) -> list[Path]:
@@ -170,10 +168,10 @@ class PairTableBuilder:
 
     def translate_blocks(self, number: int, translator: TranslationPipeline, missing: set[int]) -> None:
         section, parts = self.sections[number], self.section_parts(number)
-        size, rows = self.block_size(number), iter(read_section(section))
+        rows = iter(read_section(section))
         with tqdm(total=len(missing), unit=" blocks", disable=self.process_index > 0 or not shows_progress()) as bar:
             for block in range(max(missing) + 1):
-                lines = list(islice(rows, size))
+                lines = list(islice(rows, self.block_size))
                 if block in missing:
                     pairs, dropped = make_pairs(section, translator, lines)
                     self.write_part(parts[block], {"pairs": pairs, DROPPED_KEY: dropped})
@@ -233,9 +231,7 @@ class PairTableBuilder:
 
 def read_section(section: TableSection) -> Iterator[tuple]:
     """Yield (line,) or (line, reference) for each line of a section's text. Cells that are not UTF-8 are None."""
-    if section.target is None:
-        return ((line,) for line in iter_stripped_lines(section.source))
-    return read_rows(section.source, Path(section.target))
+    return read_rows(section.source, *([] if section.target is None else [Path(section.target)]))
 
 
 def checkpoint_hash(checkpoint: str) -> str:

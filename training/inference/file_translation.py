@@ -3,9 +3,9 @@
 import json
 import math
 import sys
-from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import tee
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -61,13 +61,11 @@ def translate_file(
 
 
 def write_lines(translator: TranslationPipeline, stream: BinaryIO, sink: TextIO, settings: TranslationSettings) -> None:
-    pending: deque[str] = deque()  # lines that were read, but not written
-    lines = decode_lines(stream, pending)
+    lines, sources = tee(decode_lines(stream))
     with_scores = settings.scores or settings.nbest > 1
     terms: list[bool] = []  # whether each term is in the translation
     results = translate_lines(translator, lines, settings, one_by_one=stream.isatty())
-    for number, candidates in enumerate(results, start=1):
-        line = pending.popleft()
+    for number, (candidates, line) in enumerate(zip(results, sources, strict=True), start=1):
         for candidate in candidates:
             if "error" in candidate:
                 logger.error(f"line {number} is not translated: {candidate['error']}")
@@ -112,16 +110,14 @@ def write_document(
         sink.write(document.translation)
 
 
-def decode_lines(stream: BinaryIO, pending: deque[str]) -> Iterator[str]:
-    """Yield decoded lines, and add them to `pending`. A line that is not UTF-8 is logged and left empty."""
+def decode_lines(stream: BinaryIO) -> Iterator[str]:
+    """Yield decoded lines. A line that is not UTF-8 is logged and left empty."""
     for number, line in enumerate(stream, start=1):
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()  # as in training
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").strip()  # as in training
         except UnicodeDecodeError as error:
             logger.error(f"line {number} is not translated: not UTF-8 (byte {line[error.start]:#04x})")
-            text = ""
-        pending.append(text)
-        yield text
+            yield ""
 
 
 def find_term_matches(candidates: Candidates) -> list[bool]:

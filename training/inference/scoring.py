@@ -1,7 +1,7 @@
 """Scores of a checkpoint on a test set: metrics with confidence intervals, or the likelihood of the references."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,16 @@ from vanilla_transformer.shared.atomic_io import atomic_write
 from vanilla_transformer.shared.command_line import accept_settings, logger, shows_progress
 
 from ..data.analysis.languages import SIDES
-from ..data.files import TABLE_SUFFIXES, iter_stripped_lines, read_table, validate_line_counts
+from ..data.files import TABLE_SUFFIXES, read_rows, read_table
 from ..data.parallel_text import ParallelText, collect_valid_pairs
 from .metrics import SequenceMetric, TranslationMetric, compute_pair_nll, transpose_references
 from .settings import DecodingSettings, LikelihoodSettings, ScoreSettings, TranslationSettings
 from .translation import scoring_error, translate_lines
-from .translators import as_names, load_translator, read_run_recipe
+from .translators import Paths, as_names, load_translator, read_run_recipe
 
 
 @accept_settings(ScoreSettings)
-def score(
-    checkpoints: str | Path | Sequence[str | Path],
-    source: str | Path,
-    references: str | Path | Sequence[str | Path] = (),
-    **options: Any,
-) -> dict[str, Any]:
+def score(checkpoints: Paths, source: str | Path, references: Paths = (), **options: Any) -> dict[str, Any]:
     """Translate a test set and score the translations.
 
     Example: `score("runs/demo", "test.en", ["test.de"])["bleu"]` returns `{"score": 38.7, "interval_95": 1.2}`.
@@ -65,18 +60,13 @@ def score(
     return score_translations(outputs, accepted, metric, language, settings.num_bootstrap_samples)
 
 
-def read_test_set(
-    source: str | Path, references: str | Path | Sequence[str | Path], recipe: Mapping[str, Any]
-) -> ParallelText:
+def read_test_set(source: str | Path, references: Paths, recipe: Mapping[str, Any]) -> ParallelText:
     """Read sources and references. The header of a table can name the languages of the recipe."""
     source, paths = Path(source), [Path(each) for each in as_names(references)] if references else []
     if (source.suffix in TABLE_SUFFIXES) == bool(paths):
         raise ValueError("Set --reference and a text file as --source, or use a table with references as --source.")
-    for path in paths:
-        validate_line_counts(source, path)
-    columns = map(iter_stripped_lines, (source, *paths))
     languages = recipe.get("source_lang", SIDES[0]), recipe.get("target_lang", SIDES[1])
-    rows = zip(*columns, strict=True) if paths else read_table(source, languages)
+    rows = read_rows(source, *paths) if paths else read_table(source, languages)
     text = collect_valid_pairs(rows, ", ".join(map(str, (source, *paths))), None)
     if not len(text):
         raise ValueError(f"{source} contains no sentences.")
@@ -94,36 +84,32 @@ def score_translations(
         }
         return scores if len(outputs) > 1 else next(iter(scores.values()))
     tokenize = TranslationMetric(target_lang).tokenize_with_moses
-    columns, systems = transpose_references(references), list(outputs.items())
-    results = bootstrap_scores(systems, {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}, columns, num_samples)
-    tokenized = [(name, tokenize(texts)) for name, texts in systems]
+    columns = transpose_references(references)
+    results = bootstrap_scores(outputs, {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}, columns, num_samples)
+    tokenized = {name: tokenize(texts) for name, texts in outputs.items()}
     tokenized_bleu = {"bleu_tokenized_lc": BLEU(tokenize="none", force=True)}
     return results | bootstrap_scores(tokenized, tokenized_bleu, [tokenize(each) for each in columns], num_samples)
 
 
-def bootstrap_scores(systems: list, metrics: dict[str, Any], columns: list, samples: int) -> dict[str, Any]:
+def bootstrap_scores(
+    systems: dict[str, list[str]], metrics: dict[str, Any], columns: list, samples: int
+) -> dict[str, Any]:
     """Compute score, half-width of the 95 % interval and signature per metric, and p-values compared with the first."""
-    signatures, table = PairedTest(systems, metrics, columns, test_type="bs", n_samples=samples)()
+    signatures, table = PairedTest([*systems.items()], metrics, columns, test_type="bs", n_samples=samples)()
     results: dict[str, Any] = {}
     for name, (key, signature) in zip(metrics, signatures.items(), strict=True):
         rows = [{"score": float(row.score), "interval_95": float(row.ci)} for row in table[key]]
-        if len(rows) > 1:
-            for row, compared in zip(rows[1:], table[key][1:], strict=True):
-                is_equal = row["score"] == rows[0]["score"]  # sacreBLEU returns 0 instead of 1
-                row["p_value"] = 1.0 if is_equal else float(compared.p_value)
-            results[name] = {system: row for (system, _), row in zip(systems, rows, strict=True)}
-        else:
-            results[name] = rows[0]
+        for row, compared in zip(rows[1:], table[key][1:], strict=True):
+            is_equal = row["score"] == rows[0]["score"]  # sacreBLEU returns 0 instead of 1
+            row["p_value"] = 1.0 if is_equal else float(compared.p_value)
+        results[name] = dict(zip(systems, rows, strict=True)) if len(rows) > 1 else rows[0]
         results[f"{name}_signature"] = str(signature)
     return results
 
 
 @accept_settings(LikelihoodSettings)
 def compute_likelihood(
-    checkpoints: str | Path | Sequence[str | Path],
-    source: str | Path,
-    references: str | Path | Sequence[str | Path] = (),
-    **options: Any,
+    checkpoints: Paths, source: str | Path, references: Paths = (), **options: Any
 ) -> dict[str, Any]:
     """Compute the negative log-likelihood of the first reference of each pair in nats, including EOS.
 

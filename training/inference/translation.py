@@ -1,6 +1,6 @@
 """Translation of sentences with a checkpoint or an ensemble."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,14 @@ from vanilla_transformer.shared.text_lines import read_lines
 
 from ..data.parallel_text import ParallelText
 from .settings import TranslationSettings
-from .translators import MIN_CTRANSLATE2_SENTENCES, get_decoding_options, load_translator, select_engine
+from .translators import MIN_CTRANSLATE2_SENTENCES, Paths, get_decoding_options, load_translator, select_engine
 
 BATCHES_PER_RERANK_WINDOW = 64
 Candidates = list[dict[str, Any]]  # translations of a sentence, best first
 
 
 @accept_settings(TranslationSettings)
-def translate(
-    checkpoints: str | Path | Sequence[str | Path], sentences: Iterable[str], **options: Any
-) -> list[str] | list[Candidates]:
+def translate(checkpoints: Paths, sentences: Iterable[str], **options: Any) -> list[str] | list[Candidates]:
     """Translate sentences.
 
     Example: `translate("runs/demo", ["A dog runs."], num_beams=5)` returns `["Ein Hund rennt."]`.

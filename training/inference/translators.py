@@ -19,12 +19,13 @@ from ..data.tokenizer import vocabulary_sizes
 from ..recipe.arguments import rename_keys
 from .settings import DecodingSettings
 
+Paths = str | Path | Sequence[str | Path]  # one or several; a checkpoint can also be a repository on the Hub
 RUN_CHECKPOINT = re.compile("checkpoint-[0-9]+")  # name of a checkpoint in the output directory of a run
 MIN_CTRANSLATE2_SENTENCES = 500  # with fewer, the conversion of the model takes as long as it saves
 GREEDY_OVERRIDES = {"length_penalty": None, "early_stopping": None}  # transformers rejects these with one beam
 
 
-def as_names(checkpoints: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
+def as_names(checkpoints: Paths) -> tuple[str, ...]:
     """Return the names of one checkpoint or of an ensemble. Raises ValueError if there are none."""
     names = tuple(map(str, [checkpoints] if isinstance(checkpoints, str | Path) else checkpoints))
     if not names:
@@ -32,7 +33,7 @@ def as_names(checkpoints: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
     return names
 
 
-def load_translator(checkpoints: str | Path | Sequence[str | Path], device: str | None = None) -> TranslationPipeline:
+def load_translator(checkpoints: Paths, device: str | None = None) -> TranslationPipeline:
     """Load the pipeline of a checkpoint, or of an ensemble whose probabilities are averaged.
 
     The first checkpoint defines the generation config. Raises ValueError if a checkpoint or the device cannot be used,

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from vanilla_transformer.shared.atomic_io import atomic_write
 from vanilla_transformer.shared.command_line import logger
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 
-from ..inference.translators import RUN_CHECKPOINT, as_names, read_run_recipe, validate_same_tokenizer
+from ..inference.translators import RUN_CHECKPOINT, Paths, as_names, read_run_recipe, validate_same_tokenizer
 from ..recipe.resolution import LOWER_IS_BETTER, default_metric
 
 MANIFEST = "files.json"
@@ -133,13 +133,7 @@ def average_checkpoints(folders: list[Path]) -> PreTrainedModel:
     return model
 
 
-def average(
-    checkpoints: str | Path | Sequence[str | Path],
-    output: str | Path,
-    *,
-    last: int | None = None,
-    best: int | None = None,
-) -> Path:
+def average(checkpoints: Paths, output: str | Path, *, last: int | None = None, best: int | None = None) -> Path:
     """Average the weights of checkpoints (section 6.1: "obtained by averaging the last 5 checkpoints").
 
     Example: `average("runs/demo", "runs/mean", last=5)`.
@@ -179,9 +173,7 @@ def average(
     return output
 
 
-def choose_checkpoints(
-    checkpoints: str | Path | Sequence[str | Path], *, last: int | None = None, best: int | None = None
-) -> list[Path]:
+def choose_checkpoints(checkpoints: Paths, *, last: int | None = None, best: int | None = None) -> list[Path]:
     folders = [Path(name) for name in as_names(checkpoints)]
     count = best if last is None else last
     if count is None:

@@ -297,7 +297,7 @@ def test_text_is_read_block_by_block(make_table, texts, monkeypatch):
         assert seen <= limit
         return make_pairs(section, translator, lines)
 
-    monkeypatch.setattr(pair_table, "iter_stripped_lines", count_lines)
+    monkeypatch.setattr(files, "iter_stripped_lines", count_lines)
     monkeypatch.setattr(pair_table, "make_pairs", spy)
     builder.build()
     assert seen == LINES

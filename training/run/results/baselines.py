@@ -42,9 +42,7 @@ def compare_with_baselines(
         low, high = np.percentile(100 * correct / len(test), (2.5, 97.5))
         return result | {"exact_match_interval_95": (high - low) / 2}
     metrics = {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}
-    found = bootstrap_scores(
-        list(systems.items()), dict(metrics), transpose_references(references), NUM_BOOTSTRAP_SAMPLES
-    )
+    found = bootstrap_scores(systems, metrics, transpose_references(references), NUM_BOOTSTRAP_SAMPLES)
     for key in metrics:
         result[f"{key}_interval_95"] = found[key].pop("model")["interval_95"]
         result |= {f"{name}_{key}": row["score"] for name, row in found[key].items()}
