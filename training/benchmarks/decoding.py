@@ -8,6 +8,7 @@ from typing import Any
 
 import sacrebleu
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
@@ -43,25 +44,21 @@ class DecodingBenchmark:
         else:
             self.model = VanillaTransformerForConditionalGeneration(copy.deepcopy(SIZES[size]))
         if arguments.source:
-            lines = read_lines(arguments.source)[: arguments.sentences]
-            lengths = [len(ids) for ids in self.tokenizer(lines)["input_ids"]]
+            sources = self.tokenizer(read_lines(arguments.source)[: arguments.sentences])["input_ids"]
             self.limits = {"max_new_tokens": 80}
         else:
-            sources = torch.randint(4, self.model.config.vocab_size, (arguments.sentences, SENTENCE_LENGTH))
-            lengths = [SENTENCE_LENGTH] * arguments.sentences
+            sources = torch.randint(4, self.model.config.vocab_size, (arguments.sentences, SENTENCE_LENGTH)).tolist()
             self.model.generation_config.eos_token_id = None  # a random model ends anywhere
             self.limits = {"max_new_tokens": NUM_RANDOM_TOKENS}
         self.peer, self.variants = build_variants(self.model.eval(), device)
         self.references = read_lines(arguments.reference)[: arguments.sentences] if arguments.reference else None
-        self.order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        self.order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
         self.batches = []
-        for start in range(0, len(lengths), arguments.batch_size):
-            rows = self.order[start : start + arguments.batch_size]
-            if arguments.source:
-                batch = self.tokenizer([lines[i] for i in rows], padding=True, return_tensors="pt")
-            else:
-                batch = {"input_ids": sources[rows], "attention_mask": torch.ones_like(sources[rows])}
-            self.batches.append({name: batch[name].to(device) for name in ("input_ids", "attention_mask")})
+        for start in range(0, len(sources), arguments.batch_size):
+            rows = [torch.tensor(sources[i]) for i in self.order[start : start + arguments.batch_size]]
+            ids = pad_sequence(rows, batch_first=True, padding_value=self.model.config.pad_token_id)
+            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+            self.batches.append({"input_ids": ids.to(device), "attention_mask": mask.to(device)})
 
     def decoders(self, options: dict[str, Any]) -> dict[str, Decoder]:
         """Return the decoders by name: functions that return the ids of all translations, without special tokens."""
