@@ -33,7 +33,7 @@ def files_in(folder: Path) -> dict[str, Path | bytes]:
 
 def commit_files(
     repo_id: str, files: dict[str, Path | bytes], message: str, *, private: bool = False, replace: bool = False,
-    keep: tuple[str, ...] = (), revision: str = "main", repo_type: str | None = None, **creation: Any,
+    keep: tuple[str, ...] = (), revision: str = "main", space_sdk: str | None = None,
 ) -> str:  # fmt: skip
     """Commit `files`, delete the other files of this program's previous commit, and return the URL of the commit.
 
@@ -45,8 +45,7 @@ def commit_files(
             has no file in common with `files` except the card.
         keep: Names of files that are not overwritten if they exist in the repository.
         revision: Branch, which is created if it does not exist.
-        repo_type: Type of the repository, as in `HfApi`. Defaults to a model.
-        creation: Further arguments of `create_repo`.
+        space_sdk: SDK of a Space, such as gradio. By default, the repository is a model.
 
     Raises:
         ValueError: The upload fails or an argument is not valid. Without `replace`, also if the repository contains an
@@ -56,10 +55,10 @@ def commit_files(
         raise ValueError("The commit message is empty. Set --message to a text.")
     if not REVISION.fullmatch(revision):
         raise ValueError(f"--revision {revision} is not a valid branch name. Use a name such as v2.")
-    api = HfApi()
+    api, repo_type = HfApi(), "space" if space_sdk else None
     target: dict[str, Any] = {"repo_id": repo_id, "repo_type": repo_type, "revision": revision}
     is_new = not api.repo_exists(repo_id, repo_type=repo_type)
-    info = create_branch(api, target, private, creation)
+    info = create_branch(api, target, private, space_sdk)
     remote = {each.rfilename: each.lfs.sha256 if each.lfs else each.blob_id for each in info.siblings or []}
     previous = fetch_manifest(api, repo_id, info.sha, repo_type) if MANIFEST_NAME in remote else {}
     owned = set(remote) if is_new else {name for name, hash_ in remote.items() if hash_ in previous.get(name, [])}
@@ -84,10 +83,10 @@ def commit_files(
     return commit(api, target, new, stale, message, info.sha)
 
 
-def create_branch(api: HfApi, target: dict[str, Any], private: bool, creation: dict[str, Any]) -> Any:
+def create_branch(api: HfApi, target: dict[str, Any], private: bool, space_sdk: str | None) -> Any:
     """Create the repository and its branch if they do not exist. Return the metadata of the branch and its files."""
     repo_id, repo_type = target["repo_id"], target["repo_type"]
-    api.create_repo(repo_id, repo_type=repo_type, private=private or None, exist_ok=True, **creation)
+    api.create_repo(repo_id, repo_type=repo_type, private=private or None, exist_ok=True, space_sdk=space_sdk)
     if private and not api.repo_info(repo_id, repo_type=repo_type).private:
         raise ValueError(f"{repo_id} exists and is public. Make it private or remove --private. Nothing was uploaded.")
     try:

@@ -49,7 +49,7 @@ class TokenizerPair:
     tokenizer: PreTrainedTokenizerFast
     source: SideTokenizer
     target: SideTokenizer
-    covers_all_rows: bool = False  # whether each row of the model has a token
+    covers_all_rows: bool  # whether each row of the model has a token
 
     def apply_to(self, imported: ImportResult) -> dict[str, list[int]]:
         """Reorder the rows of the model as in the tokenizers, add missing rows, and set the special token ids.
@@ -138,7 +138,7 @@ def read_tokenizers(source: Path | None, target: Path | None, source_begins: Any
 
 
 def combine_tokenizers(
-    sides: list[SideTokenizer], source_begins: bool = False, source_ends: bool = True
+    sides: list[SideTokenizer], source_begins: bool = False, source_ends: bool = True, covers_all_rows: bool = False
 ) -> TokenizerPair:
     """Combine the tokenizers of source and target, or one tokenizer for both. Targets have an EOS and no BOS token.
 
@@ -153,11 +153,12 @@ def combine_tokenizers(
         side.tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos}$A{eos}", special_tokens=tokens)
     if len(sides) == 1:
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=sides[0].tokenizer, **sides[0].special)
-        return TokenizerPair(tokenizer, sides[0], sides[0])
-    both = VanillaTransformerTokenizer(
-        source_tokenizer_object=sides[0].tokenizer, target_tokenizer_object=sides[1].tokenizer, **sides[0].special
-    )
-    return TokenizerPair(both, sides[0], sides[1])
+    else:
+        source, target = (side.tokenizer for side in sides)
+        tokenizer = VanillaTransformerTokenizer(
+            source_tokenizer_object=source, target_tokenizer_object=target, **sides[0].special
+        )
+    return TokenizerPair(tokenizer, sides[0], sides[-1], covers_all_rows)
 
 
 def read_side_tokenizer(path: Path) -> SideTokenizer:
@@ -172,8 +173,7 @@ def read_side_tokenizer(path: Path) -> SideTokenizer:
         except Exception as error:  # tokenizers raises no narrower type
             raise ValueError(f"{path} is not a file of the library tokenizers: {error}") from error
     else:
-        tokens = text.split("\n")
-        tokens = tokens[:-1] if tokens[-1] == "" else tokens
+        tokens = text.removesuffix("\n").split("\n")
         if len(set(tokens)) < len(tokens):
             repeated = next(token for i, token in enumerate(tokens) if token in tokens[:i])
             raise ValueError(f"{path} repeats the token {repeated!r}. Write one token per line, ordered by id.")

@@ -18,10 +18,8 @@ def push_static_page(page: Path, repo_id: str, private: bool = False, replace: b
     """Publish the directory of a page as a static Space in one commit, and return the URL of the commit."""
     files = files_in(page)
     validate_no_sensitive_data(files, local_paths(page))
-    return commit_files(
-        repo_id, files, "Page that translates in the browser", private=private, replace=replace, repo_type="space",
-        space_sdk="static",
-    )  # fmt: skip
+    message = "Page that translates in the browser"
+    return commit_files(repo_id, files, message, private=private, replace=replace, space_sdk="static")
 
 
 def push(checkpoint: str, repo_id: str, private: bool = False, replace: bool = False) -> str:
@@ -38,6 +36,5 @@ def push(checkpoint: str, repo_id: str, private: bool = False, replace: bool = F
     card.data.title, card.data.models = checkpoint.rpartition("/")[2], [checkpoint]
     files: dict[str, Path | bytes] = {name: here / name for name in FILES}
     files["README.md"] = str(card).encode()
-    return commit_files(
-        repo_id, files, f"Page of {checkpoint}", private=private, replace=replace, repo_type="space", space_sdk="gradio"
-    )
+    message = f"Page of {checkpoint}"
+    return commit_files(repo_id, files, message, private=private, replace=replace, space_sdk="gradio")

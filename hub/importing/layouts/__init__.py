@@ -1,27 +1,12 @@
-"""Supported layouts, one per module."""
+"""Supported layouts: each module defines one or several."""
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from ..layout import Layout
 from ..toolkits import fairseq, opennmt
-from . import (
-    aladdin_persson,
-    annotated,
-    bentrevett,
-    gordicaleksa,
-    hkproj,
-    hyunwoongko,
-    jadore,
-    joeynmt,
-    notebook,
-    separate_heads,
-    torch_transformer,
-)
 
+MODULES = [*(import_module(f".{each.name}", __name__) for each in iter_modules(__path__)), fairseq, opennmt]
 LAYOUTS: dict[str, Layout] = {
-    layout.name: layout
-    for layout in (
-        *(aladdin_persson.LAYOUT, aladdin_persson.SEQ2SEQ, annotated.LAYOUT, bentrevett.LAYOUT, bentrevett.OLDER),
-        *(hkproj.ARTICLE, hkproj.REPAIRED_ARTICLE, gordicaleksa.LAYOUT, hkproj.LAYOUT, hyunwoongko.LAYOUT),
-        *(jadore.LAYOUT, joeynmt.LAYOUT, notebook.LAYOUT, separate_heads.LAYOUT, torch_transformer.LAYOUT),
-        *(fairseq.LAYOUT, opennmt.LAYOUT),
-    )
+    each.name: each for module in MODULES for each in vars(module).values() if isinstance(each, Layout)
 }

@@ -45,9 +45,7 @@ def read_toolkit_tokenizers(
     # OpenNMT-py needs two tokenizers, because only targets have an EOS token
     is_shared = tokens[0] == tokens[1] and files[0] == files[1] and layout != "opennmt"
     sides = [build_side_tokenizer(*each) for each in zip(tokens[: 1 if is_shared else 2], files, strict=False)]
-    tokenizers = combine_tokenizers(sides, source_ends=layout != "opennmt")
-    tokenizers.covers_all_rows = True
-    return tokenizers
+    return combine_tokenizers(sides, source_ends=layout != "opennmt", covers_all_rows=True)
 
 
 def read_dictionaries(folder: Path, metadata: dict[str, Any], is_required: bool) -> dict[str, list[str]]:
