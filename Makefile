@@ -19,7 +19,7 @@ test: $(VENV)/dev.installed  ## the fast tests
 	$(RUN) -m pytest -m "not slow" --ignore tests/conformance -n 2 --dist worksteal
 
 test-slow: $(VENV)/dev.installed  ## real processes, compilers and trainings
-	$(RUN) -m pytest -m slow --ignore tests/conformance -n 2 --dist worksteal
+	$(RUN) -m pytest -m slow --ignore tests/conformance -n 2 --dist worksteal --durations 40
 
 fuzz: $(VENV)/dev.installed  ## random input for all commands, VT_FUZZ_SECONDS=10 per family
 	$(RUN) -m pytest -s -m slow tests/fuzz

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import yaml
 
 from training.run.checkpoints import select_checkpoints
 from training.run.trainer import TokenBatchTrainer
@@ -79,8 +80,9 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def _fast(monkeypatch):
-    """Skip fsync, and freeze the garbage collector, which Accelerate runs at each start."""
+    """Skip fsync, freeze the garbage collector, which Accelerate runs at each start, and parse recipes with libyaml."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
+    monkeypatch.setattr(yaml, "SafeLoader", yaml.CSafeLoader)
     gc.freeze()
     yield
     gc.unfreeze()
