@@ -48,12 +48,9 @@ def main() -> None:
     used, others = (LikelihoodSettings, ScoreSettings) if is_likelihood else (ScoreSettings, LikelihoodSettings)
     for name in [each.name for each in fields(others) if each.name not in {each.name for each in fields(used)}]:
         if options.pop(name) != parser.get_default(name):
-            advice = f"Remove {option_name(name)} or --likelihood."
-            parser.error(
-                f"--likelihood does not translate. {advice}"
-                if is_likelihood
-                else f"{option_name(name)} requires --likelihood."
-            )
+            if is_likelihood:
+                parser.error(f"--likelihood does not translate. Remove {option_name(name)} or --likelihood.")
+            parser.error(f"{option_name(name)} requires --likelihood.")
 
     from vanilla_transformer.shared.atomic_io import atomic_write
 

@@ -315,6 +315,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
 
 SUPPORTED |= set(TrainingArguments.__annotations__) - FIXED
 UNSUPPORTED = {f.name for f in dataclasses.fields(TrainingArguments)} - SUPPORTED
+PARTS: Any = (DataArguments, TokenizerArguments, ModelArguments, TrainingArguments, DecodingArguments)
 
 
 @dataclass

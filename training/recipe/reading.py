@@ -22,22 +22,11 @@ from vanilla_transformer.shared.command_line import (
     option_name,
 )
 
-from .arguments import (
-    RENAMED_VALUES,
-    UNSUPPORTED,
-    UNSUPPORTED_ADVICE,
-    DataArguments,
-    DecodingArguments,
-    ModelArguments,
-    Recipe,
-    TokenizerArguments,
-    TrainingArguments,
-)
+from .arguments import PARTS, RENAMED_VALUES, UNSUPPORTED, UNSUPPORTED_ADVICE, Recipe, TrainingArguments
 from .packaged import find_recipe
 from .resolution import resolve_minutes, resolve_recipe, validate_overrides
 from .validation import LIBRARY_ERRORS
 
-PARTS = (DataArguments, TokenizerArguments, ModelArguments, TrainingArguments, DecodingArguments)
 KNOWN_KEYS = [f.name for part in PARTS for f in dataclasses.fields(part)]
 CHOSEN = "chosen"  # name of a recipe that rules have chosen
 MAX_NESTING_DEPTH = 8  # of YAML collections; only lr_scheduler_kwargs and fsdp_config need nesting

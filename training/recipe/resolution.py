@@ -8,23 +8,8 @@ from transformers import IntervalStrategy, SchedulerType
 
 from vanilla_transformer.shared.command_line import MAX_EXPONENT, option_name
 
-from .arguments import (
-    MACHINE_KEYS,
-    UNKNOWN_UPDATES,
-    DataArguments,
-    Recipe,
-    TrainingArguments,
-    former_tokens_per_update,
-    use_dataset,
-)
-from .validation import (
-    METRICS,
-    validate_attention,
-    validate_metric,
-    validate_model,
-    validate_training_setup,
-    validate_values,
-)
+from .arguments import MACHINE_KEYS, UNKNOWN_UPDATES, Recipe, TrainingArguments, former_tokens_per_update, use_dataset
+from .validation import METRICS, validate_metric, validate_model, validate_training_setup, validate_values
 
 WARMUP_RATIO = 0.1  # with `minutes`
 LOWER_IS_BETTER = ("loss", "ter", "token_error_rate", "character_error_rate", "per", "wer")  # two of earlier versions
@@ -38,12 +23,11 @@ def resolve_recipe(recipe: Recipe) -> None:
         validate_model(vars(recipe.model))
     validate_tokens_per_update(training, recipe.explicit_keys)
     validate_streaming(recipe)
-    validate_used_data_keys(recipe.data)
+    validate_used_data_keys(recipe)
     validate_combinations(recipe)
     validate_evaluated_checkpoints(training)
     resolve_checkpoint_selection(recipe)
     validate_metric(training, recipe.decoding.metric)
-    validate_attention(training)
     resolve_base_model(recipe)
     if training.learning_rate is None:
         if training.lr_scheduler_type != "inverse_sqrt" or training.warmup_steps < 1:
@@ -86,7 +70,7 @@ def validate_combinations(recipe: Recipe) -> None:
             data.corpus == "files" and data.source_lang == data.target_lang and has_columns
         ),
         "eval_strategy requires validation data. Set validation_file or validation_size.": (
-            evaluates and not has_validation_data(data)
+            evaluates and not has_validation_data(recipe)
         ),
         "early_stopping_patience requires eval_strategy.": (
             training.early_stopping_patience is not None and not evaluates
@@ -134,7 +118,7 @@ def resolve_minutes(recipe: Recipe, keys: Container[str]) -> None:
 
     Raises ValueError for those of `keys` that contradict `minutes`. The other keys of the recipe are replaced.
     """
-    training, data = recipe.training, recipe.data
+    training = recipe.training
     if training.minutes is None:
         return
     for name in (name for name in ("max_steps", "num_train_epochs") if name in keys):
@@ -150,7 +134,7 @@ def resolve_minutes(recipe: Recipe, keys: Container[str]) -> None:
         training.warmup_steps = min(0.5, training.warmup_steps / training.max_steps) if has_updates else WARMUP_RATIO
     training.max_steps, training.lr_scheduler_type = UNKNOWN_UPDATES, SchedulerType.LINEAR
     training.num_train_epochs = TrainingArguments.num_train_epochs  # the default, which `recipe.yaml` omits
-    if "eval_strategy" not in recipe.explicit_keys and has_validation_data(data):
+    if "eval_strategy" not in recipe.explicit_keys and has_validation_data(recipe):
         training.eval_strategy = IntervalStrategy.STEPS
     if "eval_steps" not in keys and "save_steps" not in keys:
         training.eval_steps = training.save_steps = UNKNOWN_UPDATES  # `TimeBudget` requests them
@@ -161,7 +145,8 @@ def resolve_minutes(recipe: Recipe, keys: Container[str]) -> None:
             raise ValueError(f"with minutes, {name}={value:g} must be an integer, not a ratio. Change or remove it.")
 
 
-def has_validation_data(data: DataArguments) -> bool:
+def has_validation_data(recipe: Recipe) -> bool:
+    data = recipe.data
     has_files = data.validation_file or data.dataset_name or data.validation_size
     return data.corpus == "demo" or (data.corpus == "files" and bool(has_files))
 
@@ -250,12 +235,13 @@ def validate_overrides(recipe: Recipe, options: set[str]) -> None:
         raise ValueError(f"{name} has no effect with {reasons[name]}.")
 
 
-def validate_used_data_keys(data: DataArguments) -> None:
+def validate_used_data_keys(recipe: Recipe) -> None:
     """Raise ValueError for settings of the data that a generated corpus does not use."""
+    data, defaults = recipe.data, recipe.defaults()
     used = {"corpus", "max_length", "max_length_ratio", "buffer_size", "train_fraction"}
     used |= vars(data).keys() if data.corpus == "files" else set()
     for name in sorted(vars(data).keys() - used):
-        if (value := getattr(data, name)) != getattr(DataArguments, name):
+        if (value := getattr(data, name)) != defaults[name]:
             raise ValueError(f"corpus={data.corpus} does not use {name}={value}. Set corpus=files, or remove {name}.")
 
 

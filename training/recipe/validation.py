@@ -109,7 +109,8 @@ def validate_metric(args: TrainingArguments, metric: str) -> None:
 
 
 def validate_training_setup(args: TrainingArguments) -> None:
-    """Build optimizer, schedule and reporting callbacks once, and raise ValueError if one of them fails."""
+    """Set attention, optimizer, schedule and reporting callbacks up once. Raise ValueError if one of them fails."""
+    validate_attention(args)
     weight = nn.Linear(1, 1)
     try:
         optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(args, weight)  # type: ignore[arg-type]

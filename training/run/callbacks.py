@@ -10,14 +10,8 @@ from types import FrameType
 from typing import Any
 
 import torch
-from transformers import (
-    PreTrainedModel,
-    PrinterCallback,
-    ProgressCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-)
+from torch import nn
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerControl, TrainerState
 
 from vanilla_transformer.shared.command_line import discard_output, logger
 
@@ -32,7 +26,7 @@ class EmaCallback(TrainerCallback):
     After n updates the decay is at most (1 + n) / (10 + n), so that the initial weights do not dominate a short run.
     """
 
-    def __init__(self, ema_model: PreTrainedModel, decay: float):
+    def __init__(self, ema_model: nn.Module, decay: float):
         self.ema_model, self.decay = ema_model, decay
 
     @torch.no_grad()

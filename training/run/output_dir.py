@@ -96,24 +96,24 @@ def validate_same_recipe(recipe: Recipe, folder: Path) -> None:
             )
 
 
-def write_run_info(corpus: dict[str, ParallelText], folder: Path) -> None:
-    state = {"data": {name: text.sha256() for name, text in corpus.items()}}
-    with atomic_write(folder / RUN_INFO) as path:
-        path.write_text(json.dumps(state, indent=1), encoding="utf-8")
-
-
-def validate_run_info(corpus: dict[str, ParallelText], folder: Path) -> None:
+def write_or_compare_hashes(corpus: dict[str, ParallelText], folder: Path, is_resumed: bool) -> None:
+    """Write the hashes of the data, or raise ValueError if a resumed run started with other data."""
+    hashes = {name: text.sha256() for name, text in corpus.items()}
+    if not is_resumed:
+        with atomic_write(folder / RUN_INFO) as path:
+            path.write_text(json.dumps({"data": hashes}, indent=1), encoding="utf-8")
+        return
     try:
         saved = dict(json.loads((folder / RUN_INFO).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{folder / RUN_INFO} is damaged ({error}). Choose another --output-dir.") from error
-    for name, text in corpus.items():
+    for name, sha256 in hashes.items():
         # With streaming, training pairs with a test source may be dropped, so that the test data affect training.
         is_used = name != "test" or "train" not in corpus
-        if is_used and saved["data"].get(name) != text.sha256():
+        if is_used and saved["data"].get(name) != sha256:
             raise ValueError(
                 f"{folder} contains a run on different data: sha256 of the {name} data was {saved['data'].get(name)}, "
-                f"now it is {text.sha256()}. Choose another --output-dir, or use the original data to resume."
+                f"now it is {sha256}. Choose another --output-dir, or use the original data to resume."
             )
 
 

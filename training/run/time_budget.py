@@ -43,8 +43,6 @@ class TimeBudget(TrainerCallback):
         self.max_updates = UNKNOWN_UPDATES  # until the first estimate
         self._evaluation_seconds = min(EVALUATION_FRACTION, TEST_FRACTION / max(1.0, test_ratio)) * seconds
         self._update_seconds: deque[float] = deque(maxlen=NUM_TIMED_UPDATES)
-        self._next_plan = FIRST_PLAN
-        self._last = 0.0
 
     def make_scheduler(self, optimizer: torch.optim.Optimizer) -> LambdaLR:
         """Return the schedule of the learning rate. Before the first estimate, warm-up makes hardly any progress."""

@@ -27,14 +27,7 @@ from .chosen_recipe import describe_choice, read_or_choose_recipe
 from .distributed import describe_plan, mute_other_ranks, resolve_num_processes
 from .factories import count_positions, make_model, make_tokenizer, make_train_set, resolve_precision_and_attention
 from .hardware import fit_micro_batches
-from .output_dir import (
-    lock_output_dir,
-    prepare_output_dir,
-    validate_run_info,
-    validate_same_recipe,
-    write_recipe,
-    write_run_info,
-)
+from .output_dir import lock_output_dir, prepare_output_dir, validate_same_recipe, write_or_compare_hashes, write_recipe
 from .results.evaluation import RESULTS, push, read_results, run_metadata, save_alignment_heads, score_test_set
 from .results.plots import plot_training_curve
 from .time_budget import estimate_test_ratio
@@ -142,10 +135,8 @@ def load_corpus(recipe: Recipe, folder: Path, checkpoint: Path | None) -> dict[s
     logger.info(", ".join(f"{name}: {len(text)} pairs" for name, text in corpus.items()))
     if args.eval_strategy != "no" and "validation" not in corpus:
         raise ValueError(f"eval_strategy={args.eval_strategy.value} requires validation data. Set validation_size.")
-    if checkpoint:
-        validate_run_info(corpus, folder)
-    elif args.process_index == 0:
-        write_run_info(corpus, folder)
+    if checkpoint or args.process_index == 0:
+        write_or_compare_hashes(corpus, folder, is_resumed=checkpoint is not None)
     return corpus
 
 

@@ -1,6 +1,7 @@
 """Validation and test data that do not overlap with the training data."""
 
 import random
+from collections.abc import Iterable
 from itertools import chain
 
 from vanilla_transformer.shared.command_line import logger
@@ -26,14 +27,13 @@ def split_off(corpus: dict[str, ParallelText], sizes: dict[str, int]) -> dict[st
     order = list(range(len(train)))
     random.Random("validation").shuffle(order)
     limit = max(2, int(MAX_GROUP_FRACTION * total))
-    for kept_together in ("near-duplicates", "copies", ""):
-        groups = (
-            iter_groups(
-                train.sources, train.targets, order[: MAX_TRIALS * total], limit, kept_together == "near-duplicates"
-            )
-            if kept_together
-            else ([i] for i in order)
-        )
+    texts = train.sources, train.targets, order[: MAX_TRIALS * total], limit
+    attempts: dict[str, Iterable[list[int]]] = {
+        "near-duplicates": iter_groups(*texts, use_words=True),
+        "copies": iter_groups(*texts, use_words=False),
+        "": ([i] for i in order),
+    }
+    for kept_together, groups in attempts.items():
         parts: dict[str, list[int]] = {split: [] for split in sizes}
         for group in groups:
             for split, size in sizes.items():
