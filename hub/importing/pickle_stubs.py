@@ -35,9 +35,6 @@ class ObjectStub:
         record.arguments, record.state = arguments, {}
         return record
 
-    def __init__(self, *arguments: Any):
-        pass
-
     def __setstate__(self, state: Any) -> None:
         self.state = state if isinstance(state, dict) else {}
 

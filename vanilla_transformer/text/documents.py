@@ -12,7 +12,7 @@ from typing import Any
 from vanilla_transformer.alignment_vanilla_transformer import Link, Span, word_spans
 from vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
 
-SentencePart = tuple[int, int, int]  # start, end, and into how many parts the sentence is split
+SentencePart = tuple[int, int, int]  # start, end, and the number of parts of its sentence; 1 after the first part
 
 LINE = re.compile("[^\\n\\r\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029]+")  # text between two Unicode line separators
 CLAUSE = re.compile("[,;:،؛、，；：–—]\\s*")
@@ -97,20 +97,19 @@ def assemble_document(text: str, parts: list[SentencePart], results: Iterator[di
     """Join the translations of the parts with the original white space."""
     chunks: list[str] = []
     document = Document("")
-    end = length = next_sentence = 0
-    for number, ((start, part_end, n), result) in enumerate(zip(parts, results, strict=False)):
-        source = text[start:part_end]
-        if "error" in result or not result["translation_text"].strip():
+    end = length = 0
+    for (start, part_end, n), result in zip(parts, results, strict=False):
+        translation, links = result["translation_text"].strip(), result.get("alignments", [])
+        if "error" in result or not translation:
             result.setdefault("error", "the translation is empty.")
             document.warnings.append(f"not translated, at character {start + 1}: {result['error']}")
-            result |= {"alignments": [(span, span) for span in word_spans(source)]} if "alignments" in result else {}
-        translation = source if "error" in result else result["translation_text"].strip()
-        if "error" not in result and (indent := result["translation_text"].find(translation)):
-            links = [(span, (a - indent, b - indent)) for span, (a, b) in result.get("alignments", [])]
-            result |= {"alignments": links} if links else {}
-        if n > 1 and number >= next_sentence:
+            translation = text[start:part_end]
+            links = [(span, span) for span in word_spans(translation)]
+        elif indent := result["translation_text"].find(translation):
+            links = [(span, (a - indent, b - indent)) for span, (a, b) in links]
+        result |= {"alignments": links} if "alignments" in result else {}
+        if n > 1:
             document.warnings.append(f"translated in {n} parts, at character {start + 1}: the sentence is too long.")
-            next_sentence = number + n
         chunks += [text[end:start], translation]
         length += start - end
         document.sentences.append(Sentence((start, part_end), (length, length + len(translation)), result))
@@ -120,10 +119,11 @@ def assemble_document(text: str, parts: list[SentencePart], results: Iterator[di
 
 
 def split_document(translator: TranslationPipeline, text: str, language: str, limit: int) -> Iterator[SentencePart]:
-    """Yield the start and end of each part to translate, and the number of parts of its sentence."""
+    """Yield the parts to translate."""
     for start, end in sentence_spans(text, language):
-        parts = list(split_long_sentence(translator, text, start, end, limit))
-        yield from ((a, b, len(parts)) for a, b in parts)
+        first, *others = split_long_sentence(translator, text, start, end, limit)
+        yield (*first, 1 + len(others))
+        yield from ((*part, 1) for part in others)
 
 
 def sentence_spans(text: str, language: str = "en") -> Iterator[Span]:
