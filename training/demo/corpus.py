@@ -236,22 +236,18 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="The directory to write train.en, train.de and so on to.")
     parser.add_argument("--seed", type=int, default=0, help="The random seed (default: %(default)s).")
     arguments = parser.parse_args()
+    directory = arguments.directory
     with exit_on_user_error(parser.prog):
-        write(arguments.directory, arguments.seed)
-
-
-def write(directory: Path, seed: int) -> None:
-    """Write the corpus to text files, one sentence per line. Raises ValueError if a file already exists."""
-    corpus = {split.replace("validation", "val"): pairs for split, pairs in generate(seed=seed).items()}  # as recipes
-    for path in (directory / f"{split}.{language}" for split in corpus for language in ("en", "de")):
-        if path.exists():
-            raise ValueError(f"{path} already exists. Choose another directory.")
-    directory.mkdir(parents=True, exist_ok=True)
-    for split, pairs in corpus.items():
-        for side, language in enumerate(("en", "de")):
-            with atomic_write(directory / f"{split}.{language}") as path:
-                path.write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
-        print(f"{len(pairs):6d} pairs  {directory / split}.{{en,de}}")
+        splits = generate(seed=arguments.seed)
+        corpus = {"train": splits["train"], "val": splits["validation"], "test": splits["test"]}  # as in recipes
+        for path in (directory / f"{split}.{language}" for split in corpus for language in ("en", "de")):
+            if path.exists():
+                raise ValueError(f"{path} already exists. Choose another directory.")
+        for split, pairs in corpus.items():
+            for side, language in enumerate(("en", "de")):
+                with atomic_write(directory / f"{split}.{language}") as path:
+                    path.write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
+            print(f"{len(pairs):6d} pairs  {directory / split}.{{en,de}}")
 
 
 if __name__ == "__main__":

@@ -91,13 +91,12 @@ class PairTableBuilder:
         missing = [self.missing_blocks(number) for number in range(len(self.sections))]
         if self.output.exists():  # another process has merged and removed the parts in the meantime
             return None
-        teachers = [self.load_teachers(number) if blocks else None for number, blocks in enumerate(missing)]
+        teachers = {number: self.load_teachers(number) for number, blocks in enumerate(missing) if blocks}
         try:
-            if any(missing):
+            if teachers:
                 self.write_part(self.parts / "job.json", self.job)
-            for number, translator in enumerate(teachers):
-                if translator is not None:
-                    self.translate_blocks(number, translator, missing[number])
+            for number, translator in teachers.items():
+                self.translate_blocks(number, translator, missing[number])
             return self.merge_parts()
         finally:
             if self.world_size == 1 and not any(path.exists() for path in self.all_parts()):
