@@ -130,7 +130,7 @@ def to_pairs(tensors) -> Layers:
     return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 
-def export_graphs(model: VanillaTransformerForConditionalGeneration, half: bool = False) -> dict[str, onnx.ModelProto]:
+def export_graphs(model: VanillaTransformerForConditionalGeneration, half: bool) -> dict[str, onnx.ModelProto]:
     """Trace all graphs except the merged one, and the `CROSS_CACHE` graph. `half` computes in float16 internally.
 
     Tokens that the generation config bans have probability zero.

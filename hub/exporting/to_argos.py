@@ -34,8 +34,8 @@ MASKED_SCORE = -1.0e9  # score of tokens that no merge forms: single characters
 def convert(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
-    quantization: str | None = None,
-    languages: Sequence[str] = ("", ""),
+    quantization: str | None,
+    languages: Sequence[str],
 ) -> Callable[[Path], None]:
     """Return a function that writes the package `translate-<from>_<to>.argosmodel` to a directory.
 

@@ -20,9 +20,7 @@ USAGE = """{out} is a CTranslate2 model. To translate with ctranslate2 and trans
 
 
 def convert(
-    model: VanillaTransformerForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerBase,
-    quantization: str | None = None,
+    model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, quantization: str | None
 ) -> Callable[[Path], None]:
     """Return a function that writes the equivalent model to a directory. See `to_spec` for arguments and errors."""
     spec = to_spec(model, tokenizer, quantization)
@@ -30,9 +28,7 @@ def convert(
 
 
 def to_spec(
-    model: VanillaTransformerForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerBase,
-    quantization: str | None = None,
+    model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, quantization: str | None
 ) -> transformer_spec.TransformerSpec:
     """Return the specification of the equivalent model, with the tokens of its tokenizer.
 

@@ -36,9 +36,7 @@ FORMATS = {None: ("", "fp32"), "int8": ("_quantized", "q8"), "fp16": ("_fp16", "
 
 
 def convert(
-    model: VanillaTransformerForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    quantization: str | None = None,
+    model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, quantization: str | None
 ) -> Callable[[Path], None]:
     """Return a function that writes the equivalent graphs, of any architecture, to a directory.
 

@@ -18,9 +18,7 @@ USAGE = """{out} is a native Transformers model. To load it with transformers on
 
 
 def convert(
-    model: VanillaTransformerForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerBase,
-    quantization: str | None = None,
+    model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, quantization: str | None
 ) -> Callable[[Path], None]:
     """Return a function that writes the equivalent native Transformers model to a directory.
 

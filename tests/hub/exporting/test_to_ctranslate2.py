@@ -104,22 +104,22 @@ def test_rejects_unsupported_generation_settings(make_model, make_tokenizer, set
     without_effect = {"no_repeat_ngram_size": 0, "repetition_penalty": 1.0, "bad_words_ids": [[4]], "num_beams": 5}
     without_effect |= {"forced_eos_token_id": 2, "min_new_tokens": 1, "renormalize_logits": True}
     model.generation_config = GenerationConfig(**without_effect)
-    to_spec(model, tokenizer)
+    to_spec(model, tokenizer, None)
     model.generation_config = GenerationConfig(**(without_effect | settings))
     (name,) = settings
     with pytest.raises(ValueError, match=f"does not support this model: remove {name}"):
-        to_spec(model, tokenizer)
+        to_spec(model, tokenizer, None)
 
 
 def test_uses_special_ids_of_generation_config(make_model, make_tokenizer):
     tokenizer, sizes = make_tokenizer(True)
     model = make_model(**sizes)
     model.generation_config.update(decoder_start_token_id=5, eos_token_id=6)
-    settings = to_spec(model, tokenizer).config
+    settings = to_spec(model, tokenizer, None).config
     assert [settings.decoder_start_token, settings.eos_token] == tokenizer.convert_ids_to_tokens([5, 6])
     model.generation_config.eos_token_id = [2, 6]
     with pytest.raises(ValueError, match="multiple eos_token_id"):
-        to_spec(model, tokenizer)
+        to_spec(model, tokenizer, None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -127,5 +127,5 @@ def test_low_precision_model_with_bias_can_ban_tokens(make_model, make_tokenizer
     tokenizer, sizes = make_tokenizer(True)
     model = make_model(lm_head_bias=True, **sizes)
     model.generation_config.suppress_tokens = [4]
-    spec = to_spec(model.to(dtype), tokenizer)
+    spec = to_spec(model.to(dtype), tokenizer, None)
     assert spec.decoder.projection.bias.numpy()[4] == -1e9

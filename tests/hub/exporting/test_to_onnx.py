@@ -116,7 +116,7 @@ def test_rejects_too_large_graphs(save_checkpoint, assert_rejected, tmp_path, mo
     decoder = [model.get_decoder(), model.lm_head]
     size = 4 * sum(each.numel() for each in {each for part in decoder for each in part.parameters()})
     monkeypatch.setattr(onnx_export, "MAX_BYTES", size)
-    onnx_export.convert(model)
+    onnx_export.convert(model, None, None)
     monkeypatch.setattr(onnx_export, "MAX_BYTES", size - 1)
     message = f"A graph has {size:,} bytes of weights"
     assert_rejected(main, folder, tmp_path / "out", "--to", "onnx", message=message)
@@ -182,10 +182,10 @@ def test_graphs_never_generate_banned_tokens(
 def test_reports_settings_outside_graphs(make_model, caplog, settings):
     model = make_model()
     model.generation_config.update(num_beams=5, max_new_tokens=12, bad_words_ids=[[4]], forced_eos_token_id=2)
-    onnx_export.convert(model)
+    onnx_export.convert(model, None, None)
     assert not caplog.messages
     model.generation_config.update(**settings)
-    onnx_export.convert(model)
+    onnx_export.convert(model, None, None)
     (message,) = caplog.messages
     assert f"of the generation config: {next(iter(settings))}. " in message
 

@@ -126,7 +126,7 @@ def test_pads_tables_to_equal_length(make_model, make_tokenizer, sizes, tied, tm
         share_encoder_decoder_embeddings=False,
         tie_word_embeddings=tied,
     )
-    convert(model, None)(tmp_path)
+    convert(model, None, None)(tmp_path)
     marian = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     assert marian.config.vocab_size == marian.config.decoder_vocab_size == max(sizes)
     assert len(marian.get_encoder().embed_tokens.weight) == len(marian.get_decoder().embed_tokens.weight) == max(sizes)
