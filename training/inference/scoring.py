@@ -130,7 +130,7 @@ def compute_likelihood(
     text = read_test_set(source, references, read_run_recipe(Path(as_names(checkpoints)[0])))
     translator = load_translator(checkpoints, settings.device)
     for number, sentence, target in zip(text.line_numbers, text.sources, text.targets, strict=True):
-        if reason := scoring_error(translator, [(sentence, target)]):
+        if reason := scoring_error(translator, [sentence], [target]):
             raise ValueError(f"{source}, line {number}: {reason}")
     size = settings.batch_size or DEFAULT_BATCH_SIZE
     models = translator.model, translator.tokenizer, text, size, translator.ensemble

@@ -118,27 +118,27 @@ def rerank_translations(
     window_size = 1 if one_by_one else size * BATCHES_PER_RERANK_WINDOW
     while window := list(islice(numbered, window_size)):
         outputs = translator([line for _, line in window], **options)
-        scored_candidates, pairs = Candidates(), list[tuple[str, str]]()
+        scored_candidates, pairs = Candidates(), ParallelText([], [])
         for (number, line), candidates in zip(window, outputs, strict=True):
             if not line.strip() or "error" in candidates[0]:
                 continue
-            both = [(each["translation_text"], line.rstrip()) for each in candidates]
-            if reason := scoring_error(backward, both):
+            sources, targets = [each["translation_text"] for each in candidates], [line.rstrip()] * len(candidates)
+            if reason := scoring_error(backward, sources, targets):
                 logger.warning(f"line {number} is not reranked: {reason}")
                 continue
             scored_candidates += candidates
-            pairs += both
-        text = ParallelText([target for target, _ in pairs], [source for _, source in pairs])
-        backward_nll = compute_pair_nll(backward.model, backward.tokenizer, text, size, show=False) if pairs else []
+            pairs.sources += sources
+            pairs.targets += targets
+        backward_nll = compute_pair_nll(backward.model, backward.tokenizer, pairs, size, show=False)
         for each, (nats, tokens) in zip(scored_candidates, backward_nll, strict=True):
             each["score"] -= settings.rerank_weight * nats / tokens
         for candidates in outputs:
             yield select_distinct(sorted(candidates, key=lambda each: -each.get("score", 0.0)), settings.nbest)
 
 
-def scoring_error(backward: TranslationPipeline, pairs: list[tuple[str, str]]) -> str | None:
+def scoring_error(backward: TranslationPipeline, sources: list[str], targets: list[str]) -> str | None:
     """Return why a model cannot score all of the pairs, or None if it can."""
-    encoded = backward.tokenizer([source for source, _ in pairs], text_target=[target for _, target in pairs])
+    encoded = backward.tokenizer(sources, text_target=targets)
     lengths = [len(ids) for name in ("input_ids", "labels") for ids in encoded[name]]
     max_length = backward._max_sequence_length()
     if not all(lengths):

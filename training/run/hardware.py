@@ -59,18 +59,18 @@ def choose_precision_and_attention(
     Returns:
         Precision, attention implementation, and median seconds per step of each timed candidate.
     """
+    best_precision = "fp32"
+    if model.device.type == "cuda":  # emulated bf16 is slow, and not supported by compilers
+        best_precision = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    default = best_precision if precision == "auto" else precision, "sdpa" if attention == "auto" else attention
     if model.device.type != "cpu":
-        best_precision = "fp32"
-        if model.device.type == "cuda":  # emulated bf16 is slow, and not supported by compilers
-            best_precision = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-        return best_precision if precision == "auto" else precision, "sdpa" if attention == "auto" else attention, {}
+        return *default, {}
     candidates = [
         (p, a)
         for p, a in (("fp32", "sdpa"), ("fp32", "eager"), ("bf16", "eager"))
         if precision in ("auto", p) and attention in ("auto", a) and (p in ("fp32", precision) or has_bf16())
     ]
     if len(candidates) < 2 or MAX_TIMING_FRACTION * steps < 2 * len(candidates):  # no choice, or too few steps
-        default = ("fp32" if precision == "auto" else precision, "sdpa" if attention == "auto" else attention)
         return *(candidates or [default])[0], {}
     seconds: dict[tuple[str, str], list[float]] = {candidate: [] for candidate in candidates}
     medians: dict[tuple[str, str], float] = {}  # without the first batch

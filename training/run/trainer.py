@@ -225,11 +225,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         return loss
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Return the summed loss of a micro-batch, divided by the number of target tokens of the complete update."""
         labels, smoothing = inputs["labels"], self.args.label_smoothing_factor

@@ -17,8 +17,6 @@ from .plots import plot_learning_curve
 
 FOLDER, FILE = "learning_curve", "learning_curve.json"
 MISSING = "--learning-curve requires --minutes and test data. Set --minutes N, and --test-size if needed."
-
-
 # names of the directories (empty for the complete run), fractions of the data, fractions of the time
 PARTS = ("", 1, 1), ("quarter_of_data", 0.25, 1), ("half_of_data", 0.5, 1), ("half_of_time", 1, 0.5)
 
