@@ -10,11 +10,10 @@ import json
 import re
 import signal
 import sys
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from . import __version__
-from .shared.command_line import discard_output
+from .shared.command_line import closest_match, discard_output
 
 PROGRAM = "vanilla-transformer"
 SUBCOMMANDS = {  # group: {name: (module, description)}
@@ -61,8 +60,8 @@ def run_subcommand() -> None:
     elif name == "recipes":
         show_recipes(arguments)
     elif name not in commands:
-        close = get_close_matches(name, commands, n=1)
-        exit_with_error(f"unknown subcommand {name!r}" + (f"; did you mean {close[0]}?" if close else ". See --help."))
+        close = closest_match(name, commands)
+        exit_with_error(f"unknown subcommand {name!r}" + (f"; did you mean {close}?" if close else ". See --help."))
     else:
         run(name, commands[name][0], ["demo", *arguments] if name == "demo" else arguments)
 

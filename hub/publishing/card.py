@@ -96,8 +96,7 @@ def make_card(checkpoint: str | Path, repo_id: str, **options: Any) -> ModelCard
 def read_run(checkpoint: Path) -> dict[str, Any]:
     """Read the files that describe a checkpoint. Those of a run are empty if the model was imported."""
     names = {"config": "config.json", "results": "all_results.json", "recipe": "recipe.yaml"}
-    files = {key: read_mapping(checkpoint / name) for key, name in names.items()}
-    files["report"] = read_mapping(checkpoint / "import_report.json")
+    files = {key: read_mapping(checkpoint / name) for key, name in (names | {"report": "import_report.json"}).items()}
     if files["report"]:  # other files in the directory belong to a different model
         files |= {key: CheckedMapping({}, names[key]) for key in ("results", "recipe")}
     return files | {"data": files["results"].mapping("data")}

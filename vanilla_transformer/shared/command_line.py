@@ -211,17 +211,15 @@ def own_fields_first(settings: type) -> list[Field]:
 
 def argparse_options(setting: Field) -> dict[str, Any]:
     """Return `name`, if it is not the name of the field, and the arguments of `add_argument` for a field."""
-    options = {"dest": setting.name, "default": setting.default, **setting.metadata}
     types = {setting.type, *get_args(setting.type)}  # such as int | None
+    implied: dict[str, Any] = {}
     if setting.default is False:
-        return {"action": "store_true", **options}
-    choices = [choice for each in types for choice in get_args(each) if get_origin(each) is Literal]
-    known = {"choices": choices} if choices else {}
-    return {
-        **known,
-        **({"type": positive_int} if int in types else {"type": float} if float in types else {}),
-        **options,
-    }
+        implied = {"action": "store_true"}
+    elif int in types or float in types:
+        implied = {"type": positive_int if int in types else float}
+    elif choices := [choice for each in types for choice in get_args(each) if get_origin(each) is Literal]:
+        implied = {"choices": choices}
+    return {"dest": setting.name, "default": setting.default, **implied, **setting.metadata}
 
 
 def accept_settings(settings: type) -> Callable[[Any], Any]:
