@@ -43,10 +43,9 @@ def stream_pairs(arguments: DataArguments, held_out: Container[str] = ()) -> Ite
         pairs = pairs.filter(lambda row: is_valid((row["source"], row["target"]), name, arguments.on_bad_lines))
     else:
         path = Path(arguments.data_dir) / arguments.train_file
-        paths: tuple[Path, ...] = (path,)
-        if path.suffix not in TABLE_SUFFIXES:
-            paths = source, target = find_text_files(path, languages)
-            validate_line_counts(source, target)
+        paths = [path] if path.suffix in TABLE_SUFFIXES else [*find_text_files(path, languages)]
+        if len(paths) > 1:
+            validate_line_counts(*paths)
         kwargs = {"paths": tuple(map(str, paths)), "languages": languages, "on_bad_lines": arguments.on_bad_lines}
         pairs = IterableDataset.from_generator(_iter_rows, gen_kwargs=kwargs)
     return pairs.filter(lambda row: row["source"] not in held_out) if held_out else pairs

@@ -40,8 +40,8 @@ def tokenize_corpus(
     Args:
         text: Sentence pairs. Its `dropped` counts the pairs that are dropped here.
         arguments: Length filters `max_length` and `max_length_ratio`. Defaults to no filters.
-        dropout: Probability of BPE-dropout, which re-tokenizes rows at each access. Rows that exceed `max_length`
-            with dropout are tokenized without it. Lengths are those without dropout.
+        dropout: Probability of BPE-dropout, which re-tokenizes rows at each access. Requires `arguments`. Rows that
+            exceed `max_length` with dropout are tokenized without it. Lengths are those without dropout.
     """
     if tokenizer.is_fast:
         states = [backend.to_str() for _, backend in iter_backends(tokenizer)]
@@ -62,18 +62,17 @@ def tokenize_corpus(
             new_fingerprint=key[:32],
             desc="tokens",
         )
-    kept = np.arange(len(data))
-    if arguments is not None:
-        kept = _filter(sequence_lengths(data), arguments, text.dropped)
-        data = data if len(kept) == len(data) else data.select(kept)
+    if arguments is None:
+        return data
+    kept = _filter(sequence_lengths(data), arguments, text.dropped)
+    data = data if len(kept) == len(data) else data.select(kept)
     if not dropout:
         return data
     lengths = sequence_lengths(data)
     noisy = add_bpe_dropout(tokenizer, dropout)
     selected = text.select(kept.tolist())
     columns: dict[str, Any] = {"source": selected.sources, "target": selected.targets, "lengths": lengths.tolist()}
-    limit = sys.maxsize if arguments is None else arguments.max_length
-    tokenize = partial(tokenize_with_dropout, noisy, tokenizer, limit)
+    tokenize = partial(tokenize_with_dropout, noisy, tokenizer, arguments.max_length)
     return Dataset.from_dict(columns).with_transform(tokenize, columns=["source", "target"])
 
 

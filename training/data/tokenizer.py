@@ -17,23 +17,19 @@ from .moses_pretokenization import moses_normalizer, moses_splits
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
 
 
-def train_backend(
-    texts: Sequence[str], tokenizer_type: str, vocab_size: int, lowercase: bool, moses: bool
-) -> Tokenizer:
+def train_backend(texts: Sequence[str], arguments: TokenizerArguments) -> Tokenizer:
     """Train a tokenizer that ends every sequence with `</s>`.
 
-    Args:
-        tokenizer_type: "bpe" (Sennrich et al. 2016), "unigram" (Kudo 2018), "char" (one token per character) or "word"
-            (one token per run of characters between spaces). "bpe" and "unigram" first split words, punctuation and
-            single digits. They keep spaces as "▁", so that decoding is exact.
-        vocab_size: Maximum number of tokens, including the four special ones. The most frequent ones are kept.
-        moses: Whether "bpe" and "unigram" split words as Moses does, see `training.data.moses_pretokenization`.
+    The types are "bpe" (Sennrich et al. 2016), "unigram" (Kudo 2018), "char" (one token per character) and "word" (one
+    token per run of characters between spaces). "bpe" and "unigram" first split words, punctuation and single digits,
+    or words as Moses does. They keep spaces as "▁", so that decoding is exact. The most frequent tokens are kept.
     """
+    tokenizer_type, vocab_size = arguments.tokenizer_type, arguments.tokenizer_vocab_size
     unk, special = SPECIAL_TOKENS["unk_token"], list(SPECIAL_TOKENS.values())
     options: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": special, "show_progress": False}
     mark = pre_tokenizers.Metaspace()
     subwords = [mark, pre_tokenizers.Punctuation(), pre_tokenizers.Digits(individual_digits=True)]
-    if moses:
+    if arguments.moses:
         subwords = [pre_tokenizers.Metaspace(split=False), moses_splits()]
     splits: Any = pre_tokenizers.Sequence(subwords)
     if tokenizer_type == "bpe":
@@ -52,8 +48,8 @@ def train_backend(
         single = pre_tokenizers.Sequence([mark, pre_tokenizers.Split("", "isolated")])
         splits = single if tokenizer_type == "char" else pre_tokenizers.WhitespaceSplit()
     steps: list[Any] = [normalizers.NFC()]
-    steps += [moses_normalizer(), normalizers.Strip()] if moses else []
-    steps += [normalizers.Lowercase()] if lowercase else []
+    steps += [moses_normalizer(), normalizers.Strip()] if arguments.moses else []
+    steps += [normalizers.Lowercase()] if arguments.lowercase else []
     tokenizer.normalizer = normalizers.Sequence(steps) if len(steps) > 1 else steps[0]
     tokenizer.pre_tokenizer = splits
     if tokenizer_type == "word":  # without a decoder, words are joined by spaces
@@ -76,12 +72,11 @@ def train_tokenizer(
     """Train a tokenizer for both languages with one vocabulary or two, or load the one of `tokenizer_path`."""
     if arguments.tokenizer_path is not None:
         return load_training_tokenizer(arguments.tokenizer_path, "tokenizer_path")
-    settings = arguments.tokenizer_type, arguments.tokenizer_vocab_size, arguments.lowercase, arguments.moses
     if arguments.shared_vocabulary:
-        return PreTrainedTokenizerFast(tokenizer_object=train_backend(sources + targets, *settings), **SPECIAL_TOKENS)
+        return PreTrainedTokenizerFast(tokenizer_object=train_backend(sources + targets, arguments), **SPECIAL_TOKENS)
     return VanillaTransformerTokenizer(
-        source_tokenizer_object=train_backend(sources, *settings),
-        target_tokenizer_object=train_backend(targets, *settings),
+        source_tokenizer_object=train_backend(sources, arguments),
+        target_tokenizer_object=train_backend(targets, arguments),
         **SPECIAL_TOKENS,
     )
 

@@ -101,7 +101,7 @@ def write_document(
     document = translate_document(translator, text, language=language, max_sentence_tokens=limit, **options)
     for warning in document.warnings:
         logger.warning(warning)
-    report_terms([match for each in document.sentences for match in find_term_matches([each.result])], settings)
+    report_terms(find_term_matches([each.result for each in document.sentences]), settings)
     if settings.details:
         for sentence in document.sentences:
             start, end = sentence.source

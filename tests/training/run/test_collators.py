@@ -13,6 +13,7 @@ from training.data.collators import PaddingCollator
 from training.data.parallel_text import ParallelText
 from training.data.tokenization import tokenize_corpus
 from training.inference.decoder_input import add_decoder_input_ids
+from training.recipe.arguments import DataArguments
 
 MAX_PICKLE = 100_000  # bytes
 
@@ -79,6 +80,6 @@ def test_data_with_bpe_dropout_can_be_pickled(make_tokenizer, sentences, tmp_pat
     monkeypatch.setattr("training.data.tokenization.HF_DATASETS_CACHE", str(tmp_path))
     tokenizer, _ = make_tokenizer(shared)
     text = ParallelText(sentences["en"], sentences["de"])
-    data = pickle.loads(pickle.dumps(tokenize_corpus(text, tokenizer, dropout=1.0)))
+    data = pickle.loads(pickle.dumps(tokenize_corpus(text, tokenizer, DataArguments(), dropout=1.0)))
     expected = tokenize_corpus(text, tokenizer)
     assert len(data[0]["labels"]) > len(expected[0]["labels"])  # single characters
