@@ -190,7 +190,7 @@ class TranslationPipeline(Pipeline):
             raise ValueError(f"{sentence!r} is not a string: pass sentences, such as a dataset's text column.")
         if not sentence.strip():
             return None, None
-        error, limit = None, self._max_sequence_length(ensemble)
+        limit = self._max_sequence_length(ensemble)
         try:
             sentence.encode()
         except UnicodeEncodeError as exception:

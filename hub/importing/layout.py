@@ -89,8 +89,6 @@ class Layout:
 
 
 ACTIVATIONS: tuple[str, ...] = ("relu", "gelu", "gelu_pytorch_tanh", "silu", "tanh")  # names in transformers
-
-
 ENCODER, DECODER = "model.encoder.layers.{i}", "model.decoder.layers.{i}"  # layers of this model
 VARIABLES = {"i": "[0-9]+", "p": "weight|bias"}  # in keys -> regular expression; others list their words
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")

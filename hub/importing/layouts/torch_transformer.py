@@ -10,8 +10,6 @@ from ..weight_folding import fused_attention, sinusoids
 ATTENTIONS, FFN, NORMS = ("self_attn", "multihead_attn"), ("linear1", "linear2"), ("norm1", "norm2", "norm3")
 SETTINGS: dict[str, Kind] = {"norm_first": bool, "activation": ACTIVATIONS}
 DEFAULT_SETTINGS = {"norm_first": False, "activation": "relu"}  # defaults of PyTorch; files do not contain them
-
-
 BODY = {
     **layers(ENCODER, "transformer.encoder.layers.{i}", ATTENTIONS[:1], FFN, NORMS[:2], map_attention=fused_attention),
     **layers(DECODER, "transformer.decoder.layers.{i}", ATTENTIONS, FFN, NORMS, map_attention=fused_attention),
