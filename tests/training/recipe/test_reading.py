@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 import yaml
 
-from training.recipe.arguments import MACHINE_KEYS, RENAMED_VALUES
+from training.recipe.arguments import MACHINE_KEYS, RENAMED_VALUES, UNKNOWN_UPDATES
 from training.recipe.reading import make_parser, read_recipe
 from training.run.output_dir import validate_same_recipe
 from vanilla_transformer import VanillaTransformerConfig
@@ -70,6 +70,14 @@ def test_written_recipe_can_be_read(path, tmp_path):
     assert vars(again.model) == vars(recipe.model)
     assert again.training.lr_scheduler_type == "inverse_sqrt"
     assert yaml.safe_load(again.to_yaml()) == yaml.safe_load(recipe.to_yaml())
+
+
+def test_only_unknown_updates_are_omitted(path):
+    """With `minutes`, updates are unknown. The number that stands for them is a value like others elsewhere."""
+    recipe = read_recipe([str(path), "--minutes=1", f"--tokens-per-update={UNKNOWN_UPDATES}"])
+    assert recipe.training.max_steps == UNKNOWN_UPDATES
+    assert "max_steps" not in recipe.to_dict()
+    assert recipe.to_dict()["tokens_per_update"] == UNKNOWN_UPDATES
 
 
 def test_windows_path(path):
