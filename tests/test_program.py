@@ -108,6 +108,11 @@ def test_train_finds_packaged_recipes(tmp_path, monkeypatch):
     assert find_recipe("notebook") != "notebook"
     with pytest.raises(ValueError, match="cannot read the recipe missing.yaml: no such file. Packaged recipes: .*demo"):
         find_recipe("missing.yaml")
+    Path("pairs.tsv").write_text("cat\tKatze\n")
+    Path("my_data").mkdir()
+    for name in ("pairs.tsv", "my_data"):
+        with pytest.raises(ValueError, match=f"{name} is not a recipe .* use --data-dir DIRECTORY"):
+            find_recipe(name)
 
 
 def test_all_subcommands_exist():

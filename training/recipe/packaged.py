@@ -13,4 +13,6 @@ def find_recipe(name: str) -> str:
         return packaged[name]
     if not os.path.exists(name):
         raise ValueError(f"cannot read the recipe {name}: no such file. Packaged recipes: {', '.join(packaged)}.")
+    if os.path.isdir(name) or Path(name).suffix not in (".yaml", ".yml", ".json", ""):
+        raise ValueError(f"{name} is not a recipe (.yaml). To train on your own pairs, use --data-dir DIRECTORY.")
     return name
