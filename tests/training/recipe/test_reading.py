@@ -73,7 +73,7 @@ def test_written_recipe_can_be_read(path, tmp_path):
 
 
 def test_only_unknown_updates_are_omitted(path):
-    """With `minutes`, updates are unknown. The number that stands for them is a value like others elsewhere."""
+    """The number that marks unknown updates with `minutes` is an ordinary value of other keys."""
     recipe = read_recipe([str(path), "--minutes=1", f"--tokens-per-update={UNKNOWN_UPDATES}"])
     assert recipe.training.max_steps == UNKNOWN_UPDATES
     assert "max_steps" not in recipe.to_dict()
