@@ -1,6 +1,5 @@
 """The packaged recipes. This module imports neither torch nor transformers, so that a mistyped name fails at once."""
 
-import os
 from pathlib import Path
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -9,10 +8,11 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 def find_recipe(name: str) -> str:
     """Return the path of a recipe. `name` is a path, or the name of a packaged recipe such as `demo`."""
     packaged = {path.stem: str(path) for path in sorted(RECIPES.glob("*.yaml"))}
-    if name in packaged and not Path(name).is_file():
+    path = Path(name)
+    if name in packaged and not path.is_file():
         return packaged[name]
-    if not os.path.exists(name):
+    if not path.exists():
         raise ValueError(f"cannot read the recipe {name}: no such file. Packaged recipes: {', '.join(packaged)}.")
-    if os.path.isdir(name) or Path(name).suffix not in (".yaml", ".yml", ".json", ""):
+    if path.is_dir() or path.suffix not in (".yaml", ".yml", ".json", ""):
         raise ValueError(f"{name} is not a recipe (.yaml). To train on your own pairs, use --data-dir DIRECTORY.")
     return name
