@@ -27,7 +27,6 @@ from .models import SENTENCE_LENGTH, SIZES, WMT_SIZES, build_variants, make_batc
 from .optimizer_step import build_candidates
 from .recipe import BASELINE, compare
 
-UPDATES = 20  # per candidate and round
 NUM_BEAMS = 5
 TRAINING_UNIT = "target tokens/s"
 MIN_EQUAL_FRACTION = 0.995  # minimum fraction of equal translations; the others are ties
@@ -100,7 +99,7 @@ class Benchmark:
         for precision in self.arguments.precision:
             step = partial(run_step, "Vanilla", model, batch, precision)
             limit = self.limit(step, int((batch["labels"] != -100).sum()), precision)
-            candidates = build_candidates(config, batch, tokens, precision, UPDATES)
+            candidates = build_candidates(config, batch, tokens, precision)
             rates, results = self.time_interleaved(candidates, lambda result, _: result[0])
             peaks = {name: peak for name, (_, peak) in results.items()}
             title = f"update of {tokens} tokens, vocabulary of {config.vocab_size}, {precision}"
