@@ -238,8 +238,8 @@ def main() -> None:
     arguments = parser.parse_args()
     directory = arguments.directory
     with exit_on_user_error(parser.prog):
-        splits = generate(seed=arguments.seed)
-        corpus = {"train": splits["train"], "val": splits["validation"], "test": splits["test"]}  # as in recipes
+        splits = generate(seed=arguments.seed).items()
+        corpus = {split.replace("validation", "val"): pairs for split, pairs in splits}  # as in recipes
         for path in (directory / f"{split}.{language}" for split in corpus for language in ("en", "de")):
             if path.exists():
                 raise ValueError(f"{path} already exists. Choose another directory.")
