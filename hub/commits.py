@@ -17,6 +17,7 @@ from huggingface_hub.errors import RevisionNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
 MANIFEST_NAME = "pushed_files.json"
+NEW_SPACE_FILES = {".gitattributes", "README.md"}  # which the Hub creates
 REVISION = re.compile(r"(?!.*(?:\.\.|//|/\.|\.lock(?:/|$)))\w[\w./-]*(?<![/.])", re.ASCII)  # branch names of git
 
 
@@ -60,6 +61,8 @@ def commit_files(
     is_new = not api.repo_exists(repo_id, repo_type=repo_type)
     info = create_branch(api, target, private, space_sdk)
     remote = {each.rfilename: each.lfs.sha256 if each.lfs else each.blob_id for each in info.siblings or []}
+    if space_sdk and remote.keys() <= NEW_SPACE_FILES:  # an earlier call may have created it, and then failed
+        is_new |= len(api.list_repo_commits(repo_id, repo_type=repo_type, revision=revision)) == 1
     previous = fetch_manifest(api, repo_id, info.sha, repo_type) if MANIFEST_NAME in remote else {}
     owned = set(remote) if is_new else {name for name, hash_ in remote.items() if hash_ in previous.get(name, [])}
     stale = [name for name in sorted(previous) if name in owned and name not in files and name != MANIFEST_NAME]
@@ -73,7 +76,8 @@ def commit_files(
     conflicts = [name for name in hashes if name in remote.keys() - owned and remote[name] not in hashes[name]]
     if conflicts and not replace:
         names = f"{conflicts[0]} and {len(conflicts) - 1} more files" if len(conflicts) > 1 else conflicts[0]
-        hint = " Use --card keep to keep the card of the repository." if "README.md" in conflicts else ""
+        has_card = "README.md" in conflicts and not space_sdk
+        hint = " Use --card keep to keep the card of the repository." if has_card else ""
         raise ValueError(
             f"{repo_id} contains {names} that this program did not write, or that was changed since. Use --replace to "
             f"overwrite such files, or choose another repository.{hint} Nothing was uploaded."

@@ -194,6 +194,12 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({"id": name, "modelId": name, "sha": sha_of(files), "private": repository.private,
                      "siblings": siblings, "tags": [], "downloads": 0, "likes": 0})  # fmt: skip
 
+    def commits(self, name: str, branch: str, query=None) -> None:
+        if (repository := self.repository(name)) is not None:
+            commits = reversed(repository.branches[branch])
+            keys = {"authors": [], "title": "commit", "message": "", "date": "2026-01-01T00:00:00.000Z"}
+            self.answer([{"id": sha_of(files)} | keys for files in commits])
+
     def tree(self, name: str, revision: str, query=None) -> None:
         if (repository := self.repository(name)) is None:
             return
@@ -319,6 +325,7 @@ ROUTES = (
     ("POST", "/api/validate-yaml", Handler.validate),
     ("GET", f"/api/models/{NAME}", Handler.info),
     ("GET", f"/api/models/{NAME}/revision/{REVISION}", Handler.info),
+    ("GET", f"/api/models/{NAME}/commits/{REVISION}", Handler.commits),
     ("GET", f"/api/models/{NAME}/tree/{REVISION}", Handler.tree),
     ("POST", f"/api/models/{NAME}/branch/{REVISION}", Handler.branch),
     ("POST", f"/api/models/{NAME}/preupload/{REVISION}", Handler.preupload),

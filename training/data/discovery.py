@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ SPLIT_NAMES = {  # names of files, or words in their names
 }
 OTHER_ENDINGS = {"gz", "bz2", "xz", "zip", "md", "yaml", "yml", "py", "sh", "log", "pdf", "arrow"}  # not languages
 MAX_LISTED = 12  # files in a message
-MAX_TMX_UNITS = 100  # translation units that are searched for languages
+MAX_RECORDS = 100  # rows or translation units that are searched for columns with text
 
 
 def discover_files(
@@ -99,9 +100,9 @@ def _find_direction(
     if not columns:
         return "no header, column 1 is the source", source_lang or SIDES[0], target_lang or SIDES[1]
     kind = f"columns {', '.join(columns)}"
-    source, target = choose_direction(columns, source_lang, target_lang, f"the {kind} in {train}")
+    source, target = choose_columns(columns, source_lang, target_lang, f"the {kind} in {train}")
     codes = language_code(source) or "", language_code(target) or ""
-    if all(codes) and find_columns(columns, codes) == (columns.index(source), [columns.index(target)]):
+    if all(codes) and find_columns(columns, codes) == find_columns(columns, (source, target)):
         source, target = codes
     return kind, source, target
 
@@ -113,10 +114,9 @@ def _discover_dataset(folder: Path, source_lang: str | None, target_lang: str | 
         raise ValueError(f"the dataset {folder} is damaged ({error}). Save it again with save_to_disk.") from error
     if "train" not in dataset:
         raise ValueError(f"the dataset {folder} has no split 'train' (found: {', '.join(dataset)}).")
-    columns = list(_unnest(next(iter(dataset["train"]), {})))
-    source, target = choose_direction(
-        columns, source_lang, target_lang, f"the columns {', '.join(columns)} in {folder}"
-    )
+    columns = _columns_with_text(islice(dataset["train"], MAX_RECORDS))
+    found = f"the columns {', '.join(columns)} in {folder}"
+    source, target = choose_columns(columns, source_lang, target_lang, found)
     _log(f"splits: {', '.join(dataset)}; from {source} to {target}; saved dataset; directory: {folder}")
     missing = {f"{split}_file": None for split in ("validation", "test") if split not in dataset}
     names = {"data_dir": str(folder), "dataset_name": str(folder)}
@@ -136,17 +136,24 @@ def read_column_names(path: Path, languages: tuple[str | None, str | None] = (No
         is_header = find_columns(cells, (languages[0] or "", languages[1] or ""))
         codes = {language_code(cell) for cell in cells} - {None}
         return list(dict.fromkeys(cells)) if is_header or len(codes) > 1 else []
-    records = [record for record in islice(iter_records(path), MAX_TMX_UNITS) if isinstance(record, dict)]
+    records = [record for record in islice(iter_records(path), MAX_RECORDS) if isinstance(record, dict)]
     if not records:
         raise ValueError(f"{path} contains no pairs.")
-    if path.suffix != ".tmx":
-        records = records[:1]
-    return list(dict.fromkeys(name for record in records for name in _unnest(record)))
+    return _columns_with_text(records)
 
 
-def _unnest(record: dict[str, Any]) -> list[str]:
-    fields = record["translation"] if isinstance(record.get("translation"), dict) else record
-    return [name for name, value in fields.items() if isinstance(value, str)]
+def _columns_with_text(records: Iterable[dict[str, Any]]) -> list[str]:
+    rows = [each["translation"] if isinstance(each.get("translation"), dict) else each for each in records]
+    return list(dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, str)))
+
+
+def choose_columns(columns: list[str], source_lang: str | None, target_lang: str | None, found: str) -> tuple[str, str]:
+    """Return the source and target language of a table. Columns named source and target can have any languages."""
+    languages = source_lang or "", target_lang or ""
+    has_matches = any(_match(language, columns) for language in languages)
+    if all(languages) and not has_matches and find_columns(columns, languages):
+        return languages
+    return choose_direction(columns, source_lang, target_lang, found)
 
 
 def choose_direction(

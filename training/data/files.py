@@ -5,7 +5,8 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from glob import escape
 from itertools import chain, islice
 from pathlib import Path
@@ -23,6 +24,7 @@ from .parallel_text import ParallelText, collect_valid_pairs, format_line_number
 
 SEVERAL_TARGETS = "has more than two columns: only validation and test files can have several targets per line."
 TABLE_SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".tmx")  # otherwise: two text files
+NUM_FIRST_LINES = 20  # of a .csv file, from which its separator is determined
 NOT_UTF_8 = re.compile("[\udc80-\udcff]")  # bytes that were decoded with the error handler "surrogateescape"
 XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 
@@ -184,7 +186,7 @@ def iter_cells(path: Path) -> Iterator[list[str]]:
     """Yield the cells of each row of a .tsv or .csv file. Bytes that are not UTF-8 become surrogates.
 
     A .tsv file has no quotes. In a .csv file, the separator is a comma, a semicolon or a tab: the one between the
-    languages of the header, or the one that divides the first line into two cells.
+    languages of the header, or the one that divides the most of the first rows into two cells.
     """
     with open_file(path) as file:
         lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
@@ -192,12 +194,11 @@ def iter_cells(path: Path) -> Iterator[list[str]]:
             for line in lines:
                 yield [cell.strip() for cell in line.split("\t")]
             return
-        first = lines.readline()
-        headers = {separator: [cell.strip(' "\r\n') for cell in first.split(separator)] for separator in ",;\t"}
+        first = list(islice(lines, NUM_FIRST_LINES))
+        headers = {each: [cell.strip(' "\r\n') for cell in "".join(first[:1]).split(each)] for each in ",;\t"}
         known = [separator for separator, cells in headers.items() if len(set(map(language_code, cells)) - {None}) > 1]
-        two_cells = [each for each in ",;\t" if len(next(csv.reader([first], delimiter=each), [])) == 2]
-        separator = (*known, *two_cells, ",")[0]
-        rows = csv.reader(chain([first], lines), delimiter=separator, strict=True, skipinitialspace=True)
+        separator = known[0] if known else max(",;\t", key=partial(count_pairs, first))
+        rows = csv.reader(chain(first, lines), delimiter=separator, strict=True, skipinitialspace=True)
         try:
             for row in rows:
                 yield [cell.strip() for cell in row]
@@ -206,6 +207,17 @@ def iter_cells(path: Path) -> Iterator[list[str]]:
                 f"{path}, line {rows.line_num}: not valid CSV ({error}). A text with commas must be in quotes, and a "
                 f"quote inside of it must be doubled."
             ) from None
+
+
+def count_pairs(lines: list[str], separator: str) -> tuple[int, int]:
+    """Return the number of first rows with two cells, and minus the number of quotes in these cells."""
+    pairs: list[list[str]] = []
+    with suppress(csv.Error):
+        for row in csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True):
+            if len(row) not in (0, 2):  # 0 in a blank line
+                break
+            pairs += [row] if row else []
+    return len(pairs), -sum(cell.count('"') for row in pairs for cell in row)
 
 
 def iter_records(path: Path) -> Iterator[Any]:
@@ -237,15 +249,15 @@ def _iter_tmx(path: Path) -> Iterator[dict[str, str]]:
     try:
         with open_file(path) as file:
             for _, unit in ElementTree.iterparse(file):
-                if unit.tag == "tu":
+                if unit.tag.rpartition("}")[2] == "tu":  # with or without a namespace
                     texts = {}
-                    for variant in unit.iter("tuv"):
+                    for variant in unit.findall(".//{*}tuv"):
                         language = variant.get(XML_LANG) or variant.get("lang") or ""
                         for tag in ("bpt", "ept", "it", "ph", "ut"):
-                            for code in list(variant.iter(tag)):  # the text after it belongs to the sentence
+                            for code in variant.findall(f".//{{*}}{tag}"):  # the text after it belongs to the sentence
                                 code.text = None
                                 code[:] = []
-                        texts[language] = "".join("".join(seg.itertext()) for seg in variant.iter("seg"))
+                        texts[language] = "".join("".join(seg.itertext()) for seg in variant.findall(".//{*}seg"))
                     yield texts
                     unit.clear()
     except ElementTree.ParseError as error:

@@ -133,8 +133,8 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
     layers = layers if summary.type == "sentences" else max(layers, MIN_SYMBOL_LAYERS)
     is_short = tokens / MIN_UPDATE_TOKENS < SHORT_NUM_UPDATES
     smallest = max(0 if is_short else MIN_UPDATE_TOKENS, MIN_CORE_TOKENS * (num_devices if device == "cpu" else 1))
-    update = int(tokens / MIN_NUM_UPDATES) // MIN_CORE_TOKENS * MIN_CORE_TOKENS
-    update = min(MAX_UPDATE_TOKENS, max(smallest, update))
+    update = int(min(MAX_UPDATE_TOKENS, tokens / MIN_NUM_UPDATES)) // MIN_CORE_TOKENS * MIN_CORE_TOKENS
+    update = max(smallest, update)
     longest = 10 * math.ceil(tokens_per_word * summary.long_length / 5)
     data = f"{summary.pairs:,} pairs of {summary.type}"
     estimate = f"an estimated {tokens / 1e6:.3g} million target tokens of training"

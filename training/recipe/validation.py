@@ -35,6 +35,7 @@ POSITIVE_KEYS = {"minutes", "logging_steps", "eval_steps", "save_steps", "num_tr
 FRACTION_KEYS = {"ema_decay", "label_smoothing_factor"}  # and all that end with "dropout"
 # exception types that libraries raise for invalid settings
 LIBRARY_ERRORS = ValueError, TypeError, ImportError, RuntimeError, AttributeError, KeyError, ArithmeticError
+MAX_MINUTES = 366 * 24 * 60
 MAX_PARAMETERS = 4 * 10**12  # more than fit into the memory of any machine
 
 
@@ -50,6 +51,8 @@ def validate_values(parts: list[Any]) -> None:
             raise ValueError(f"{name}={value} is invalid: it must be at least {MINIMA[name]}.")
         if name in POSITIVE_KEYS and value <= 0:
             raise ValueError(f"{name}={value} is invalid: it must be greater than 0.")
+        if name == "minutes" and value > MAX_MINUTES:
+            raise ValueError(f"minutes={value:g} is invalid: it must be at most {MAX_MINUTES} (a year).")
         if name == "train_fraction" and not 0 < value <= 1:
             raise ValueError(f"{name}={value} is invalid: it must be greater than 0 and at most 1.")
         if (name in FRACTION_KEYS or name.endswith("dropout")) and not 0 <= value < 1:

@@ -78,10 +78,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if isinstance(self.train_dataset, TokenBatchStream):
             self.args.ignore_data_skip = True  # the stream resumes from its own state
         self.stop = StopOnSignal()
-        self.previous_seconds = 0.0  # training time before the run was resumed
+        # before the run was resumed: time of training, and time of the run, including the start of the program
+        self.previous_seconds = self.previous_elapsed = 0.0
         self.budget: TimeBudget | None = None
         if args.minutes is not None:
-            times = 60 * args.minutes, lambda: self.previous_seconds + time.time() - started
+            times = 60 * args.minutes, lambda: self.previous_elapsed + time.time() - started
             self.budget = TimeBudget(*times, float(args.warmup_steps), test_ratio)
         for callback in filter(None, (self.budget, self.stop, IgnoredSourceWarning)):
             self.add_callback(callback)
@@ -319,6 +320,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
                     "seconds": self.seconds,
                     "updates": self.state.global_step,
                 }
+                if self.budget is not None:
+                    progress["elapsed"] = self.budget.elapsed()
                 (folder / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
                 for name in ("training_args.bin", f"{FSDP_MODEL_NAME}.bin"):  # pickled copies of recipe and weights
                     (folder / name).unlink(missing_ok=True)
@@ -360,6 +363,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
         self._target_tokens = self._tokens_at_last_log = progress["target_tokens"]
         self.previous_seconds = progress["seconds"]
+        self.previous_elapsed = progress.get("elapsed", self.previous_seconds)
         self._saved_loss = progress.get("loss")
         if self.budget is not None:
             self.budget.max_updates = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME)).max_steps

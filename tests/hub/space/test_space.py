@@ -314,3 +314,15 @@ def test_publishes_space(programs, hub, demo_checkpoint, repository):
     assert data.sdk == "gradio"
     assert data.app_file == "app.py"
     assert files["app.py"] == (repository / "hub" / "space" / "app.py").read_bytes()
+    hub.fault("commit", "500")  # the Hub has created the Space with a README
+    programs.run("hub.space.__main__", "user/shown", "--push", "user/again", status=2)
+    again = hub.repositories["spaces/user/again"]
+    mine, initial = {"README.md": b"mine"}, again.branches["main"].copy()
+    again.branches["main"].append(mine)  # of another user
+    process = programs.run("hub.space.__main__", "user/shown", "--push", "user/again", status=2)
+    assert "user/again contains README.md that this program did not write" in process.stderr
+    assert "--card" not in process.stderr
+    assert again.files("main") == mine
+    again.branches["main"] = initial
+    programs.run("hub.space.__main__", "user/shown", "--push", "user/again")
+    assert again.files("main").keys() == files.keys()

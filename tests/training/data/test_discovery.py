@@ -178,6 +178,31 @@ def test_column_of_the_user_is_kept(write, tmp_path):
     assert read_corpus(DataArguments(**keys))["train"].sources == ["Hello"]
 
 
+@pytest.mark.parametrize("name", ["train.jsonl", "train.json", "train.parquet", "saved"])
+def test_first_row_may_be_incomplete(write, tmp_path, name):
+    rows = [{"en": "a", "de": None}, {"en": "b", "de": "c"}]
+    if name == "saved":
+        Dataset.from_list(rows).save_to_disk(tmp_path)
+    elif name == "train.parquet":
+        Dataset.from_list(rows).to_parquet(tmp_path / name)
+    else:
+        write(name, json.dumps(rows) if name == "train.json" else "".join(json.dumps(row) + "\n" for row in rows))
+    keys = discover_files(tmp_path)
+    assert read_corpus(DataArguments(**keys, on_bad_lines="drop"))["train"].targets == ["c"]
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_columns_named_source_and_target_can_have_any_languages(write, tmp_path, saved):
+    if saved:
+        Dataset.from_list([{"source": "a", "target": "b"}]).save_to_disk(tmp_path)
+    else:
+        write("train.csv", "source,target\na,b\n")
+    keys = discover_files(tmp_path, source_lang="en", target_lang="de")
+    assert (keys["source_lang"], keys["target_lang"]) == ("en", "de")
+    text = read_corpus(DataArguments(**keys))["train"]
+    assert (text.sources, text.targets) == (["a"], ["b"])
+
+
 def test_train_file_determines_the_directory(write, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     write("mine/pairs.tsv", tsv(CELLS))

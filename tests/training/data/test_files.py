@@ -100,6 +100,36 @@ def test_codes_of_tmx_are_not_text(write, arguments):
     assert read_file(arguments(), "t.tmx").sources == ["en end"]
 
 
+def test_tmx_with_namespace(write, arguments):
+    variants = "".join(f"<tuv xml:lang='{lang}'><seg>{lang} <ph>x</ph>end</seg></tuv>" for lang in ("en", "de"))
+    write("t.tmx", f"<tmx xmlns='http://www.lisa.org/tmx14'><body><tu>{variants}</tu></body></tmx>")
+    text = read_file(arguments(), "t.tmx")
+    assert (text.sources, text.targets) == (["en end"], ["de end"])
+
+
+@pytest.mark.parametrize(
+    ("content", "pairs"),
+    [
+        ('Yes;"Ja, genau"\nNo;"Nein, nicht"\n', [("Yes", "Ja, genau"), ("No", "Nein, nicht")]),
+        ('Yes;"Ja, genau"\nHello;Hallo\n', [("Yes", "Ja, genau"), ("Hello", "Hallo")]),
+        ('"Hello, you";"Hallo, du"\nGood;Gut\n', [("Hello, you", "Hallo, du"), ("Good", "Gut")]),
+        ('"a; b"\t"c; d"\nx\ty\n', [("a; b", "c; d"), ("x", "y")]),
+        ('"a, b\nb";"c\nd"\nx;y\n', [("a, b\nb", "c\nd"), ("x", "y")]),
+        ('\n"a ""b""", c\n"d; e",f\n', [('a "b"', "c"), ("d; e", "f")]),
+        ("Oh, no\tOh nein\nWell, yes, no\tNaja\n", [("Oh, no", "Oh nein"), ("Well, yes, no", "Naja")]),
+        ("one,eins\n" * 30 + '"two,zwei\n', None),
+    ],
+)
+def test_separator_of_csv_without_header(write, arguments, content, pairs):
+    write("t.csv", content)
+    if pairs is None:
+        with pytest.raises(ValueError, match="line 31: not valid CSV"):
+            read_file(arguments(), "t.csv")
+    else:
+        text = read_file(arguments(on_bad_lines="drop"), "t.csv")
+        assert list(zip(text.sources, text.targets, strict=True)) == pairs
+
+
 def test_header_with_spaces_after_commas(write, arguments):
     write("t.csv", '"de", "en"\n"eins, zwei", "one, two"\n')
     text = read_file(arguments(), "t.csv")

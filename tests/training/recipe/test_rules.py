@@ -83,7 +83,9 @@ def test_choices_are_monotone():
         assert dropouts == sorted(dropouts, reverse=True)
 
 
-@pytest.mark.parametrize(("cores", "minutes", "tokens"), [(1, 3, 512), (1, 10, 1024), (2, 1, 1024), (2, 60, 6656)])
+@pytest.mark.parametrize(
+    ("cores", "minutes", "tokens"), [(1, 3, 512), (1, 10, 1024), (2, 1, 1024), (2, 60, 6656), (1, 1e308, 8192)]
+)
 def test_short_runs_have_small_updates(cores, minutes, tokens):
     choices = choose_settings(DataSummary("sentences", 5_000, 12, 25), "cpu", cores, {"minutes": minutes})
     assert choices["tokens_per_update"].value == tokens

@@ -135,6 +135,20 @@ def test_resumed_run_follows_the_plan_of_its_checkpoint(make_trainer, monkeypatc
     assert histories == [histories[0]] * 3
 
 
+def test_resumed_run_counts_the_start_of_the_program(make_trainer, monkeypatch, tmp_path):
+    """The time for reading and tokenizing data, before the training, is part of the given time."""
+    keys = {"minutes": 9, "max_steps": UNKNOWN_UPDATES, "save_strategy": "steps", "save_steps": 1}
+    monkeypatch.setattr("training.run.time_budget.gather_object", lambda plan: [(6, 99)])
+    trainer = make_trainer(layers=1, **keys)
+    trainer.previous_elapsed = 100.0
+    trainer.train()
+    resumed = make_trainer(layers=1, **keys)
+    resumed.train(resume_from_checkpoint=f"{tmp_path}/out/checkpoint-6")
+    assert resumed.previous_elapsed > 100
+    assert resumed.budget.elapsed() > resumed.previous_elapsed > resumed.previous_seconds + 99
+    assert resumed.seconds < 99
+
+
 def test_printed_logs_contain_the_remaining_time(make_trainer, read_messages, monkeypatch):
     trainer = make_trainer(layers=1, minutes=9, max_steps=UNKNOWN_UPDATES, logging_steps=1)
     monkeypatch.setattr("training.run.time_budget.gather_object", lambda plan: [(6, 99)])
