@@ -185,8 +185,8 @@ def find_header(cells: list[str], languages: tuple[str, str], path: Path) -> tup
 def iter_cells(path: Path) -> Iterator[list[str]]:
     """Yield the cells of each row of a .tsv or .csv file. Bytes that are not UTF-8 become surrogates.
 
-    A .tsv file has no quotes. In a .csv file, the separator is a comma, a semicolon or a tab: the one between the
-    languages of the header, or the one that divides the most of the first rows into two cells.
+    A .tsv file has no quotes. In a .csv file, the separator is a comma, a semicolon or a tab. It is the one between the
+    languages of the header. Without a header, it is the one that divides the most of the first rows into two cells.
     """
     with open_file(path) as file:
         lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 DEFAULT_MINUTES = 30.0
+MAX_MINUTES = 366 * 24 * 60
 SHORT_MINUTES = 5  # runs up to this time do not decode validation data: 1,000 sentences take 16 s on a core
 TRAINING_FRACTION = 0.8  # of the time; the rest is for evaluations and the test
 TOKENS_PER_SECOND = {"cpu": 3000, "mps": 10_000, "cuda": 100_000}  # target tokens per CPU core or GPU, with d_model 128
@@ -133,8 +134,8 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
     layers = layers if summary.type == "sentences" else max(layers, MIN_SYMBOL_LAYERS)
     is_short = tokens / MIN_UPDATE_TOKENS < SHORT_NUM_UPDATES
     smallest = max(0 if is_short else MIN_UPDATE_TOKENS, MIN_CORE_TOKENS * (num_devices if device == "cpu" else 1))
-    update = int(min(MAX_UPDATE_TOKENS, tokens / MIN_NUM_UPDATES)) // MIN_CORE_TOKENS * MIN_CORE_TOKENS
-    update = max(smallest, update)
+    update = int(tokens / MIN_NUM_UPDATES) // MIN_CORE_TOKENS * MIN_CORE_TOKENS
+    update = min(MAX_UPDATE_TOKENS, max(smallest, update))
     longest = 10 * math.ceil(tokens_per_word * summary.long_length / 5)
     data = f"{summary.pairs:,} pairs of {summary.type}"
     estimate = f"an estimated {tokens / 1e6:.3g} million target tokens of training"
@@ -181,7 +182,7 @@ def estimate_tokens(keys: Mapping[str, Any], data_tokens: float, device: str, nu
     """Return the target tokens of a training run with these keys, from those of an epoch and the number of devices."""
     if keys.get("minutes") is not None:
         speed = TOKENS_PER_SECOND.get(device, TOKENS_PER_SECOND["mps"]) * num_devices
-        return TRAINING_FRACTION * 60 * keys["minutes"] * speed
+        return TRAINING_FRACTION * 60 * min(keys["minutes"], MAX_MINUTES) * speed
     tokens = keys.get("max_steps", -1) * keys.get("tokens_per_update", MIN_UPDATE_TOKENS)
     return tokens if tokens > 0 else keys.get("num_train_epochs", 1) * data_tokens
 

@@ -15,6 +15,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.shared.command_line import closest_match
 
 from .arguments import MACHINE_KEYS, TrainingArguments
+from .rules import MAX_MINUTES
 
 METRICS = {  # metrics of an evaluation, by the recipe's `metric`
     "translation": ["loss", "bleu", "chrf", "ter", "bleu_tokenized_lc"],
@@ -35,7 +36,6 @@ POSITIVE_KEYS = {"minutes", "logging_steps", "eval_steps", "save_steps", "num_tr
 FRACTION_KEYS = {"ema_decay", "label_smoothing_factor"}  # and all that end with "dropout"
 # exception types that libraries raise for invalid settings
 LIBRARY_ERRORS = ValueError, TypeError, ImportError, RuntimeError, AttributeError, KeyError, ArithmeticError
-MAX_MINUTES = 366 * 24 * 60
 MAX_PARAMETERS = 4 * 10**12  # more than fit into the memory of any machine
 
 

@@ -140,7 +140,6 @@ def test_source_and_target_need_two_files_or_columns(tmp_path, monkeypatch, keys
         ("max_length: 12345678901234567890123", "is not between"),
         ("encoder_layers: 1000000000", "do not fit into memory"),
         ("encoder_attention_heads: 0", "encoder_attention_heads=0"),
-        ("minutes: 1.0e+300", "minutes=1e[+]300 is invalid: it must be at most 527040 [(]a year[)]"),
         ("save_steps: 0", "save_steps=0.0 is invalid: it must be greater than 0"),
         ("init_std: -1", "init_std=-1.0 is invalid: it must be at least 0"),
         ("generation_num_beams: 0", "generation_num_beams=0"),

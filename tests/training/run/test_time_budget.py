@@ -238,6 +238,7 @@ def test_corpus_without_validation_data_is_not_evaluated(read):
         ("minutes: 3\nlearning_rate: 0.1\nlogging_steps: 0.1\n", "logging_steps=0.1 must be an integer"),
         ("minutes: 3\nlearning_rate: 0.1\neval_delay: 50\n", "eval_delay=50 requires eval_steps"),
         ("minutes: 0\nlearning_rate: 0.1\n", "minutes=0.0 is invalid"),
+        ("minutes: 1.0e+300\nlearning_rate: 0.1\n", "minutes=1e.300 is invalid: it must be at most 527040 .a year"),
     ],
 )
 def test_contradicting_keys_are_rejected(read, text, message):
