@@ -24,7 +24,7 @@ from .parallel_text import ParallelText, collect_valid_pairs, format_line_number
 
 SEVERAL_TARGETS = "has more than two columns: only validation and test files can have several targets per line."
 TABLE_SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".tmx")  # otherwise: two text files
-NUM_FIRST_LINES = 20  # of a .csv file, from which its separator is determined
+MAX_ROW_LINES = 20  # lines of the first row of a .csv file, if its cells contain line breaks
 NOT_UTF_8 = re.compile("[\udc80-\udcff]")  # bytes that were decoded with the error handler "surrogateescape"
 XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 
@@ -186,7 +186,7 @@ def iter_cells(path: Path) -> Iterator[list[str]]:
     """Yield the cells of each row of a .tsv or .csv file. Bytes that are not UTF-8 become surrogates.
 
     A .tsv file has no quotes. In a .csv file, the separator is a comma, a semicolon or a tab. It is the one between the
-    languages of the header. Without a header, it is the one that divides the most of the first rows into two cells.
+    languages of the header. Without a header, it is the one that divides the first row into two cells.
     """
     with open_file(path) as file:
         lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
@@ -194,10 +194,10 @@ def iter_cells(path: Path) -> Iterator[list[str]]:
             for line in lines:
                 yield [cell.strip() for cell in line.split("\t")]
             return
-        first = list(islice(lines, NUM_FIRST_LINES))
+        first = list(islice(lines, MAX_ROW_LINES)) or [""]
         headers = {each: [cell.strip(' "\r\n') for cell in "".join(first[:1]).split(each)] for each in ",;\t"}
         known = [separator for separator, cells in headers.items() if len(set(map(language_code, cells)) - {None}) > 1]
-        separator = known[0] if known else max(",;\t", key=partial(count_pairs, first))
+        separator = known[0] if known else max(",;\t", key=partial(rate_separator, first))
         rows = csv.reader(chain(first, lines), delimiter=separator, strict=True, skipinitialspace=True)
         try:
             for row in rows:
@@ -209,15 +209,13 @@ def iter_cells(path: Path) -> Iterator[list[str]]:
             ) from None
 
 
-def count_pairs(lines: list[str], separator: str) -> tuple[int, int]:
-    """Return the number of first rows with two cells, and minus the number of quotes in these cells."""
-    pairs: list[list[str]] = []
+def rate_separator(lines: list[str], separator: str) -> tuple[bool, int]:
+    """Return whether a separator divides the first row into two cells, and minus the number of quotes in the cells."""
+    rows = csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True)
+    cells: list[str] = []
     with suppress(csv.Error):
-        for row in csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True):
-            if len(row) not in (0, 2):  # 0 in a blank line
-                break
-            pairs += [row] if row else []
-    return len(pairs), -sum(cell.count('"') for row in pairs for cell in row)
+        cells = next(filter(None, rows), cells)
+    return (True, -sum(cell.count('"') for cell in cells)) if len(cells) == 2 else (False, 0)
 
 
 def iter_records(path: Path) -> Iterator[Any]:

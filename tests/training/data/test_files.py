@@ -116,7 +116,8 @@ def test_tmx_with_namespace(write, arguments):
         ('"a; b"\t"c; d"\nx\ty\n', [("a; b", "c; d"), ("x", "y")]),
         ('"a, b\nb";"c\nd"\nx;y\n', [("a, b\nb", "c\nd"), ("x", "y")]),
         ('\n"a ""b""", c\n"d; e",f\n', [('a "b"', "c"), ("d; e", "f")]),
-        ("Oh, no\tOh nein\nWell, yes, no\tNaja\n", [("Oh, no", "Oh nein"), ("Well, yes, no", "Naja")]),
+        ("Hello; you,Hallo du\nWell; then,Nun also\n", [("Hello; you", "Hallo du"), ("Well; then", "Nun also")]),
+        ("Hello; you,Hallo du\nWell; then,Nun,Also\n", [("Hello; you", "Hallo du"), ("Well; then", "Nun")]),
         ("one,eins\n" * 30 + '"two,zwei\n', None),
     ],
 )
