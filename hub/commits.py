@@ -62,7 +62,8 @@ def commit_files(
     info = create_branch(api, target, private, space_sdk)
     remote = {each.rfilename: each.lfs.sha256 if each.lfs else each.blob_id for each in info.siblings or []}
     if space_sdk and remote.keys() <= NEW_SPACE_FILES:  # an earlier call may have created it, and then failed
-        is_new |= len(api.list_repo_commits(repo_id, repo_type=repo_type, revision=revision)) == 1
+        commits = api.list_repo_commits(repo_id, repo_type=repo_type, revision=revision)
+        is_new |= [each.title for each in commits] == ["initial commit"]
     previous = fetch_manifest(api, repo_id, info.sha, repo_type) if MANIFEST_NAME in remote else {}
     owned = set(remote) if is_new else {name for name, hash_ in remote.items() if hash_ in previous.get(name, [])}
     stale = [name for name in sorted(previous) if name in owned and name not in files and name != MANIFEST_NAME]

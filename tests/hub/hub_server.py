@@ -196,9 +196,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def commits(self, name: str, branch: str, query=None) -> None:
         if (repository := self.repository(name)) is not None:
-            commits = reversed(repository.branches[branch])
-            keys = {"authors": [], "title": "commit", "message": "", "date": "2026-01-01T00:00:00.000Z"}
-            self.answer([{"id": sha_of(files)} | keys for files in commits])
+            keys = {"authors": [], "message": "", "date": "2026-01-01T00:00:00.000Z"}
+            rows = [
+                keys | {"id": sha_of(files), "title": "commit" if number else "initial commit"}
+                for number, files in enumerate(repository.branches[branch])
+            ]
+            self.answer(rows[::-1])
 
     def tree(self, name: str, revision: str, query=None) -> None:
         if (repository := self.repository(name)) is None:

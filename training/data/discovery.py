@@ -2,8 +2,9 @@
 
 import os
 import re
+import sys
 from collections.abc import Iterable
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -139,18 +140,21 @@ def read_column_names(path: Path, languages: tuple[str | None, str | None] = (No
     records = [record for record in islice(iter_records(path), MAX_RECORDS) if isinstance(record, dict)]
     if not records:
         raise ValueError(f"{path} contains no pairs.")
-    return _columns_with_text(records)
+    return _columns_with_text(records, at_least=sys.maxsize if path.suffix == ".tmx" else 2)
 
 
-def _columns_with_text(records: Iterable[dict[str, Any]]) -> list[str]:
+def _columns_with_text(records: Iterable[dict[str, Any]], at_least: int = 2) -> list[str]:
+    """Return the columns with text in the first record, or in any record if these are too few."""
     rows = [each["translation"] if isinstance(each.get("translation"), dict) else each for each in records]
-    return list(dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, str)))
+    names = [[name for name, value in row.items() if isinstance(value, str)] for row in rows]
+    return names[0] if names and len(names[0]) >= at_least else list(dict.fromkeys(chain.from_iterable(names)))
 
 
 def choose_columns(columns: list[str], source_lang: str | None, target_lang: str | None, found: str) -> tuple[str, str]:
     """Return the source and target language of a table. Columns named source and target can have any languages."""
     languages = source_lang or "", target_lang or ""
-    has_matches = any(_match(language, columns) for language in languages)
+    codes = {language_code(column) for column in columns} - {None}
+    has_matches = any(language in columns or language_code(language) in codes for language in languages)
     if all(languages) and not has_matches and find_columns(columns, languages):
         return languages
     return choose_direction(columns, source_lang, target_lang, found)

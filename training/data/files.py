@@ -247,15 +247,16 @@ def _iter_tmx(path: Path) -> Iterator[dict[str, str]]:
     try:
         with open_file(path) as file:
             for _, unit in ElementTree.iterparse(file):
-                if unit.tag.rpartition("}")[2] == "tu":  # with or without a namespace
+                unit.tag = unit.tag.rpartition("}")[2]  # without the namespace
+                if unit.tag == "tu":
                     texts = {}
-                    for variant in unit.findall(".//{*}tuv"):
+                    for variant in unit.iter("tuv"):
                         language = variant.get(XML_LANG) or variant.get("lang") or ""
                         for tag in ("bpt", "ept", "it", "ph", "ut"):
-                            for code in variant.findall(f".//{{*}}{tag}"):  # the text after it belongs to the sentence
+                            for code in list(variant.iter(tag)):  # the text after it belongs to the sentence
                                 code.text = None
                                 code[:] = []
-                        texts[language] = "".join("".join(seg.itertext()) for seg in variant.findall(".//{*}seg"))
+                        texts[language] = "".join("".join(seg.itertext()) for seg in variant.iter("seg"))
                     yield texts
                     unit.clear()
     except ElementTree.ParseError as error:

@@ -1,5 +1,6 @@
 """The packaged recipes. This module imports neither torch nor transformers, so that a mistyped name fails at once."""
 
+import os
 from pathlib import Path
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -11,7 +12,7 @@ def find_recipe(name: str) -> str:
     path = Path(name)
     if name in packaged and not path.is_file():
         return packaged[name]
-    if not path.exists():
+    if not os.path.exists(name):  # unlike Path.exists, also for names that are too long
         raise ValueError(f"cannot read the recipe {name}: no such file. Packaged recipes: {', '.join(packaged)}.")
     if path.is_dir() or path.suffix not in (".yaml", ".yml", ".json", ""):
         raise ValueError(f"{name} is not a recipe (.yaml). To train on your own pairs, use --data-dir DIRECTORY.")

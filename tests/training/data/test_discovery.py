@@ -191,6 +191,11 @@ def test_first_row_may_be_incomplete(write, tmp_path, name):
     assert read_corpus(DataArguments(**keys, on_bad_lines="drop"))["train"].targets == ["c"]
 
 
+def test_column_that_begins_later_is_not_used(write, tmp_path):
+    write("train.jsonl", '{"en": "a", "x": "b", "no": null}\n{"en": "a", "x": "b", "no": "7"}\n')
+    assert discover_files(tmp_path)["target_lang"] == "x"
+
+
 @pytest.mark.parametrize("saved", [True, False])
 def test_columns_named_source_and_target_can_have_any_languages(write, tmp_path, saved):
     if saved:

@@ -20,7 +20,7 @@ def tokenizer(train_bpe, special_tokens, sentences):
 
 @pytest.fixture
 def make_trainer(make_model, tokenizer, sentences, tmp_path):
-    def make(dropout: float = 0.0, layers: int = 2, model=None, **keys):
+    def make(dropout: float = 0.0, layers: int = 2, model=None, started: float = 0.0, **keys):
         rows = tokenizer(sentences["en"], text_target=sentences["de"], return_attention_mask=False)
         data = Dataset.from_dict({"input_ids": rows["input_ids"], "labels": rows["labels"]})
         defaults = {
@@ -42,6 +42,7 @@ def make_trainer(make_model, tokenizer, sentences, tmp_path):
             eval_dataset=ParallelText(sentences["en"], sentences["de"]),
             processing_class=tokenizer,
             data_collator=PaddingCollator(tokenizer.pad_token_id),
+            started=started,
         )
 
     return make
