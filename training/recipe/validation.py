@@ -112,7 +112,7 @@ def validate_metric(args: TrainingArguments, metric: str) -> None:
 
 
 def validate_training_setup(args: TrainingArguments) -> None:
-    """Set attention, optimizer, schedule and reporting callbacks up once. Raise ValueError if one of them fails."""
+    """Set up attention, optimizer, schedule and reporting callbacks once. Raise ValueError if one of them fails."""
     validate_attention(args)
     weight = nn.Linear(1, 1)
     try:
