@@ -259,7 +259,7 @@ def _iter_tmx(path: Path) -> Iterator[dict[str, str]]:
                         texts[language] = "".join("".join(seg.itertext()) for seg in variant.iter("seg"))
                     yield texts
                     unit.clear()
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, LookupError) as error:  # LookupError: unknown encoding
         raise ValueError(f"{path} is not valid TMX: {error}.") from error
 
 
@@ -268,7 +268,9 @@ def _iter_parquet(path: Path) -> Iterator[dict[str, Any]]:
         raise ValueError(f"cannot read {path}: no such file. Check --data-dir.")
     try:
         with ParquetFile(path) as file:
-            for batch in file.iter_batches():
+            # Python cannot represent all dates and times
+            names = [field.name for field in file.schema_arrow if not pa.types.is_temporal(field.type)]
+            for batch in file.iter_batches(columns=names):
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a parquet file, or is damaged: {error}") from error

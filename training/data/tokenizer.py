@@ -97,14 +97,22 @@ def load_training_tokenizer(path: str, key: str) -> PreTrainedTokenizerFast:
             f"{key}={path}: the tokenizer must end targets with {tokenizer.eos_token!r}, or decoding would never stop. "
             f"Add it in a post-processor."
         )
+    for model in backend_models(tokenizer):
+        if isinstance(model, models.BPE):
+            model.dropout = None  # `bpe_dropout` sets it for the training data only
     return tokenizer
+
+
+def backend_models(tokenizer: Any) -> list[Any]:
+    """Return the models of the fast tokenizers of both sides, or an empty list for a slow tokenizer."""
+    sides = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]
+    return [side.model for side in sides if side is not None]
 
 
 def add_bpe_dropout(tokenizer: PreTrainedTokenizerFast, probability: float) -> PreTrainedTokenizerFast:
     """Return a copy that skips merges with the given probability. Raises ValueError if it is not a BPE tokenizer."""
     tokenizer = copy.deepcopy(tokenizer)
-    sides = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]
-    bpe_models = [side.model for side in sides if side is not None]
+    bpe_models = backend_models(tokenizer)
     if not bpe_models or not all(isinstance(model, models.BPE) for model in bpe_models):
         raise ValueError(f"bpe_dropout={probability} requires a fast BPE tokenizer. Set bpe_dropout to 0.")
     for model in bpe_models:

@@ -58,6 +58,8 @@ def validate_combinations(recipe: Recipe) -> None:
             tokenizer.tokenizer_vocab_size < 5 and tokenizer.tokenizer_path is None
         ),
         "bpe_dropout requires tokenizer_type=bpe.": tokenizer.bpe_dropout and tokenizer.tokenizer_type != "bpe",
+        "bpe_dropout does not support dataloader_num_workers: the workers would have the same random numbers. "
+        "Remove one of them.": tokenizer.bpe_dropout and training.dataloader_num_workers,
         "moses requires tokenizer_type=bpe or unigram.": (
             tokenizer.moses and tokenizer.tokenizer_type not in ("bpe", "unigram")
         ),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch._dynamo
@@ -35,26 +35,26 @@ TOLERANCE = 1e-3
 LOW_PRECISION_TOLERANCE = 2e-2  # with bf16 or fp16
 
 
-def resolve_step_mode(
-    step_mode: str, model: Any, args: Any, lengths_vary: bool = False, updates: float = math.inf
-) -> str:
+def resolve_step_mode(model: Any, args: Any, dataset: Any) -> Literal["eager", "compiled", "cuda_graph"]:
     """Return "eager", "compiled" or "cuda_graph", and print the reason if the requested mode is not supported.
 
-    `lengths_vary` means that the number of tokens of a sentence changes between epochs. `updates` is the length of the
-    run. "auto" never selects CUDA graphs.
+    "auto" never selects CUDA graphs.
     """
-    device = args.device.type
+    step_mode, device = args.step_mode, args.device.type
     if step_mode == "eager" or (step_mode == "auto" and device != "cuda"):
         return "eager"
-    is_short = step_mode == "auto" and updates < MIN_UPDATES
     reasons = {
         "FSDP shards the weights": bool(args.fsdp),
         "LoRA adds layers": isinstance(model, PeftModel),
         "activation_checkpointing repeats parts of the forward pass": args.activation_checkpointing,
-        "with BPE-dropout, sentences can become longer than the batch shapes": lengths_vary,
+        "with BPE-dropout, sentences can become longer than the batch shapes": (
+            "lengths" in (getattr(dataset, "column_names", None) or ())
+        ),
         "SimCut masks embeddings in hooks": bool(args.simcut_alpha),
         f"model type {model.config.model_type} is not supported": not supports_fused_loss(model),
-        f"a run of less than {MIN_UPDATES:,} updates or {MIN_MINUTES} minutes is too short": is_short,
+        f"a run of less than {MIN_UPDATES:,} updates or {MIN_MINUTES} minutes is too short": (
+            step_mode == "auto" and estimate_updates(args, dataset) < MIN_UPDATES
+        ),
     }
     if active := [reason for reason, holds in reasons.items() if holds]:
         logger.info(f"the training step is not compiled: {active[0]}")
@@ -72,15 +72,17 @@ def resolve_step_mode(
     return step_mode
 
 
+def estimate_updates(args: TrainingArguments, dataset: Any) -> float:
+    if args.minutes is not None:
+        return MIN_UPDATES * args.minutes / MIN_MINUTES
+    if args.max_steps > 0:
+        return args.max_steps
+    return args.num_train_epochs * float(sequence_lengths(dataset).max(1).sum()) / args.tokens_per_update
+
+
 def make_compiled_loss(model: Any, args: TrainingArguments, dataset: Any) -> "CompiledLoss | None":
     """Return the compiled loss for `step_mode`, or None for eager steps."""
-    lengths_vary = "lengths" in (getattr(dataset, "column_names", None) or ())  # BPE-dropout
-    updates = float(args.max_steps) if args.minutes is None else MIN_UPDATES * args.minutes / MIN_MINUTES
-    if args.max_steps <= 0:
-        tokens_per_epoch = float(sequence_lengths(dataset).max(1).sum())
-        updates = args.num_train_epochs * tokens_per_epoch / args.tokens_per_update
-    step_mode = resolve_step_mode(args.step_mode, model, args, lengths_vary, updates)
-    if step_mode == "eager":
+    if (step_mode := resolve_step_mode(model, args, dataset)) == "eager":
         return None
     return CompiledLoss(step_mode == "cuda_graph", LOW_PRECISION_TOLERANCE if args.bf16 or args.fp16 else TOLERANCE)
 

@@ -179,13 +179,17 @@ def load_base_model(recipe: Recipe) -> Any:
 
 
 def resolve_precision_and_attention(recipe: Recipe, model: Any, train_set: Any, collator: Any, folder: Path) -> None:
-    """Resolve `precision` and `attn_implementation`, from the `recipe.yaml` of a resumed run or by timing."""
+    """Resolve `precision` and `attn_implementation`, from the `recipe.yaml` of a resumed run or by timing.
+
+    A resumed run also keeps its `step_mode`.
+    """
     args = recipe.training
     if args.precision == "fp16" and args.device.type == "cpu":
         raise ValueError("precision=fp16 is not supported on a CPU. Set precision to bf16 or fp32.")
     if saved := read_run_recipe(folder):
         args.precision = saved.get("precision", "fp32")
         args.attn_implementation = saved.get("attn_implementation", "sdpa")
+        args.step_mode = saved.get("step_mode", "auto")
     if "auto" in (args.precision, args.attn_implementation):
         model.to(args.device)
         examples, steps = first_batches(train_set, args)

@@ -24,6 +24,7 @@ from ..inference.metrics import make_metric
 from ..recipe.arguments import Recipe
 from .checkpoints import MANIFEST, all_checkpoints, keep_only
 from .chosen_recipe import describe_choice, read_or_choose_recipe
+from .compilation import resolve_step_mode
 from .distributed import describe_plan, mute_other_ranks, resolve_num_processes
 from .factories import count_positions, make_model, make_tokenizer, make_train_set, resolve_precision_and_attention
 from .hardware import fit_micro_batches
@@ -155,6 +156,8 @@ def make_trainer(
     logger.info(f"{model.num_parameters():,} parameters, vocabulary {vocabulary_sizes(tokenizer)[1]:,}")
     collator = PaddingCollator(tokenizer.pad_token_id)
     resolve_precision_and_attention(recipe, model, train_set, collator, folder)
+    if args.step_mode == "auto":  # a resumed run keeps the result, because compiled updates have other pairs
+        args.step_mode = resolve_step_mode(model, args, train_set)
     fit_micro_batches(args, model, train_set)
     logger.info(describe_plan(args))
     if args.process_index == 0 and not checkpoint:

@@ -1,5 +1,7 @@
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict
 
@@ -165,6 +167,14 @@ def test_parquet_and_saved_datasets(tmp_path, arguments, nested):
     assert set(corpus) == {"train", "test"}
 
 
+def test_ignores_times_in_parquet(tmp_path, arguments):
+    """Python cannot represent all of them."""
+    year_300000 = pa.array([9_404_000_000_000] * 2, pa.timestamp("s"))
+    columns = {"en": ["one", "two"], "when": year_300000, "de": ["eins", "zwei"]}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    assert read_file(arguments(), "t.parquet").targets == ["eins", "zwei"]
+
+
 def test_several_references(write, arguments):
     write("t.tsv", "one\teins\tein\ntwo\tzwei\n")
     text = read_file(arguments(), "t.tsv")
@@ -201,6 +211,7 @@ def test_several_references(write, arguments):
         ("t.csv", 'one,eins\n"two,zwei\n', "line 2: not valid CSV .* must be doubled"),
         ("t.tmx", "<tmx><body><tu>", "t.tmx is not valid TMX: no element found"),
         ("t.tmx", "<tmx><tu><tuv lang='en'><seg>a</seg></tuv></tu></tmx>", r"no unit has both en and de \(found: en\)"),
+        ("t.tmx", "<?xml version='1.0' encoding='x'?><tmx/>", "t.tmx is not valid TMX: unknown encoding: x"),
         ("t.parquet", "no such thing", "not a parquet file"),
     ],
 )

@@ -73,6 +73,9 @@ def test_loads_tokenizer_path(tmp_path):
     arguments = TokenizerArguments(tokenizer_path=str(tmp_path / "good"))
     assert train_tokenizer([], [], arguments).get_vocab() == trained.get_vocab()
 
+    add_bpe_dropout(trained, 0.5).save_pretrained(tmp_path / "good")  # would also tokenize evaluation data at random
+    assert train_tokenizer([], [], arguments)(SOURCES) == trained(SOURCES)
+
     no_eos = PreTrainedTokenizerFast(tokenizer_object=trained.backend_tokenizer, pad_token="<pad>")
     no_eos.save_pretrained(tmp_path / "no_eos")
     with pytest.raises(ValueError, match="has no eos_token"):

@@ -122,6 +122,7 @@ def test_source_and_target_need_two_files_or_columns(tmp_path, monkeypatch, keys
         ("tokens_per_update: 0", "tokens_per_update=0 is invalid: it must be at least 1"),
         ("tokenizer_vocab_size: 3", "tokenizer_vocab_size=3 must be at least 5"),
         ("tokenizer_type: word\nbpe_dropout: 0.1", "bpe_dropout requires tokenizer_type=bpe"),
+        ("bpe_dropout: 0.1\ndataloader_num_workers: 1", "bpe_dropout does not support dataloader_num_workers"),
         ("tokenizer_type: word\nmoses: true", "moses requires tokenizer_type=bpe or unigram"),
         ("average_checkpoints: 3\nsave_strategy: no", "average_checkpoints requires save_strategy"),
         ("average_by: best", "average_by=best requires eval_strategy"),

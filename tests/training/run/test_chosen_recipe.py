@@ -40,7 +40,8 @@ def test_settings_are_chosen_printed_and_saved(data_dir, tmp_path, read_messages
 
     again = read_recipe([str(tmp_path / "mine" / "recipe.yaml")])
     chosen = read_or_choose_recipe([], keys)
-    assert again.to_dict() == chosen.to_dict() | {"precision": "fp32", "attn_implementation": "sdpa"}
+    resolved = {"precision": "fp32", "attn_implementation": "sdpa", "step_mode": "eager"}
+    assert again.to_dict() == chosen.to_dict() | resolved
 
 
 def test_default_time_and_output_directory(data_dir, monkeypatch):

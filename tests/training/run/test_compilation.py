@@ -270,7 +270,8 @@ def test_nonfinite_loss_ends_the_run(make_trainer):
 
 def make_args(device="cuda", **keys):
     defaults = {"fsdp": False, "activation_checkpointing": False, "simcut_alpha": 0.0, "world_size": 1}
-    defaults |= {"gradient_accumulation_steps": 1, "device": torch.device(device)}
+    defaults |= {"gradient_accumulation_steps": 1, "device": torch.device(device), "minutes": None}
+    defaults |= {"max_steps": UNKNOWN_UPDATES, "bf16": False, "fp16": False}
     return SimpleNamespace(**(defaults | keys))
 
 
@@ -291,13 +292,13 @@ def test_bpe_dropout_trains_with_step_mode_compiled(make_trainer, tokenizer, sen
     [
         ("auto", {"device": "cpu"}, "eager", ""),
         ("auto", {}, "compiled", ""),
-        ("auto", {"updates": 1600}, "eager", "too short"),
-        ("compiled", {"updates": 1600}, "compiled", ""),
+        ("auto", {"max_steps": 1600}, "eager", "too short"),
+        ("compiled", {"max_steps": 1600}, "compiled", ""),
         ("compiled", {}, "compiled", ""),
         ("compiled", {"fsdp": True}, "eager", "FSDP"),
         ("compiled", {"activation_checkpointing": True}, "eager", "activation_checkpointing"),
         ("compiled", {"simcut_alpha": 3.0}, "eager", "SimCut"),
-        ("cuda_graph", {"lengths_vary": True}, "eager", "BPE-dropout"),
+        ("cuda_graph", {"columns": ["lengths"]}, "eager", "BPE-dropout"),
         ("cuda_graph", {}, "cuda_graph", ""),
         ("cuda_graph", {"device": "cpu"}, "compiled", "require a GPU"),
         ("cuda_graph", {"world_size": 2}, "compiled", "require a single process"),
@@ -306,16 +307,16 @@ def test_bpe_dropout_trains_with_step_mode_compiled(make_trainer, tokenizer, sen
     ],
 )
 def test_resolve_step_mode(make_model, read_messages, requested, keys, expected, reason):
-    options = {name: keys[name] for name in ("updates", "lengths_vary") if name in keys}
-    assert resolve_step_mode(requested, make_model(), make_args(**keys), **options) == expected
+    dataset = SimpleNamespace(column_names=keys.get("columns", []))
+    assert resolve_step_mode(make_model(), make_args(step_mode=requested, **keys), dataset) == expected
     assert reason in (output := read_messages())
     assert bool(output) == bool(reason)
 
 
 @pytest.mark.parametrize(("minutes", "is_compiled"), [(9, False), (10, True)])
 def test_minutes_determine_whether_a_run_is_compiled(make_model, minutes, is_compiled):
-    keys = {"step_mode": "auto", "max_steps": UNKNOWN_UPDATES, "minutes": minutes, "bf16": False, "fp16": False}
-    assert (make_compiled_loss(make_model(), make_args(**keys), None) is not None) == is_compiled
+    args = make_args(step_mode="auto", minutes=minutes)
+    assert (make_compiled_loss(make_model(), args, None) is not None) == is_compiled
 
 
 def test_many_cuda_graphs_are_intended(monkeypatch):

@@ -143,11 +143,13 @@ def test_timing_runs_once_per_output_dir(make_trainer, monkeypatch, tmp_path, ke
     assert calls == [(*AUTO, steps, 2)]  # of two updates
     (tmp_path / "recipe.yaml").write_text(
         f"precision: {trainer.args.precision}\nattn_implementation: {trainer.args.attn_implementation}\n"
+        "step_mode: compiled\n"  # on another machine
     )
-    trainer.args.precision = trainer.args.attn_implementation = "auto"
+    trainer.args.precision = trainer.args.attn_implementation = trainer.args.step_mode = "auto"
     resolve_precision_and_attention(recipe, *inputs)
     assert len(calls) == 1
     assert (trainer.args.precision, trainer.args.attn_implementation) == ("fp32", "eager")
+    assert trainer.args.step_mode == "compiled"
     assert trainer.model.config._attn_implementation == "eager"
 
 
