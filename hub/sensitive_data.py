@@ -40,7 +40,10 @@ PATHS = re.compile(  # in running text
     r"|(?<![\\\w])\\\\[\w.-]+\\[\w.\\$-]+"  # \\server\share
 )
 # `PATHS` is not searched for in these files, because it matches words that contain slashes.
-TEXT_DATA = ("README.md", "samples.tsv", "vocab.json", "merges.txt", "tokenizer.json")
+TEXT_DATA = (
+    *("README.md", "samples.tsv"),
+    *("vocab.json", "vocab.txt", "dict.txt", "merges.txt", "bpe.codes", "tokenizer.json"),
+)
 BINARY = (".png", ".spm", ".model", ".onnx")  # searched as text
 
 

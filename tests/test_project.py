@@ -167,7 +167,7 @@ def test_files_and_directories_are_small(repository):
 
 def test_files_in_checkpoints_import_only_allowed_modules(repository):
     """These files are copied into checkpoints: they import only sibling modules and standard dependencies."""
-    allowed = {"torch", "transformers", "tokenizers", "huggingface_hub", "tqdm"} | set(sys.stdlib_module_names)
+    allowed = {"torch", "transformers", "tokenizers", "huggingface_hub", "regex", "tqdm"} | set(sys.stdlib_module_names)
     for path in (repository / "vanilla_transformer").glob("*_vanilla_transformer.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.level:

@@ -8,19 +8,19 @@ C terms per sentence, R variants of the terms of a sentence, L tokens per varian
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import regex as re  # its \w includes combining marks
 import torch
 from torch import nn
 
 NO_TOKEN_ID = -1  # matches no token
 MAX_CONSTRAINT_TOKENS = 10_000  # exceeds the number of tokens of all terms of a sentence
 MASKED_SCORE = -1.0e9  # masks continuations; finite, so that masked ones can still be compared
-WORD = (  # a letter or digit of a script with spaces between words; in other scripts, each character is a word
-    r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff"
-    r"\uff66-\uff9f\U00020000-\U0003ffff]"
+WORD = (  # part of a word of a script with spaces between words; in other scripts, each character is a word
+    r"(?:\p{No}|[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff"
+    r"\uff66-\uff9f\U00020000-\U0003ffff])"
 )
 
 

@@ -23,7 +23,7 @@ from .card import IMAGES, make_card, make_eval_results
 LARGE_FILE_PATTERN = "*.safetensors"  # uploaded without a copy in memory
 SMALL_FILE_PATTERNS = (  # all other files, such as optimizer states, pickles and logs, are not uploaded
     *("config.json", "generation_config.json", "*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
-    *("vocab.json", "target_vocab.json", "merges.txt", "*.spm", "*.model"),  # tokenizers of imported models
+    *("vocab.json", "target_vocab.json", "merges.txt", "*.spm", "*.model", "dict.txt", "vocab.txt", "bpe.codes"),
     *("special_tokens_map.json", "source_tokenizer.json", "target_tokenizer.json", "*_vanilla_transformer.py"),
     *("all_results.json", "samples.tsv", "import_report.json", *IMAGES),
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PhobertTokenizer
 
 from hub.publishing.upload import gather_files, smoke_test_upload
 
@@ -446,6 +447,18 @@ def test_uploads_both_vocabularies_of_marian_tokenizer(checkpoint):
     for name in ("vocab.json", "target_vocab.json"):
         (folder / name).write_text("{}")
     assert {"vocab.json", "target_vocab.json"} <= gather_files(folder)[0].keys()
+
+
+def test_uploads_tokenizers_of_imported_models(checkpoint):
+    folder = checkpoint()
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("the 5\nd@@ 4\nog 3\n/root/my 2\n")
+    (folder / "bpe.codes").write_text("o g</w> 4\nt h 5\nth e</w> 4\n")
+    (folder / "dict.txt").write_text("the 5\n")  # of other tokenizers
+    PhobertTokenizer(str(folder / "vocab.txt"), str(folder / "bpe.codes")).save_pretrained(folder)
+    files, _ = gather_files(folder)
+    assert {"vocab.txt", "bpe.codes", "dict.txt"} <= files.keys()
+    assert smoke_test_upload(files, "the dog") is not None
 
 
 def test_does_not_upload_directories_named_like_files(checkpoint):

@@ -245,6 +245,16 @@ def test_special_case_folding(tokenizer, term, sentence):
     assert list(GlossaryMatcher({term: "Hund"}, tokenizer).find(sentence).values()) == [["Hund"]]
 
 
+def test_combining_marks_belong_to_words(train_bpe, special_tokens):
+    texts = ["पानी कम है", "पानी की कमी है", "the cafe", "the cafe\u0301"]
+    tokenizer = TokenizersBackend(tokenizer_object=train_bpe(texts, 80), **special_tokens)
+    matcher = GlossaryMatcher({"कम": "the", "cafe": "the", "the": "कम"}, tokenizer)
+    assert [list(matcher.find(text)) for text in texts] == [["कम"], [], ["the", "cafe"], ["the"]]
+    assert matcher.report_terms("the", "पानी की कमी है") == [{"source": "the", "target": None}]
+    assert matcher.continuation_mask[tokenizer.convert_tokens_to_ids("ी")]
+    assert list(matcher.find("10² the²")) == []
+
+
 def test_scripts_without_spaces(make_model, train_bpe, special_tokens):
     texts = ["我的猫睡在家里", "老狗在跑", "the dog runs", "a cat sleeps"]
     tokenizer = TokenizersBackend(tokenizer_object=train_bpe(texts, 80), **special_tokens)
