@@ -284,12 +284,13 @@ class GlossaryMatcher:
 
 def word_boundary_masks(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return which tokens continue the previous word or are special, and which end with a word character, each (V)."""
-    start = tokenizer.convert_ids_to_tokens(tokenizer("a", add_special_tokens=False)["input_ids"])
+    size = max(getattr(tokenizer, "target_encoder", tokenizer.get_vocab()).values()) + 1  # Marian: 1 or 2 vocabularies
+    start = tokenizer.convert_ids_to_tokens(tokenizer(text_target="a", add_special_tokens=False)["input_ids"])
     start_length = len(tokenizer.convert_tokens_to_string(start))
     special = set(tokenizer.all_special_ids)
     texts = [
         "" if id in special else tokenizer.convert_tokens_to_string([*start, token])[start_length:]
-        for id, token in enumerate(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
+        for id, token in enumerate(tokenizer.convert_ids_to_tokens(list(range(size))))
     ]
     continues = [id in special or bool(re.match(WORD, text[:1])) for id, text in enumerate(texts)]
     return torch.tensor(continues), torch.tensor([bool(re.match(WORD, text[-1:])) for text in texts])

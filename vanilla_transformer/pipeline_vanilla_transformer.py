@@ -107,16 +107,20 @@ class TranslationPipeline(Pipeline):
         per_row += ["decoder_start_token_id"] * isinstance(generate_kwargs.get("decoder_start_token_id"), list)
         if per_row:
             raise ValueError(f"{per_row[0]} depends on the rows of a batch. Call model.generate() with one batch.")
-        if hasattr(self.tokenizer, "stock"):  # it has two vocabularies
-            config = resolve_generation_config(self.model, generate_kwargs)
+        config = resolve_generation_config(self.model, generate_kwargs)
+        is_marian = hasattr(self.tokenizer, "target_encoder")
+        if is_marian and config.stop_strings is not None:  # `StopStringCriteria` would read the source vocabulary
+            raise ValueError("stop_strings does not support a MarianTokenizer with two vocabularies. Omit it.")
+        if hasattr(self.tokenizer, "stock") or is_marian:  # it has two vocabularies
             for name, neutral in SHARED_VOCABULARY_OPTIONS.items():
                 if (value := getattr(config, name)) not in (None, neutral):
                     raise ValueError(f"{name}={value} requires one vocabulary for source and target. Omit it.")
         unsupported = self._find_unsupported(generate_kwargs)
-        for name, value in (("A glossary", glossary), ("An ensemble", generate_kwargs.get("ensemble"))):
-            if value and unsupported is not None:
+        for name, label in OWN_ARGUMENTS.items():
+            value = glossary if name == "glossary" else generate_kwargs.get(name)
+            if value not in (None, (), [], {}) and unsupported is not None:
                 raise ValueError(
-                    f"{name} requires `beam_search`, which does not support {unsupported}. Omit one of the two."
+                    f"{label} requires `beam_search`, which does not support {unsupported}. Omit one of the two."
                 )
 
     def _translate(

@@ -18,6 +18,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.shared.generation_settings import special_token_ids
 
 from ..run_files import language_name
 from .to_ctranslate2 import to_spec
@@ -47,6 +48,11 @@ def convert(
     for code in languages:
         if not re.fullmatch("[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*", code):
             raise ValueError(f"{code[:50]!r} is not a language code. Use codes such as en and de.")
+    if (eos := special_token_ids(model)["eos_token_id"]) != tokenizer.eos_token_id:
+        raise ValueError(
+            f"Argos Translate requires that sources and targets end with the same token, but eos_token_id is {eos} in "
+            f"generation_config.json and {tokenizer.eos_token_id} in the tokenizer."
+        )
     pieces = to_sentencepiece(tokenizer)
     spec = to_spec(model, tokenizer, quantization)
     spec.config.add_source_eos = True  # SentencePiece does not add it

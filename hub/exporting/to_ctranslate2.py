@@ -9,8 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared import ctranslate2_conversion
-
-from .tokenizer import tokens_by_id, vocabularies
+from vanilla_transformer.shared.vocabularies import tokens_by_id, vocabularies
 
 USAGE = """{out} is a CTranslate2 model. To translate with ctranslate2 and transformers only:
     source, target = (AutoTokenizer.from_pretrained(folder) for folder in ("{source}", "{target}"))

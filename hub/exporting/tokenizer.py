@@ -8,11 +8,11 @@ from tokenizers import AddedToken, processors
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
+from vanilla_transformer.shared.vocabularies import SIDES, tokens_by_id, vocabularies
 
 from ..importing.tokenizer import select_rows
 from ..importing.toolkits.subwords import build_sentencepiece_tokenizer
 
-SIDES = ("source", "target")
 SPACE = "\u2581"  # replaces spaces in SentencePiece
 MAX_DIFFERING = 0.01  # fraction of lines; segmentations of equal score are chosen by float32 rounding
 
@@ -36,19 +36,6 @@ def prepare_for_export(
             raise ValueError(f"{message} Use the tokenizer of the model, or call resize_token_embeddings.")
         rows[side] = [tokenizer.unk_token_id if i in missing else i for i in range(max(ids) + 1)]
     return select_rows(model, rows)[0], tokenizer
-
-
-def vocabularies(tokenizer: Any) -> list[dict[str, int]]:
-    """Return the source and target vocabularies: token to id."""
-    if has_separate_vocabularies(tokenizer):
-        return [getattr(tokenizer, f"{side}_tokenizer").get_vocab() for side in SIDES]
-    return [tokenizer.get_vocab(), getattr(tokenizer, "target_encoder", tokenizer.get_vocab())]  # Marian: 1 or 2
-
-
-def tokens_by_id(vocabulary: dict[str, int], size: int = 0) -> list[str]:
-    """Return at least `size` tokens in the order of their ids, with `<unused_N>` for ids without a token."""
-    names = {i: token for token, i in vocabulary.items()}
-    return [names.get(i, f"<unused_{i}>") for i in range(max(size, max(names) + 1))]
 
 
 def convert_to_fast(tokenizer: Any) -> VanillaTransformerTokenizer:

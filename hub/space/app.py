@@ -127,9 +127,7 @@ class Translator:
         ids = ids[: eos_positions[0] + 1] if eos_positions else ids
         outputs = self.model(**batch, decoder_input_ids=ids[None, :-1], output_attentions=True, use_cache=False)
         names = {i: token for token, i in self.tokenizer.get_vocab().items()}  # of the source vocabulary
-        source_ids = batch["input_ids"][0].tolist()
-        tokens = self.tokenizer.convert_ids_to_tokens(source_ids)
-        source = [names.get(i, token) for i, token in zip(source_ids, tokens, strict=True)]
+        source = [names.get(i, f"<{i}>") for i in batch["input_ids"][0].tolist()]
         target = [self.target.convert_ids_to_tokens(i) or f"<{i}>" for i in ids.tolist()]  # a row may lack a token
         weights = {"cross": outputs.cross_attentions, "encoder": outputs.encoder_attentions}
         weights["decoder"] = outputs.decoder_attentions

@@ -304,7 +304,7 @@ def test_pipeline_uses_terms(make_model, make_tokenizer, shared):
     assert all(term["target"] for each in several for one in each[:1] for term in one["terms"])
     with pytest.raises(ValueError, match="a glossary with a single beam"):
         translator(texts, glossary=glossary, num_beams=1)
-    with pytest.raises(ValueError, match="A glossary requires `beam_search`"):
+    with pytest.raises(ValueError, match="a glossary requires `beam_search`"):
         translator(texts, glossary=glossary, guidance_scale=2.0)
 
 

@@ -328,7 +328,7 @@ def test_ensemble(make_translator, make_model, tokenizer):
     without = translator(TEXTS, return_token_scores=True)
     assert translator(TEXTS, return_token_scores=True, extra_tokens=None, ensemble=None) == without
     assert ensemble_translator(TEXTS, return_token_scores=True, ensemble=None) == without
-    with pytest.raises(ValueError, match="An ensemble requires `beam_search`"):
+    with pytest.raises(ValueError, match="an ensemble requires `beam_search`"):
         ensemble_translator(TEXTS, guidance_scale=2.0)
 
 

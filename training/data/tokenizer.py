@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.shared import loading
+from vanilla_transformer.shared.vocabularies import vocabularies
 
 from ..recipe.arguments import TokenizerArguments
 from .moses_pretokenization import moses_normalizer, moses_splits
@@ -122,5 +123,5 @@ def add_bpe_dropout(tokenizer: PreTrainedTokenizerFast, probability: float) -> P
 
 def vocabulary_sizes(tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:
     """Return the sizes of source and target vocabulary."""
-    target = getattr(tokenizer, "target_tokenizer", None)
-    return len(tokenizer), target.get_vocab_size() if target else len(tokenizer)
+    source, target = (max(vocabulary.values()) + 1 for vocabulary in vocabularies(tokenizer))
+    return source, target

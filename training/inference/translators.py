@@ -14,6 +14,7 @@ from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.shared.command_line import logger
 from vanilla_transformer.shared.ctranslate2_pipeline import CTranslate2Pipeline, validate_ctranslate2_options
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, wrap_load_errors
+from vanilla_transformer.shared.vocabularies import SIDES, vocabularies
 
 from ..data.tokenizer import vocabulary_sizes
 from ..recipe.arguments import rename_keys
@@ -82,8 +83,7 @@ def load_single_translator(checkpoint: str, device: str) -> TranslationPipeline:
 def validate_same_tokenizer(name: str, tokenizer: Any, other_name: str, other: Any) -> None:
     """Raise ValueError if two tokenizers differ in the ids of source or target."""
     remedy = "Use checkpoints that were trained with one tokenizer (--tokenizer-path)."
-    for side in ("source", "target"):
-        first, second = (getattr(each, f"{side}_tokenizer", each).get_vocab() for each in (tokenizer, other))
+    for side, first, second in zip(SIDES, vocabularies(tokenizer), vocabularies(other), strict=True):
         if first != second:
             raise ValueError(
                 f"{other_name} has another tokenizer than {name} (its {side} vocabulary: {len(second):,} tokens "
@@ -95,12 +95,13 @@ def validate_same_tokenizer(name: str, tokenizer: Any, other_name: str, other: A
 
 
 def tokenizer_definition(tokenizer: Any) -> list[Any]:
-    """Return the serialized tokenizer without padding and truncation, or the class name of a slow tokenizer."""
+    """Return the serialized tokenizer without padding and truncation, or the name and models of a slow tokenizer."""
     backends = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]
     parts = [json.loads(each.to_str()) for each in backends if each is not None]
     state = ("padding", "truncation")  # set by the last call
     definitions: list[Any] = [{key: value for key, value in part.items() if key not in state} for part in parts]
-    return definitions or [type(tokenizer).__name__]
+    pieces = [getattr(tokenizer, name, None) for name in ("sp_model", "spm_source", "spm_target")]
+    return definitions or [type(tokenizer).__name__, *(each and each.serialized_model_proto() for each in pieces)]
 
 
 def select_engine(

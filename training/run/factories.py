@@ -137,7 +137,7 @@ def create_model(recipe: Recipe, tokenizer: Any) -> VanillaTransformerForConditi
         VanillaTransformerConfig(
             vocab_size=source_size,
             decoder_vocab_size=target_size,
-            share_encoder_decoder_embeddings=getattr(tokenizer, "target_tokenizer", None) is None,
+            share_encoder_decoder_embeddings=not {"target_tokenizer", "target_encoder"} & vars(tokenizer).keys(),
             **special_ids,
             **vars(recipe.model),
         )

@@ -80,6 +80,7 @@ class CTranslate2Pipeline(TranslationPipeline):
             max_input_length=0,
             min_decoding_length=0,
             max_decoding_length=limit,
+            return_end_token=True,
             return_scores=options.get("return_scores", False) or (config.num_return_sequences or 1) > 1,
             asynchronous=True,
         )

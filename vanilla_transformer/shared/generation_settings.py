@@ -37,7 +37,8 @@ def unsupported_settings(config: GenerationConfig, **implied: Any) -> list[str]:
 def special_token_ids(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
     """Return the ids that `generate()` uses: those of the generation config, or of the model config if unset."""
     ids = {name: getattr(model.generation_config, name) for name in SPECIAL_IDS}
-    return {name: getattr(model.config, name) if value is None else value for name, value in ids.items()}
+    ids = {name: getattr(model.config, name) if value is None else value for name, value in ids.items()}
+    return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in ids.items()}
 
 
 def masked_bias(model: VanillaTransformerForConditionalGeneration, score: float) -> torch.Tensor | None:

@@ -9,6 +9,8 @@ import torch
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from vanilla_transformer.shared.vocabularies import tokens_by_id, vocabularies
+
 MAX_FIGURE_INCHES = 60  # per side; 900 by 100 tokens in full size would take 7 GiB
 
 
@@ -77,9 +79,9 @@ def plot_cross_attention(
     outputs = model.eval()(**batch, output_attentions=True)
     model.set_attn_implementation(implementation)
     weights = outputs.cross_attentions[-1][0].mean(0).float().cpu()  # (T, S)
-    to_token = getattr(getattr(tokenizer, "target_tokenizer", None), "id_to_token", tokenizer.convert_ids_to_tokens)
-    source_tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
-    target_tokens = [to_token(token_id) for token_id in batch["labels"][0].tolist()]
+    names = map(tokens_by_id, vocabularies(tokenizer))
+    ids = (batch[name][0].tolist() for name in ("input_ids", "labels"))
+    source_tokens, target_tokens = ([tokens[i] for i in row] for tokens, row in zip(names, ids, strict=True))
     inches = 2 + 0.45 * len(source_tokens), 1.5 + 0.35 * len(target_tokens)
     figure = Figure(figsize=tuple(np.minimum(inches, MAX_FIGURE_INCHES)), layout="constrained")
     axis = figure.subplots()
