@@ -1,6 +1,7 @@
 """Shared fixtures: small models, batches and tokenizers, and commands in separate processes."""
 
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -134,6 +135,40 @@ def sentences() -> dict[str, list[str]]:
 @pytest.fixture(scope="session")
 def special_tokens() -> dict[str, str]:
     return SPECIAL_TOKENS
+
+
+@pytest.fixture(scope="session")
+def sentencepiece_models(sentences) -> dict[str, bytes]:
+    """One unigram SentencePiece model per language, as in OPUS-MT models."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    models = {}
+    for side, lines in sentences.items():
+        content = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines * 20), model_writer=content, vocab_size=90, hard_vocab_limit=False,
+            bos_id=-1, pad_id=-1, eos_id=0, unk_id=1, minloglevel=2,
+        )  # fmt: skip
+        models[side] = content.getvalue()
+    return models
+
+
+@pytest.fixture(scope="session")
+def marian_files(sentencepiece_models, tmp_path_factory) -> Path:
+    """Directory of a `MarianTokenizer` with two vocabularies: 37 tokens of the source (German), 29 of the target."""
+    from sentencepiece import SentencePieceProcessor
+
+    folder = tmp_path_factory.mktemp("marian")
+    names = ("source.spm", "vocab"), ("target.spm", "target_vocab")
+    for (pieces_name, name), content in zip(names, reversed(sentencepiece_models.values()), strict=True):
+        (folder / pieces_name).write_bytes(content)
+        pieces = SentencePieceProcessor(model_proto=content)
+        tokens = [pieces.id_to_piece(i) for i in range(pieces.get_piece_size())]
+        ordered = [*tokens[:2], "<pad>", *reversed(tokens[2:])]
+        (folder / f"{name}.json").write_text(json.dumps({token: i for i, token in enumerate(ordered)}))
+    settings = {"source_lang": "de", "target_lang": "en", "separate_vocabs": True}
+    settings |= {"tokenizer_class": "MarianTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
 
 
 @pytest.fixture

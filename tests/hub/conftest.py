@@ -1,6 +1,5 @@
 import argparse
 import importlib.util
-import io
 import json
 import os
 import re
@@ -182,22 +181,6 @@ def demo_sentences() -> list[tuple[str, str]]:
     from training.demo.corpus import generate
 
     return generate(train=0, validation=0, test=250)["test"]
-
-
-@pytest.fixture(scope="session")
-def sentencepiece_models(sentences) -> dict[str, bytes]:
-    """One unigram SentencePiece model per language, as in OPUS-MT models."""
-    import sentencepiece
-
-    models = {}
-    for side, lines in sentences.items():
-        content = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines * 20), model_writer=content, vocab_size=90, hard_vocab_limit=False,
-            bos_id=-1, pad_id=-1, eos_id=0, unk_id=1, minloglevel=2,
-        )  # fmt: skip
-        models[side] = content.getvalue()
-    return models
 
 
 @pytest.fixture

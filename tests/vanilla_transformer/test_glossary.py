@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import TokenizersBackend
+from transformers import AutoTokenizer, TokenizersBackend
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.generation_vanilla_transformer import beam_search
@@ -253,6 +253,21 @@ def test_combining_marks_belong_to_words(train_bpe, special_tokens):
     assert matcher.report_terms("the", "पानी की कमी है") == [{"source": "the", "target": None}]
     assert matcher.continuation_mask[tokenizer.convert_tokens_to_ids("ी")]
     assert list(matcher.find("10² the²")) == []
+
+
+def test_marian_tokenizer_with_two_vocabularies(make_model, marian_files):
+    tokenizer = AutoTokenizer.from_pretrained(marian_files)
+    sizes = {"vocab_size": 37, "decoder_vocab_size": 29, "share_encoder_decoder_embeddings": False}
+    model = make_model(**sizes, pad_token_id=2, eos_token_id=0, decoder_start_token_id=2)
+    translator = TranslationPipeline(model=model, tokenizer=tokenizer, max_new_tokens=12)
+    (found,) = translator("der Hund", glossary={"Hund": "dog"})
+    assert found["terms"] == [{"source": "Hund", "target": "dog"}]
+    tokens = {i: token for token, i in tokenizer.target_encoder.items()}
+    special = {*tokenizer.all_special_ids}
+    expected = [i in special or tokens[i][0].isalpha() for i in range(29)]
+    assert GlossaryMatcher({"Hund": "dog"}, tokenizer).continuation_mask.tolist() == expected
+    with pytest.raises(ValueError, match="stop_strings does not support a MarianTokenizer with two"):
+        translator("der Hund", stop_strings=["dog"])
 
 
 def test_scripts_without_spaces(make_model, train_bpe, special_tokens):

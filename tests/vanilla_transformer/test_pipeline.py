@@ -330,6 +330,8 @@ def test_ensemble(make_translator, make_model, tokenizer):
     assert ensemble_translator(TEXTS, return_token_scores=True, ensemble=None) == without
     with pytest.raises(ValueError, match="an ensemble requires `beam_search`"):
         ensemble_translator(TEXTS, guidance_scale=2.0)
+    with pytest.raises(ValueError, match="alpha requires `beam_search`, which does not support"):
+        translator(TEXTS, alpha=0.6, do_sample=True)
 
 
 def test_ensemble_uses_smallest_position_limit(make_translator, make_model, tokenizer):

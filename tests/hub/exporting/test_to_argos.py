@@ -151,3 +151,11 @@ def test_requires_languages(checkpoint, run_main, tmp_path, capsys):
     assert "'../x' is not a language code" in capsys.readouterr().err
     command("--source-lang", "sv", "--target-lang", "pt-BR", "--quantization", "int8")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["translate-sv_pt-BR.argosmodel"]
+
+
+def test_requires_the_eos_of_the_tokenizer(checkpoint, run_main, tmp_path, capsys):
+    path = checkpoint / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 8}))
+    languages = ("--source-lang", "en", "--target-lang", "de")
+    run_main(main, checkpoint, tmp_path / "out", "--to", "argos", *languages, status=2)
+    assert "eos_token_id is 8 in generation_config.json and 2 in the tokenizer" in capsys.readouterr().err

@@ -117,6 +117,8 @@ def test_uses_special_ids_of_generation_config(make_model, make_tokenizer):
     model.generation_config.update(decoder_start_token_id=5, eos_token_id=6)
     settings = to_spec(model, tokenizer, None).config
     assert [settings.decoder_start_token, settings.eos_token] == tokenizer.convert_ids_to_tokens([5, 6])
+    model.generation_config.eos_token_id = [6]
+    assert to_spec(model, tokenizer, None).config.eos_token == settings.eos_token
     model.generation_config.eos_token_id = [2, 6]
     with pytest.raises(ValueError, match="multiple eos_token_id"):
         to_spec(model, tokenizer, None)

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,8 @@ KINDS += [*NATIVE_CLASSES, "marian", "marian, two", "m2m_100, python"]
 
 @pytest.fixture
 def make_checkpoint(
-    run_main, tmp_path, make_reference, save_as, load_tests_module, opus_folder, sentencepiece_models, train_bpe,
-    sentences, special_tokens,
+    run_main, tmp_path, make_reference, save_as, load_tests_module, opus_folder, marian_files, sentencepiece_models,
+    train_bpe, sentences, special_tokens,
 ):  # fmt: skip
     """Function that imports a checkpoint of a kind and returns its directory."""
 
@@ -78,19 +79,11 @@ def make_checkpoint(
         return tmp_path / name
 
     def marian_with_two() -> Path:
-        from sentencepiece import SentencePieceProcessor
-
-        ids = {"pad_token_id": 98, "decoder_start_token_id": 98}
-        sizes = {"vocab_size": 99, "decoder_vocab_size": 99, "share_encoder_decoder_embeddings": False}
+        ids = {"pad_token_id": 2, "decoder_start_token_id": 2}
+        sizes = {"vocab_size": 37, "decoder_vocab_size": 29, "share_encoder_decoder_embeddings": False}
         folder = opus_folder("two", **sizes, **ids)
-        for name, content in zip(("vocab", "target_vocab"), sentencepiece_models.values(), strict=True):
-            pieces = SentencePieceProcessor(model_proto=content)
-            tokens = [pieces.id_to_piece(i) for i in range(pieces.get_piece_size())]
-            vocabulary = {token: i for i, token in enumerate([*tokens[:2], *reversed(tokens[2:])])} | {"<pad>": 98}
-            (folder / f"{name}.json").write_text(json.dumps(vocabulary))
-        settings = {"source_lang": "en", "target_lang": "de", "separate_vocabs": True}
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-        decoding = json.loads((folder / "generation_config.json").read_text()) | ids | {"bad_words_ids": [[98]]}
+        shutil.copytree(marian_files, folder, dirs_exist_ok=True)
+        decoding = json.loads((folder / "generation_config.json").read_text()) | ids | {"bad_words_ids": [[2]]}
         (folder / "generation_config.json").write_text(json.dumps(decoding))
         return folder
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from tokenizers import normalizers
-from transformers import GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig
 
 from hub.publishing.upload import gather_files
 from training import score, translate
-from training.inference.translators import load_translator
+from training.inference.translators import load_translator, validate_same_tokenizer
 
 
 @pytest.fixture
@@ -104,3 +104,21 @@ def test_ignores_saved_padding_and_truncation(save):
     load_translator([save("one"), save("two", change=padded)], "cpu")
     file = json.loads(Path(save("three", change=padded), "tokenizer.json").read_text())
     assert file["truncation"] is not None
+
+
+def test_rejects_marian_tokenizers_of_other_targets(marian_files, tmp_path):
+    shutil.copytree(marian_files, tmp_path / "names")
+    vocabulary = json.loads((marian_files / "target_vocab.json").read_text())
+    names = dict(zip(vocabulary, [*range(9), *reversed(range(9, 29))], strict=True))
+    (tmp_path / "names" / "target_vocab.json").write_text(json.dumps(names))
+    shutil.copytree(marian_files, tmp_path / "pieces")
+    shutil.copy(marian_files / "source.spm", tmp_path / "pieces" / "target.spm")
+    first, same, other_names, other_pieces = (
+        AutoTokenizer.from_pretrained(path)
+        for path in (marian_files, marian_files, tmp_path / "names", tmp_path / "pieces")
+    )
+    validate_same_tokenizer("a", first, "b", same)
+    with pytest.raises(ValueError, match="its target vocabulary: 29 tokens instead of 29, 9 in common"):
+        validate_same_tokenizer("a", first, "b", other_names)
+    with pytest.raises(ValueError, match="it splits text differently"):
+        validate_same_tokenizer("a", first, "b", other_pieces)

@@ -22,9 +22,11 @@ from transformers import (
 )
 
 from training.data.parallel_text import ParallelText
+from training.data.tokenizer import load_training_tokenizer
 from training.recipe.reading import read_recipe
 from training.run.factories import (
     count_positions,
+    create_model,
     decoding_settings,
     load_base_model,
     make_train_set,
@@ -88,6 +90,12 @@ def make_settings(tmp_path):
         return read_recipe([str(path)])
 
     return make
+
+
+def test_model_of_marian_tokenizer_has_two_vocabularies(make_settings, marian_files):
+    model = create_model(make_settings(), load_training_tokenizer(str(marian_files), "tokenizer_path"))
+    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (37, 29)
+    assert not model.config.share_encoder_decoder_embeddings
 
 
 def test_beam_search_ends_early_only_for_translations(make_settings):

@@ -80,6 +80,16 @@ def test_engines_agree(make_pair, sentences, seed):
                     assert other["score"] == pytest.approx(one["score"], abs=1e-4)
 
 
+def test_eos_may_be_a_token_with_text(make_model, make_tokenizer, sentences):
+    tokenizer, sizes = make_tokenizer(True)
+    for eos in tokenizer("the dog runs", add_special_tokens=False)["input_ids"]:
+        model = make_model(**sizes)
+        model.generation_config.eos_token_id = eos
+        pair = {"model": model, "tokenizer": tokenizer}
+        expected, result = (each(**pair)(sentences["en"]) for each in (TranslationPipeline, CTranslate2Pipeline))
+        assert result == expected
+
+
 def test_n_best_contains_only_hypotheses_that_exist(make_pair):
     options = {"num_beams": 70, "num_return_sequences": 70, "early_stopping": True, "max_new_tokens": 1}
     expected, result = (each("dog", **options) for each in make_pair())

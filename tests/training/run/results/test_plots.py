@@ -3,6 +3,8 @@
 import struct
 
 import pytest
+from matplotlib.axes import Axes
+from transformers import AutoTokenizer
 
 from training.data.tokenizer import train_tokenizer
 from training.recipe.arguments import TokenizerArguments
@@ -46,3 +48,20 @@ def test_cross_attention_plot(make_model, tmp_path, source, inches):
     plot_cross_attention(make_model(), tokenizer, source, "c", tmp_path / "attention.png")
     width, _ = struct.unpack(">II", (tmp_path / "attention.png").read_bytes()[16:24])
     assert width == pytest.approx(120 * inches, abs=1)
+
+
+def test_cross_attention_plot_of_marian_tokenizer(make_model, marian_files, tmp_path, monkeypatch):
+    """Its method `convert_ids_to_tokens` supports only the target vocabulary, which is smaller here."""
+    tokenizer = AutoTokenizer.from_pretrained(marian_files)
+    sizes = {"vocab_size": 37, "decoder_vocab_size": 29, "share_encoder_decoder_embeddings": False}
+    labels = []
+    for name in ("set_xticks", "set_yticks"):
+        monkeypatch.setattr(Axes, name, lambda self, ticks, texts, **options: labels.append(texts))
+    plot_cross_attention(make_model(**sizes, pad_token_id=2), tokenizer, "der Hund", "the dog", tmp_path / "a.png")
+    for texts, vocabulary, ids in zip(
+        labels,
+        (tokenizer.encoder, tokenizer.target_encoder),
+        (tokenizer("der Hund")["input_ids"], tokenizer(text_target="the dog")["input_ids"]),
+        strict=True,
+    ):
+        assert [vocabulary[text] for text in texts] == ids
