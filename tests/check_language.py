@@ -144,6 +144,7 @@ EXCEPTIONS: list[tuple[str, str, str]] = [
     ("vanilla_transformer/shared/command_line.py", r'^    "bad_lines": ', "old name of a renamed option"),
     ("tests/training/distillation/test_pair_table.py", r'"left_out"', "key of files on disk"),
     ("vanilla_transformer/shared/ctranslate2_conversion.py", r"no_final_norm=", "an argument of CTranslate2"),
+    ("vanilla_transformer/shared/ctranslate2_pipeline.py", r"return_end_token=", "an argument of CTranslate2"),
     ("hub/space/static/index.html", r"width=device-width", "HTML"),
 ]
 

@@ -100,8 +100,8 @@ def tokenizer_definition(tokenizer: Any) -> list[Any]:
     parts = [json.loads(each.to_str()) for each in backends if each is not None]
     state = ("padding", "truncation")  # set by the last call
     definitions: list[Any] = [{key: value for key, value in part.items() if key not in state} for part in parts]
-    pieces = [getattr(tokenizer, name, None) for name in ("sp_model", "spm_source", "spm_target")]
-    return definitions or [type(tokenizer).__name__, *(each and each.serialized_model_proto() for each in pieces)]
+    slow = [getattr(tokenizer, name, None) for name in ("sp_model", "spm_source", "spm_target")]
+    return definitions or [type(tokenizer).__name__, *(each and each.serialized_model_proto() for each in slow)]
 
 
 def select_engine(

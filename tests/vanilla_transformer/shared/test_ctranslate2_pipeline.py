@@ -82,12 +82,17 @@ def test_engines_agree(make_pair, sentences, seed):
 
 def test_eos_may_be_a_token_with_text(make_model, make_tokenizer, sentences):
     tokenizer, sizes = make_tokenizer(True)
-    for eos in tokenizer("the dog runs", add_special_tokens=False)["input_ids"]:
-        model = make_model(**sizes)
+    model = make_model(**sizes)
+    ids = model.generate(**tokenizer("the dog runs", return_tensors="pt"), max_new_tokens=9)[0]
+    for eos in ids[1:].unique().tolist():
         model.generation_config.eos_token_id = eos
         pair = {"model": model, "tokenizer": tokenizer}
-        expected, result = (each(**pair)(sentences["en"]) for each in (TranslationPipeline, CTranslate2Pipeline))
+        expected, result = (
+            each(**pair)(["the dog runs", *sentences["en"]], max_new_tokens=9)
+            for each in (TranslationPipeline, CTranslate2Pipeline)
+        )
         assert result == expected
+        assert expected[0]["translation_text"].endswith(tokenizer.decode([eos]).strip())
 
 
 def test_n_best_contains_only_hypotheses_that_exist(make_pair):
