@@ -115,7 +115,7 @@ class TokenizerArguments:
         0.0,
         "The probability of skipping a merge when tokenizing a training sentence (Provilkov et al. 2020). Sentences "
         "are tokenized again in each epoch. Resuming is not bit-for-bit reproducible, because the tokenizer library "
-        "accepts no seed. Does not support `dataloader_num_workers`.",
+        "accepts no seed. Does not support `dataloader_num_workers` if Python forks processes.",
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Container
+from multiprocessing import get_all_start_methods, get_start_method
 from pathlib import Path
 
 from transformers import IntervalStrategy, SchedulerType
@@ -58,8 +59,12 @@ def validate_combinations(recipe: Recipe) -> None:
             tokenizer.tokenizer_vocab_size < 5 and tokenizer.tokenizer_path is None
         ),
         "bpe_dropout requires tokenizer_type=bpe.": tokenizer.bpe_dropout and tokenizer.tokenizer_type != "bpe",
-        "bpe_dropout does not support dataloader_num_workers: the workers would have the same random numbers. "
-        "Remove one of them.": tokenizer.bpe_dropout and training.dataloader_num_workers,
+        "bpe_dropout does not support dataloader_num_workers here: forked processes have the same random numbers. "
+        "Remove one of them.": (
+            tokenizer.bpe_dropout
+            and training.dataloader_num_workers
+            and (get_start_method(allow_none=True) or get_all_start_methods()[0]) == "fork"
+        ),
         "moses requires tokenizer_type=bpe or unigram.": (
             tokenizer.moses and tokenizer.tokenizer_type not in ("bpe", "unigram")
         ),

@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 import yaml
 
+from training.recipe import resolution
 from training.recipe.arguments import MACHINE_KEYS, RENAMED_VALUES, UNKNOWN_UPDATES
 from training.recipe.reading import make_parser, read_recipe
 from training.run.output_dir import validate_same_recipe
@@ -122,7 +123,6 @@ def test_source_and_target_need_two_files_or_columns(tmp_path, monkeypatch, keys
         ("tokens_per_update: 0", "tokens_per_update=0 is invalid: it must be at least 1"),
         ("tokenizer_vocab_size: 3", "tokenizer_vocab_size=3 must be at least 5"),
         ("tokenizer_type: word\nbpe_dropout: 0.1", "bpe_dropout requires tokenizer_type=bpe"),
-        ("bpe_dropout: 0.1\ndataloader_num_workers: 1", "bpe_dropout does not support dataloader_num_workers"),
         ("tokenizer_type: word\nmoses: true", "moses requires tokenizer_type=bpe or unigram"),
         ("average_checkpoints: 3\nsave_strategy: no", "average_checkpoints requires save_strategy"),
         ("average_by: best", "average_by=best requires eval_strategy"),
@@ -178,6 +178,18 @@ def test_invalid_values_are_reported_in_one_line(path, change, message):
     path.write_text(path.read_text() + change)
     with pytest.raises(ValueError, match=re.escape(message)):
         read_recipe([str(path)])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_bpe_dropout_rejects_forked_workers(path, monkeypatch, method):
+    """They inherit the state of the tokenizer library's random numbers."""
+    monkeypatch.setattr(resolution, "get_start_method", lambda allow_none: method)
+    arguments = [str(path), "--bpe-dropout", "0.1", "--dataloader-num-workers", "1"]
+    if method == "fork":
+        with pytest.raises(ValueError, match="bpe_dropout does not support dataloader_num_workers here"):
+            read_recipe(arguments)
+    else:
+        assert read_recipe(arguments).training.dataloader_num_workers == 1
 
 
 @pytest.mark.parametrize(
