@@ -51,7 +51,8 @@ def convert(
     if (eos := special_token_ids(model)["eos_token_id"]) != tokenizer.eos_token_id:
         raise ValueError(
             f"Argos Translate requires that sources and targets end with the same token, but eos_token_id is {eos} in "
-            f"generation_config.json and {tokenizer.eos_token_id} in the tokenizer."
+            f"generation_config.json and {tokenizer.eos_token_id} in the tokenizer. "
+            "Use --to ctranslate2 or --to transformers."
         )
     pieces = to_sentencepiece(tokenizer)
     spec = to_spec(model, tokenizer, quantization)

@@ -83,7 +83,7 @@ def train_tokenizer(
 
 
 def load_training_tokenizer(path: str, key: str) -> PreTrainedTokenizerFast:
-    """Load a tokenizer with pad and EOS tokens. Raises ValueError if it cannot be used."""
+    """Load a tokenizer with pad and EOS tokens, without BPE-dropout. Raises ValueError if it cannot be used."""
     tokenizer = loading.load_tokenizer(path, f"{key}={path}:")
     for name in ("pad_token", "eos_token"):
         if getattr(tokenizer, name) is None:
