@@ -6,7 +6,7 @@
 Before the upload, a new process without this package loads the model from the files and translates a sentence. The
 upload is a single commit: if it fails, the repository is unchanged, and you can push again. Files that others have
 written or changed in the repository are overwritten only with --replace. If the repository contains an earlier push of
-something else, such as the code of hub.decoding, --replace deletes it. Without --replace, this is an error.
+something else, --replace deletes it. Without --replace, this is an error.
 """
 
 from functools import partial

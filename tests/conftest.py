@@ -286,7 +286,6 @@ def save_tutorial():
 
 
 WORK = {  # command -> module with its work, which the command imports after it has parsed its arguments
-    "hub.decoding": "hub.publishing.decoding_code",
     "hub.export": "hub.exporting.exporter",
     "hub.import_checkpoint": "hub.importing.importer",
     "hub.push": "hub.publishing.upload",

@@ -27,7 +27,7 @@ from vanilla_transformer.shared.text_lines import read_lines
 
 from .inference.settings import ModelSettings
 
-BENCHMARKS = ("step", "greedy", "beam", "update", "recipe")
+BENCHMARKS = ("step", "greedy", "beam", "recipe")
 SIZES = ("t128", "d256", "base", "big")
 PRECISIONS = ("fp32", "bf16")
 

@@ -312,15 +312,15 @@ def validate_ensemble(model: Any, other: Any, inputs: torch.Tensor) -> None:
         raise ValueError("An ensemble requires input_ids. Do not pass inputs_embeds or encoder_outputs.")
 
 
-def prepare_custom_generate_kwargs(model: Any, function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `generate()` with `custom_generate=function`, or without it to use transformers' loops.
+def prepare_custom_generate_kwargs(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call with `custom_generate=beam_search`, or without it to use transformers' loops.
 
-    `function` is `beam_search`. Raises ValueError if an argument of `beam_search` requires a loop of transformers.
+    Raises ValueError if an argument of `beam_search` requires a loop of transformers.
     """
     models = (model, *(arguments.get("ensemble") or ()))
     unsupported = find_unsupported(models, resolve_generation_config(model, arguments), arguments)
     if unsupported is None:
-        return arguments | {"custom_generate": function}
+        return arguments
     names = [label for name, label in OWN_ARGUMENTS.items() if arguments.get(name) not in (None, (), [])]
     if names:
         raise ValueError(f"beam_search does not support {names[0]} with {unsupported}. Omit one of the two.")
@@ -348,7 +348,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         if kwargs.get("custom_generate") is beam_search:
             bound = GENERATE_SIGNATURE.bind_partial(self, *args).arguments  # positional arguments, by name
             args, kwargs = (), {name: value for name, value in bound.items() if name != "self"} | kwargs
-            kwargs = prepare_custom_generate_kwargs(self, beam_search, kwargs)
+            kwargs = prepare_custom_generate_kwargs(self, kwargs)
         return super().generate(*args, **kwargs)
 
     def _get_logits_processor(self, generation_config: GenerationConfig, *args: Any, **kwargs: Any) -> Any:
@@ -379,7 +379,6 @@ __all__ = [
     "VanillaTransformerGenerationMixin",
     "beam_search",
     "find_unsupported",
-    "prepare_custom_generate_kwargs",
     "resolve_generation_config",
     "OWN_ARGUMENTS",
     "SHARED_VOCABULARY_OPTIONS",

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-COMMANDS = ("import_checkpoint", "export", "push", "model_card", "decoding", "space.__main__")
+COMMANDS = ("import_checkpoint", "export", "push", "model_card", "space.__main__")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def programs(start_programs, hub):
-    with start_programs("hub.push", "hub.decoding", **hub.environment) as programs:
+    with start_programs("hub.push", **hub.environment) as programs:
         yield programs
 
 
@@ -196,22 +196,6 @@ def test_deletes_own_stale_files_only(push, hub, checkpoint):
     assert USER_FILES.items() <= files.items()
 
 
-def test_deletes_push_of_another_kind_only_with_replace(programs, push, hub, checkpoint, tmp_path):
-    """A model and the decoding code have only the card in common. The manifest need not state the kind."""
-    push(checkpoint(), "user/kind")
-    model = dict(hub.repositories["user/kind"].files("main"))
-    process = programs.run("hub.decoding", tmp_path / "search", "--push", "user/kind", status=2)
-    assert "user/kind contains an earlier push of something else, with all_results.json" in process.stderr
-    assert hub.repositories["user/kind"].files("main") == model
-    programs.run("hub.decoding", tmp_path / "search", "--push", "user/kind", "--replace")
-    code = dict(hub.repositories["user/kind"].files("main"))
-    assert "custom_generate/generate.py" in code
-    assert "model.safetensors" not in code
-    process = push(checkpoint(), "user/kind", status=2)
-    assert "with custom_generate/" in process.stderr
-    assert hub.repositories["user/kind"].files("main") == code
-
-
 @pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors"])
 def test_overwrites_changes_by_others_only_with_replace(push, hub, checkpoint, name):
     push(checkpoint(seed=1), "user/changed")
@@ -338,12 +322,11 @@ def test_invalid_arguments_do_not_create_repository(push, hub, checkpoint, argum
 
 def test_reports_network_error_in_one_line(start_programs, checkpoint):
     unreachable = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "0"}
-    with start_programs("hub.push", "hub.decoding", "hub.space.__main__", **unreachable) as programs:
+    with start_programs("hub.push", "hub.space.__main__", **unreachable) as programs:
         folder = checkpoint()
         for command, *arguments in (
             ("hub.push", folder, "user/name"),
             ("hub.push", folder, "bare"),
-            ("hub.decoding", folder / "decoding", "--push", "user/name"),
             ("hub.space.__main__", "user/model", "--push", "user/space"),
         ):
             process = programs.run(

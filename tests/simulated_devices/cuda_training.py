@@ -160,53 +160,6 @@ def test_skipped_updates_are_logged(run_train, configure):
     assert all(a.equal(b) for a, b in zip(trainer.model.parameters(), initial, strict=True))
 
 
-class PooledGradients(torch.autograd.Function):
-    """A captured step: the gradients of each replay overwrite those of the last one, in the memory of the graph."""
-
-    @staticmethod
-    def forward(ctx, compute, pool, *weights):
-        with torch.enable_grad():
-            loss = compute()
-        for buffer, gradient in zip(pool, torch.autograd.grad(loss, weights), strict=True):
-            buffer.copy_(gradient)
-        ctx.pool = pool
-        return loss.detach()
-
-    @staticmethod
-    def backward(ctx, scale):
-        for buffer in ctx.pool:
-            buffer.mul_(scale)
-        return None, None, *(buffer.detach() for buffer in ctx.pool)
-
-
-def compile_with_pools(function, mode=None, **options):
-    """Simulate `torch.compile`: with mode="reduce-overhead", gradients are stored in the memory of a CUDA graph."""
-    pools = {}
-
-    def run(model, *args):
-        if mode != "reduce-overhead":
-            return function(model, *args)
-        weights = list(model.parameters())
-        pool = pools.setdefault(model, [torch.zeros_like(weight) for weight in weights])
-        return PooledGradients.apply(lambda: function(model, *args), pool, *weights)
-
-    return run
-
-
-@pytest.mark.parametrize("accumulation_steps", [1, 2])
-def test_cuda_graphs_do_not_overwrite_accumulated_gradients(run_train, monkeypatch, read_messages, accumulation_steps):
-    keys = {"max_steps": 3, "tokens_per_update": 128, "dropout": 0, "precision": "fp32", "adam_epsilon": 1e-3}
-    keys["gradient_accumulation_steps"] = accumulation_steps
-    monkeypatch.setattr(torch, "compile", compile_with_pools)
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
-    weights = [
-        list(run_train(step_mode=step_mode, **keys)[0].model.parameters()) for step_mode in ("compiled", "cuda_graph")
-    ]
-    for expected, found in zip(*weights, strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
-    assert ("overwrites accumulated gradients" in read_messages()) == (accumulation_steps > 1)
-
-
 def test_micro_batches_are_halved_if_memory_is_too_small(run_train, losses, configure, read_messages):
     """The updates remain the same."""
     keys = {"max_steps": 6, "logging_steps": 1, "dropout": 0, "tokens_per_update": 512, "precision": "fp32"}

@@ -31,7 +31,7 @@ FUNCTIONS = {  # functions with the options of a command
     "hub.push": [push],
     "hub.model_card": [make_card],
 }
-COMMANDS = [*FUNCTIONS, "training.benchmark", "hub.decoding", "hub.space.__main__"]
+COMMANDS = [*FUNCTIONS, "training.benchmark", "hub.space.__main__"]
 # `vanilla_transformer` imports torch lazily in the console program
 SCRIPT = """
 import importlib, sys

@@ -29,8 +29,8 @@ def loops(monkeypatch):
     modes = []
     prepare = generation_vanilla_transformer.prepare_custom_generate_kwargs
 
-    def record(model, function, arguments):
-        result = prepare(model, function, arguments)
+    def record(model, arguments):
+        result = prepare(model, arguments)
         if "custom_generate" not in result:
             config = generation_vanilla_transformer.resolve_generation_config(model, arguments)
             modes.append(config.get_generation_mode(arguments.get("assistant_model")).value)

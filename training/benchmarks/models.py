@@ -19,8 +19,6 @@ SIZES = {
     "base": Config.from_size("base", vocab_size=10_000, **TRAINED_SCALE_INIT),
     "big": Config.from_size("big", vocab_size=37_000, **TRAINED_SCALE_INIT),
 }
-# With the vocabulary size of the paper's data
-WMT_SIZES = SIZES | {"base": Config.from_size("base", vocab_size=37_000, **TRAINED_SCALE_INIT)}
 SENTENCE_LENGTH = 16  # tokens per sentence of random text, about the mean of Multi30k
 NUM_PADDING_TOKENS = 2  # padding tokens in every second sentence
 

@@ -23,8 +23,7 @@ from ..inference.translators import select_device
 from ..run.hardware import describe, has_bf16
 from .decoding import DecodingBenchmark
 from .forward_backward import DTYPES, peak_flops, run_step, validate_models
-from .models import SENTENCE_LENGTH, SIZES, WMT_SIZES, build_variants, make_batch
-from .optimizer_step import build_candidates
+from .models import SENTENCE_LENGTH, SIZES, build_variants, make_batch
 from .recipe import BASELINE, compare
 
 NUM_BEAMS = 5
@@ -67,9 +66,9 @@ class Benchmark:
         if name == "recipe":
             rates = compare(arguments.recipe, arguments.data_dir, self.show)
             self.add_comparison("", f"complete recipe compared with {BASELINE}", rates, BASELINE, TRAINING_UNIT)
-        elif name in ("step", "update"):
+        elif name == "step":
             for size, tokens in itertools.product(arguments.sizes, arguments.target_tokens):
-                (self.step if name == "step" else self.update)(size, tokens)
+                self.step(size, tokens)
         else:
             for size in [arguments.model] if arguments.model else arguments.sizes:
                 self.decode(size, name)
@@ -90,20 +89,6 @@ class Benchmark:
             self.add_comparison(
                 size, f"training step of {tokens} tokens, {precision}", rates, peer, TRAINING_UNIT, limit
             )
-
-    def update(self, size: str, tokens: int) -> None:
-        """Measure complete optimizer steps. The fraction of the limit is the model FLOPs utilization (MFU)."""
-        config = WMT_SIZES[size]
-        batch = make_batch(tokens // SENTENCE_LENGTH, config.vocab_size, self.device)
-        model = VanillaTransformerForConditionalGeneration(config).to(self.device)
-        for precision in self.arguments.precision:
-            step = partial(run_step, "Vanilla", model, batch, precision)
-            limit = self.limit(step, int((batch["labels"] != -100).sum()), precision)
-            candidates = build_candidates(config, batch, tokens, precision)
-            rates, results = self.time_interleaved(candidates, lambda result, _: result[0])
-            peaks = {name: peak for name, (_, peak) in results.items()}
-            title = f"update of {tokens} tokens, vocabulary of {config.vocab_size}, {precision}"
-            self.add_comparison(size, title, rates, "Marian", TRAINING_UNIT, limit, peaks)
 
     def decode(self, size: str, name: str) -> None:
         """Measure greedy decoding or beam search. Raises AssertionError if exact decoders differ from the peer."""

@@ -1,4 +1,4 @@
-"""Batches with few fixed shapes, so that a training step is compiled or captured as a CUDA graph once per shape.
+"""Batches with few fixed shapes, so that a training step is compiled for few shapes.
 
 Each batch is padded to one of at most twelve shapes, in rows and in tokens of source and target. The shapes of groups
 of pairs do not depend on the machine. A micro-batch has an equal part of the rows of its group.

@@ -14,7 +14,7 @@ from vanilla_transformer.shared.command_line import RENAMED_OPTIONS, option
 
 UNKNOWN_UPDATES = 10**7  # `max_steps` with `minutes`, until the speed is measured
 MAX_CPU_TOKENS = 4096  # per micro-batch on a CPU; larger micro-batches are not faster
-RENAMED_VALUES = {"plain": "eager", "recorded": "cuda_graph", "refuse": "error"}  # old values of renamed keys
+RENAMED_VALUES = {"plain": "eager", "recorded": "compiled", "refuse": "error"}  # old values of renamed keys
 
 
 @dataclass
@@ -241,7 +241,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         "auto",
         "The minimum number of micro-batches per process and update. There are more if `max_tokens` requires it, or if "
         "their total over all processes would be odd: an update has two groups of pairs, and a micro-batch has pairs "
-        "of only one (not with `step_mode=cuda_graph`).",
+        "of only one.",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto",
@@ -253,11 +253,10 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         "The attention implementation: eager or sdpa, on a GPU also flash_attention_2 or flex_attention. `auto`: on a "
         "CPU the faster one by timing, else sdpa.",
     )
-    step_mode: Literal["auto", "eager", "compiled", "cuda_graph"] = option(
+    step_mode: Literal["auto", "eager", "compiled"] = option(
         "auto",
         "How to run a training step. `compiled`: use at most 12 batch shapes and compile the step with "
-        "`torch.compile`; compiled code is cached in TORCHINDUCTOR_CACHE_DIR. `cuda_graph`: also capture one CUDA "
-        "graph per batch shape, with one GPU, one process and no accumulation; this has not run on a real GPU yet. "
+        "`torch.compile`; compiled code is cached in TORCHINDUCTOR_CACHE_DIR. This has not run on a real GPU yet. "
         "`auto`: `compiled` on a GPU for at least 5,000 updates or 10 minutes (see `minutes`), else `eager`.",
     )
     torch_compile: bool = option(False, "Whether to use the Trainer's `torch_compile`. See also `step_mode`.")
@@ -310,7 +309,7 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         needed = max(1, math.ceil(self.tokens_per_update / self.world_size / max(1, limit)))
         steps = needed if requested == "auto" else max(requested, needed)
         is_odd = steps * self.world_size % 2 == 1  # an update has two groups of pairs, and a micro-batch only one
-        self.gradient_accumulation_steps = steps + (is_odd and self.step_mode != "cuda_graph")
+        self.gradient_accumulation_steps = steps + is_odd
 
 
 SUPPORTED |= set(TrainingArguments.__annotations__) - FIXED

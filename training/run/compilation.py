@@ -1,4 +1,4 @@
-"""The compiled training step: forward pass and loss, on a GPU optionally captured as one CUDA graph per batch shape."""
+"""The compiled training step: forward pass and loss, compiled once for all batch shapes."""
 
 import math
 import os
@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import torch
 import torch._dynamo
-import torch._inductor.config
 import torch.distributed
 import torch.fx.experimental._config
 from huggingface_hub.constants import HF_HOME
@@ -29,17 +28,13 @@ BACKEND = "inductor"
 MIN_UPDATES = 5_000  # for `auto`; on an H100, compilation took 90 s and saved 40 ms per step of the base model
 MIN_MINUTES = 10  # for `auto` with `minutes`: the first compilation takes a few minutes
 HEARTBEAT = 20  # seconds between progress messages during compilation
-CUDA_GRAPH_CALLS = 3  # per shape: the first is a warm-up, the second is captured, the third is replayed
 # Relative difference of loss and gradient norm from those of the eager step, without dropout
 TOLERANCE = 1e-3
 LOW_PRECISION_TOLERANCE = 2e-2  # with bf16 or fp16
 
 
-def resolve_step_mode(model: Any, args: Any, dataset: Any) -> Literal["eager", "compiled", "cuda_graph"]:
-    """Return "eager", "compiled" or "cuda_graph", and print the reason if the requested mode is not supported.
-
-    "auto" never selects CUDA graphs.
-    """
+def resolve_step_mode(model: Any, args: Any, dataset: Any) -> Literal["eager", "compiled"]:
+    """Return "eager" or "compiled", and print the reason if the requested mode is not supported."""
     step_mode, device = args.step_mode, args.device.type
     if step_mode == "eager" or (step_mode == "auto" and device != "cuda"):
         return "eager"
@@ -59,17 +54,7 @@ def resolve_step_mode(model: Any, args: Any, dataset: Any) -> Literal["eager", "
     if active := [reason for reason, holds in reasons.items() if holds]:
         logger.info(f"the training step is not compiled: {active[0]}")
         return "eager"
-    if step_mode == "auto":
-        return "compiled"
-    obstacles = {
-        "CUDA graphs require a GPU": device != "cuda",
-        "CUDA graphs require a single process": args.world_size > 1,
-        "a replayed CUDA graph overwrites accumulated gradients": args.gradient_accumulation_steps > 1,
-    }
-    if step_mode == "cuda_graph" and (active := [reason for reason, holds in obstacles.items() if holds]):
-        logger.info(f"the training step is compiled, but not captured: {active[0]}")
-        return "compiled"
-    return step_mode
+    return "compiled"
 
 
 def estimate_updates(args: TrainingArguments, dataset: Any) -> float:
@@ -82,32 +67,27 @@ def estimate_updates(args: TrainingArguments, dataset: Any) -> float:
 
 def make_compiled_loss(model: Any, args: TrainingArguments, dataset: Any) -> "CompiledLoss | None":
     """Return the compiled loss for `step_mode`, or None for eager steps."""
-    if (step_mode := resolve_step_mode(model, args, dataset)) == "eager":
+    if resolve_step_mode(model, args, dataset) == "eager":
         return None
-    return CompiledLoss(step_mode == "cuda_graph", LOW_PRECISION_TOLERANCE if args.bf16 or args.fp16 else TOLERANCE)
+    return CompiledLoss(LOW_PRECISION_TOLERANCE if args.bf16 or args.fp16 else TOLERANCE)
 
 
 class CompiledLoss:
-    """`masked_training_loss`, compiled at the first call for all batch shapes, optionally with CUDA graphs.
+    """`masked_training_loss`, compiled at the first call for all batch shapes.
 
     `tolerance` is the relative difference from the eager step at which `find_error` reports an error.
     """
 
-    def __init__(self, use_cuda_graphs: bool, tolerance: float = TOLERANCE):
+    def __init__(self, tolerance: float = TOLERANCE):
         folder = Path(HF_HOME, "vanilla_transformer", "compiled")
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))  # reused by later runs
         torch.fx.experimental._config.use_duck_shape = False  # equal sizes in the first batch are coincidental
         torch._dynamo.config.specialize_float = True  # otherwise traced twice, with float64 tensors on the CPU
-        options: dict[str, Any] = {"mode": "reduce-overhead"} if use_cuda_graphs else {}
-        if use_cuda_graphs:  # one graph per shape is intended
-            torch._inductor.config.triton.cudagraph_dynamic_shape_warn_limit = None
-        self.use_cuda_graphs, self.tolerance = use_cuda_graphs, tolerance
-        self.compiled = torch.compile(masked_training_loss, dynamic=True, backend=BACKEND, **options)
+        self.tolerance = tolerance
+        self.compiled = torch.compile(masked_training_loss, dynamic=True, backend=BACKEND)
         self.shapes: set[tuple[torch.Size, ...]] = set()  # of verified batches
 
     def __call__(self, *arguments: Any) -> torch.Tensor:
-        if self.use_cuda_graphs:
-            torch.compiler.cudagraph_mark_step_begin()
         return self.compiled(*arguments)
 
     def is_new_shape(self, inputs: dict[str, torch.Tensor]) -> bool:
@@ -127,7 +107,7 @@ class CompiledLoss:
     ) -> str | None:
         """Run forward and backward pass on a batch, and return an error message, or None.
 
-        Without dropout, loss and gradient norm must be those of the eager step. With dropout, the first calls must not
+        Without dropout, loss and gradient norm must be those of the eager step. With dropout, the first call must not
         raise an exception. Accumulated gradients and random numbers do not change.
         """
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -148,8 +128,7 @@ class CompiledLoss:
             try:
                 expected, found = run(is_compiled=False), run(is_compiled=True)
                 model.train()
-                for _ in range(CUDA_GRAPH_CALLS if self.use_cuda_graphs else 1):
-                    run(is_compiled=True)
+                run(is_compiled=True)
             except Exception as error:  # also of compilers, and torch.OutOfMemoryError
                 reason = " ".join(str(error).partition("\n\n")[0].split())
                 return f"{type(error).__name__}: {reason}"

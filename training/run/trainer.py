@@ -219,7 +219,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             if reason := next(filter(None, gather_object([error])), None):  # in any process
                 logger.warning(f"the compiled training step failed, training continues with eager steps: {reason}")
                 self.compiled_loss = None
-                torch.compiler.reset()  # frees the memory of CUDA graphs
+                torch.compiler.reset()  # frees the compiled code
         loss = super().training_step(model, inputs, *args, **kwargs)
         if self.compiled_loss is not None and self.args.world_size > 1 and self.accelerator.sync_gradients:
             average_gradients(self.model)

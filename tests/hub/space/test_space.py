@@ -1,5 +1,7 @@
 """Gradio page: functions of the translator, and the page in a browser."""
 
+import hashlib
+import json
 import re
 import socket
 
@@ -325,4 +327,12 @@ def test_publishes_space(programs, hub, demo_checkpoint, repository):
     assert again.files("main") == mine
     again.branches["main"] = initial
     programs.run("hub.space.__main__", "user/shown", "--push", "user/again")
+    assert again.files("main").keys() == files.keys()
+    hashes = [hashlib.sha1(b"blob 1\0x").hexdigest(), hashlib.sha256(b"x").hexdigest()]
+    static = {"index.html": b"x", "pushed_files.json": json.dumps({"index.html": hashes}).encode()}
+    again.branches["main"].append(static)  # an earlier push of a page of the other kind
+    process = programs.run("hub.space.__main__", "user/shown", "--push", "user/again", status=2)
+    assert "user/again contains an earlier push of something else, with index.html" in process.stderr
+    assert again.files("main") == static
+    programs.run("hub.space.__main__", "user/shown", "--push", "user/again", "--replace")
     assert again.files("main").keys() == files.keys()

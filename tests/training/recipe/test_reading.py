@@ -342,7 +342,7 @@ def test_reads_renamed_keys(path, tmp_path, caplog):
 
 @pytest.mark.parametrize("old", RENAMED_VALUES)
 def test_reads_renamed_values(path, old):
-    key = "step" if RENAMED_VALUES[old] in ("eager", "cuda_graph") else "bad_lines"
+    key = "step" if RENAMED_VALUES[old] in ("eager", "compiled") else "bad_lines"
     settings = read_recipe([str(with_keys(path, {key: old}))]).to_dict()
     assert settings[RENAMED_OPTIONS[key]] == RENAMED_VALUES[old]
 
@@ -358,7 +358,7 @@ def test_run_with_renamed_keys_can_be_resumed(path, tmp_path):
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
     validate_same_recipe(recipe, tmp_path)
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings | {"step": "recorded"}))
-    with pytest.raises(ValueError, match="step_mode was cuda_graph, now it is eager"):
+    with pytest.raises(ValueError, match="step_mode was compiled, now it is eager"):
         validate_same_recipe(recipe, tmp_path)
 
 

@@ -226,7 +226,6 @@ def test_describes_the_plan(simulate):
     ("keys", "steps"),
     [
         ({}, 2),  # a micro-batch has pairs of one group, and an update has two groups
-        ({"step_mode": "cuda_graph"}, 1),
         ({"tokens_per_update": 8192}, 2),  # at most 4,096 tokens on a CPU
         ({"tokens_per_update": 8193}, 4),
         ({"max_tokens": 300, "tokens_per_update": 1000}, 4),
