@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from vanilla_transformer.shared.text_lines import read_lines
 
@@ -136,11 +137,24 @@ def sanitize_recipe(recipe: CheckedMapping, results: CheckedMapping, paths: tupl
     return text, [str(key) for key in dict.fromkeys(removed)]
 
 
+def find_weights(folder: Path) -> list[Path]:
+    """Return the files that contain the weights: model.safetensors, or those in its index.
+
+    Raises ValueError if one of them is missing, or in another directory.
+    """
+    index, names = folder / SAFE_WEIGHTS_INDEX_NAME, [SAFE_WEIGHTS_NAME]
+    if index.is_file() and not (folder / SAFE_WEIGHTS_NAME).is_file():
+        names = sorted({*map(str, read_mapping(index).mapping("weight_map").values.values())})
+    for name in names or [SAFE_WEIGHTS_NAME]:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise ValueError(f"{folder} cannot be used: it has no weights ({name}). Save the model again.")
+    return [folder / name for name in names]
+
+
 def count_parameters(folder: Path) -> int | None:
     """Return the number of elements of all tensors, or None if weight files are missing or cannot be read."""
-    files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     try:
-        shapes = [shape for path in files for shape in read_safetensors(path)[1].values()]
+        shapes = [shape for path in find_weights(folder) for shape in read_safetensors(path)[1].values()]
     except ValueError:
         return None
-    return sum(map(math.prod, shapes)) if files else None
+    return sum(map(math.prod, shapes))

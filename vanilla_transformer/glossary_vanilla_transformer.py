@@ -20,7 +20,7 @@ MAX_CONSTRAINT_TOKENS = 10_000  # exceeds the number of tokens of all terms of a
 MASKED_SCORE = -1.0e9  # masks continuations; finite, so that masked ones can still be compared
 WORD = (  # part of a word of a script with spaces between words; in other scripts, each character is a word
     r"(?:\p{No}|[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff"
-    r"\uff66-\uff9f\U00020000-\U0003ffff])"
+    r"\uff66-\uff9f\U00020000-\U0003ffff\u20d0-\u20ff\ufe00-\ufe0f\U000e0100-\U000e01ef])"  # the last: marks of symbols
 )
 
 
@@ -287,10 +287,11 @@ def word_boundary_masks(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
     size = max(getattr(tokenizer, "target_encoder", tokenizer.get_vocab()).values()) + 1  # Marian: 1 or 2 vocabularies
     start = tokenizer.convert_ids_to_tokens(tokenizer(text_target="a", add_special_tokens=False)["input_ids"])
     start_length = len(tokenizer.convert_tokens_to_string(start))
-    special = set(tokenizer.all_special_ids)
+    tokens = tokenizer.convert_ids_to_tokens(list(range(size)))
+    special = {*tokenizer.all_special_ids, *(id for id, token in enumerate(tokens) if token is None)}  # None: a gap
     texts = [
         "" if id in special else tokenizer.convert_tokens_to_string([*start, token])[start_length:]
-        for id, token in enumerate(tokenizer.convert_ids_to_tokens(list(range(size))))
+        for id, token in enumerate(tokens)
     ]
     continues = [id in special or bool(re.match(WORD, text[:1])) for id, text in enumerate(texts)]
     return torch.tensor(continues), torch.tensor([bool(re.match(WORD, text[-1:])) for text in texts])

@@ -4,7 +4,7 @@
 import importlib
 import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from itertools import compress, islice
+from itertools import compress, groupby, islice
 from typing import Any
 
 import torch
@@ -177,12 +177,12 @@ class TranslationPipeline(Pipeline):
         # The default limit is source length + 50. If a batch can have only one limit, its sources need equal lengths
         can_mix_lengths = has_limit or self._supports_extra_tokens(generate_kwargs, config)
         has_terms = {i: matcher is not None and bool(matcher.find(window[i])) for i in encoded}
-        order = sorted(encoded, key=lambda i: (has_terms[i], len(encoded[i]["input_ids"])), reverse=True)
+        lengths = {i: len(each["input_ids"]) for i, each in encoded.items()}
+        order = sorted(encoded, key=lambda i: (has_terms[i], lengths[i]), reverse=True)
         while order:
-            length = len(encoded[order[0]]["input_ids"])
-            indices = order[: batch_size or self._auto_batch_size(length, generate_kwargs)]
+            indices = order[: batch_size or self._auto_batch_size(lengths[order[0]], generate_kwargs)]
             if not can_mix_lengths:
-                indices = [i for i in indices if len(encoded[i]["input_ids"]) == length]
+                indices = list(next(groupby(indices, lengths.__getitem__))[1])
             yield indices
             order = order[len(indices) :]
 

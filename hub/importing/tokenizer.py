@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
 from vanilla_transformer.shared.loading import rust_panics_as_errors
+from vanilla_transformer.shared.vocabularies import disable_bpe_dropout
 
 from .conversion import ImportResult
 
@@ -170,6 +171,7 @@ def read_side_tokenizer(path: Path) -> SideTokenizer:
         try:
             with rust_panics_as_errors():
                 tokenizer = Tokenizer.from_str(text)
+                disable_bpe_dropout([tokenizer.model])
         except Exception as error:  # tokenizers raises no narrower type
             raise ValueError(f"{path} is not a file of the library tokenizers: {error}") from error
     else:

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from vanilla_transformer.shared.command_line import accept_settings, start_of_command
 from vanilla_transformer.shared.loading import EMA_SUBFOLDER
 
 from ..commits import commit_files, resolve_repo_id
-from ..run_files import local_paths, read_mapping, read_samples, sanitize_recipe
+from ..run_files import find_weights, local_paths, read_mapping, read_samples, sanitize_recipe
 from ..sensitive_data import strip_metadata, validate_no_sensitive_data
 from . import CardSettings, PushSettings
 from .card import IMAGES, make_card, make_eval_results
 
-LARGE_FILE_PATTERN = "*.safetensors"  # uploaded without a copy in memory
-SMALL_FILE_PATTERNS = (  # all other files, such as optimizer states, pickles and logs, are not uploaded
-    *("config.json", "generation_config.json", "*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"),
+SMALL_FILE_PATTERNS = (  # except for the weights, other files such as optimizer states and logs are not uploaded
+    *("config.json", "generation_config.json", SAFE_WEIGHTS_INDEX_NAME, "tokenizer.json", "tokenizer_config.json"),
     *("vocab.json", "target_vocab.json", "merges.txt", "*.spm", "*.model", "dict.txt", "vocab.txt", "bpe.codes"),
     *("special_tokens_map.json", "source_tokenizer.json", "target_tokenizer.json", "*_vanilla_transformer.py"),
     *("all_results.json", "samples.tsv", "import_report.json", *IMAGES),
@@ -100,7 +100,7 @@ def push(checkpoint: str | Path, repo_id: str, **options: Any) -> PushResult:
 def gather_files(checkpoint: Path) -> tuple[dict[str, Path | bytes], list[str]]:
     """Return the files to upload by name, and the keys that are removed from recipe.yaml.
 
-    Large files are paths, others their content. Raises ValueError if the directory is not a complete checkpoint.
+    Weights are paths, other files their content. Raises ValueError if the directory is not a complete checkpoint.
     """
     for name in ("config.json", "tokenizer_config.json", "modeling_vanilla_transformer.py"):
         if not (checkpoint / name).is_file():
@@ -111,11 +111,11 @@ def gather_files(checkpoint: Path) -> tuple[dict[str, Path | bytes], list[str]]:
     if (checkpoint / "adapter_config.json").exists():
         advice = "Call merge_and_unload() on the PeftModel, and publish the saved result."
         raise ValueError(f"{checkpoint} cannot be published: it has a PEFT adapter. {advice}")
-    files: dict[str, Path | bytes] = {path.name: path for path in checkpoint.glob(LARGE_FILE_PATTERN) if path.is_file()}
-    if not files:
-        raise ValueError(f"{checkpoint} cannot be published: it has no weights (*.safetensors).")
+    files: dict[str, Path | bytes] = {path.name: path for path in find_weights(checkpoint)}
     for path in (path for pattern in SMALL_FILE_PATTERNS for path in checkpoint.glob(pattern) if path.is_file()):
         files[path.name] = strip_metadata(path.name, path.read_bytes())
+    if SAFE_WEIGHTS_NAME in files:
+        files.pop(SAFE_WEIGHTS_INDEX_NAME, None)  # of an earlier save
     recipe, results = read_mapping(checkpoint / "recipe.yaml"), read_mapping(checkpoint / "all_results.json")
     text, removed_keys = sanitize_recipe(recipe, results, local_paths(checkpoint))
     if text:

@@ -310,6 +310,13 @@ def test_ignores_byte_order_mark(tmp_path, json_file):
     assert tokenizer("a zzz b")["input_ids"] == [4, 0, 5, 3]
 
 
+def test_disables_bpe_dropout(tmp_path, make_tokenizer):
+    backend = make_tokenizer(True)[0].backend_tokenizer
+    backend.model.dropout = 0.5
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert read_tokenizers(tmp_path / "tokenizer.json", None).tokenizer.backend_tokenizer.model.dropout is None
+
+
 def test_maps_unknown_words_to_padding_without_unk_token(tmp_path):
     """The list of a character-level tutorial contains only letters."""
     path = tmp_path / "tokens.txt"

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PhobertTokenizer
 
 from hub.publishing.upload import gather_files, smoke_test_upload
+from hub.run_files import count_parameters
 
 pytestmark = pytest.mark.slow
 
@@ -442,6 +443,25 @@ def test_uploads_tokenizers_of_imported_models(checkpoint):
     files, _ = gather_files(folder)
     assert {"vocab.txt", "bpe.codes", "dict.txt"} <= files.keys()
     assert smoke_test_upload(files, "the dog") is not None
+
+
+def test_uploads_only_weights_of_the_model(checkpoint, make_model):
+    folder = checkpoint()
+    parameters = count_parameters(folder)
+    for name in ("optimizer.safetensors", "private.safetensors"):
+        save_file({"x": torch.zeros(100)}, folder / name)
+    index = {"weight_map": {"x": "private.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))  # of an earlier save
+    assert {name for name in gather_files(folder)[0] if "safetensors" in name} == {"model.safetensors"}
+    assert count_parameters(folder) == parameters
+    (folder / "model.safetensors").unlink()
+    files, _ = gather_files(folder)
+    assert {name for name in files if "safetensors" in name} == {"private.safetensors", "model.safetensors.index.json"}
+    for name in ("../model.safetensors", "missing.safetensors"):
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
+        with pytest.raises(ValueError, match=f"it has no weights .{name}"):
+            gather_files(folder)
+        assert count_parameters(folder) is None
 
 
 def test_does_not_upload_directories_named_like_files(checkpoint):

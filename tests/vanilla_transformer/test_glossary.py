@@ -253,6 +253,32 @@ def test_combining_marks_belong_to_words(train_bpe, special_tokens):
     assert matcher.report_terms("the", "पानी की कमी है") == [{"source": "the", "target": None}]
     assert matcher.continuation_mask[tokenizer.convert_tokens_to_ids("ी")]
     assert list(matcher.find("10² the²")) == []
+    symbols = ["\u2764\ufe0fthe", "the\ufe0f", "1\ufe0f\u20e3the", "葛\U000e0100the"]  # variants of symbols
+    assert [list(matcher.find(text)) for text in symbols] == [["the"]] * 4
+
+
+def test_ids_without_a_token(make_model):
+    """Imported tokenizers can have such ids, because the model has a row for each id."""
+    ids = dict(zip(["<s>", "<pad>", "</s>", "<unk>", "w8", "w9", "w10"], [0, 1, 2, 3, 8, 9, 10], strict=True))
+    backend = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tokenizer = TokenizersBackend(tokenizer_object=backend, **special)
+    model = make_model(vocab_size=11, pad_token_id=1, eos_token_id=2, decoder_start_token_id=0)
+    translator = TranslationPipeline(model=model, tokenizer=tokenizer, max_new_tokens=6)
+    (found,) = translator("w8 w9", glossary={"w8": "w10"})
+    assert found["terms"] == [{"source": "w8", "target": "w10"}]
+
+
+def test_forced_eos_without_a_limit(make_model, make_tokenizer):
+    """Sentences of such a batch must have equal lengths, but those with terms precede the others."""
+    tokenizer, fields = make_tokenizer(True)
+    model = make_model(**fields)
+    model.generation_config.forced_eos_token_id = tokenizer.eos_token_id
+    translator = TranslationPipeline(model=model, tokenizer=tokenizer, num_beams=2)
+    texts = ["dog Hund", "dog", "cat Hund"]
+    expected = [translator(text, glossary={"dog": "Hund"})[0] for text in texts]
+    assert translator(texts, glossary={"dog": "Hund"}) == expected
 
 
 def test_marian_tokenizer_with_two_vocabularies(make_model, marian_files):

@@ -244,8 +244,8 @@ def _iter_json(path: Path) -> Iterator[Any]:
 
 def _iter_tmx(path: Path) -> Iterator[dict[str, str]]:
     """Yield the texts of each translation unit by language, without the codes of inline elements."""
-    try:
-        with open_file(path) as file:
+    with open_file(path) as file:
+        try:
             for _, unit in ElementTree.iterparse(file):
                 unit.tag = unit.tag.rpartition("}")[2]  # without the namespace
                 if unit.tag == "tu":
@@ -259,8 +259,8 @@ def _iter_tmx(path: Path) -> Iterator[dict[str, str]]:
                         texts[language] = "".join("".join(seg.itertext()) for seg in variant.iter("seg"))
                     yield texts
                     unit.clear()
-    except (ElementTree.ParseError, LookupError) as error:  # LookupError: unknown encoding
-        raise ValueError(f"{path} is not valid TMX: {error}.") from error
+        except (ElementTree.ParseError, LookupError, ValueError) as error:  # the last two: unsupported encodings
+            raise ValueError(f"{path} is not valid TMX: {error}. Correct it, or convert it to UTF-8.") from error
 
 
 def _iter_parquet(path: Path) -> Iterator[dict[str, Any]]:

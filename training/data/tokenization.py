@@ -1,7 +1,6 @@
 """Tokenization of a corpus: once, in parallel and cached on disk, or at each access for BPE-dropout."""
 
 import hashlib
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -17,16 +16,17 @@ from datasets.config import HF_DATASETS_CACHE
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from vanilla_transformer.shared.atomic_io import FREE_SPACE_HINT, wrap_write_errors
 from vanilla_transformer.shared.command_line import logger
 
 from ..recipe.arguments import DataArguments
 from .parallel_text import ParallelText, format_line_numbers
-from .tokenizer import add_bpe_dropout
+from .tokenizer import add_bpe_dropout, vocabulary_files
 
 CHUNK_SIZE = 4096  # sentences per call of the tokenizer
 EVAL_LENGTH_FACTOR = 4  # times max_length: maximum length of sentences in validation and test data
 MIN_EVAL_LENGTH_LIMIT = 1024  # lower bound of that maximum, in tokens
-CACHE_VERSION = 1  # part of the cache key; increase it when the cached content changes
+CACHE_VERSION = 2  # part of the cache key; increase it when the cached content changes
 
 
 def tokenize_corpus(
@@ -46,13 +46,14 @@ def tokenize_corpus(
     if tokenizer.is_fast:
         states = [backend.to_str() for _, backend in iter_backends(tokenizer)]
     else:
-        states = [repr(tokenizer), json.dumps(tokenizer.get_vocab())]
+        states = [repr(tokenizer), *(content.hex() for content in vocabulary_files(tokenizer))]
     key = hashlib.sha256(
         f"{CACHE_VERSION}{text.sha256()}{''.join(states)}{getattr(tokenizer, 'known', None) or ''}".encode()
     ).hexdigest()
     folder = Path(HF_DATASETS_CACHE) / "vanilla_transformer"
-    folder.mkdir(parents=True, exist_ok=True)
-    with progress_bars_on_terminal():
+    hint = f"{FREE_SPACE_HINT}. Delete files, or set HF_DATASETS_CACHE to another directory."
+    with progress_bars_on_terminal(), wrap_write_errors(folder, hint):
+        folder.mkdir(parents=True, exist_ok=True)
         data = Dataset.from_dict({"source": text.sources, "target": text.targets}).map(
             lambda rows: tokenize_rows(tokenizer, rows["source"], rows["target"]),
             batched=True,

@@ -1,8 +1,10 @@
 """Training of tokenizers with one shared vocabulary (section 5.1: byte-pair tokens), or one per language."""
 
 import copy
+import tempfile
 import unicodedata
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -10,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.shared import loading
-from vanilla_transformer.shared.vocabularies import vocabularies
+from vanilla_transformer.shared.vocabularies import backend_models, vocabularies
 
 from ..recipe.arguments import TokenizerArguments
 from .moses_pretokenization import moses_normalizer, moses_splits
@@ -83,7 +85,7 @@ def train_tokenizer(
 
 
 def load_training_tokenizer(path: str, key: str) -> PreTrainedTokenizerFast:
-    """Load a tokenizer with pad and EOS tokens, without BPE-dropout. Raises ValueError if it cannot be used."""
+    """Load a tokenizer with pad and EOS tokens. Raises ValueError if it cannot be used."""
     tokenizer = loading.load_tokenizer(path, f"{key}={path}:")
     for name in ("pad_token", "eos_token"):
         if getattr(tokenizer, name) is None:
@@ -98,16 +100,13 @@ def load_training_tokenizer(path: str, key: str) -> PreTrainedTokenizerFast:
             f"{key}={path}: the tokenizer must end targets with {tokenizer.eos_token!r}, or decoding would never stop. "
             f"Add it in a post-processor."
         )
-    for model in backend_models(tokenizer):
-        if isinstance(model, models.BPE):
-            model.dropout = None  # `bpe_dropout` sets it for the training data only
     return tokenizer
 
 
-def backend_models(tokenizer: Any) -> list[Any]:
-    """Return the models of the fast tokenizers of both sides, or an empty list for a slow tokenizer."""
-    sides = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]
-    return [side.model for side in sides if side is not None]
+def vocabulary_files(tokenizer: Any) -> list[bytes]:
+    """Return the files of a slow tokenizer that define how it splits text, such as SentencePiece models."""
+    with tempfile.TemporaryDirectory() as folder:
+        return [Path(path).read_bytes() for path in tokenizer.save_vocabulary(folder)]
 
 
 def add_bpe_dropout(tokenizer: PreTrainedTokenizerFast, probability: float) -> PreTrainedTokenizerFast:

@@ -16,7 +16,7 @@ from vanilla_transformer.shared.ctranslate2_pipeline import CTranslate2Pipeline,
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, wrap_load_errors
 from vanilla_transformer.shared.vocabularies import SIDES, vocabularies
 
-from ..data.tokenizer import vocabulary_sizes
+from ..data.tokenizer import vocabulary_files, vocabulary_sizes
 from ..recipe.arguments import rename_keys
 from .settings import DecodingSettings
 
@@ -95,13 +95,12 @@ def validate_same_tokenizer(name: str, tokenizer: Any, other_name: str, other: A
 
 
 def tokenizer_definition(tokenizer: Any) -> list[Any]:
-    """Return the serialized tokenizer without padding and truncation, or the name and models of a slow tokenizer."""
+    """Return the serialized tokenizer without padding and truncation, or the name and files of a slow tokenizer."""
     backends = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]
     parts = [json.loads(each.to_str()) for each in backends if each is not None]
     state = ("padding", "truncation")  # set by the last call
     definitions: list[Any] = [{key: value for key, value in part.items() if key not in state} for part in parts]
-    slow = [getattr(tokenizer, name, None) for name in ("sp_model", "spm_source", "spm_target")]
-    return definitions or [type(tokenizer).__name__, *(each and each.serialized_model_proto() for each in slow)]
+    return definitions or [type(tokenizer).__name__, *vocabulary_files(tokenizer)]
 
 
 def select_engine(

@@ -20,6 +20,8 @@ from transformers.utils import logging
 
 from vanilla_transformer import VanillaTransformerConfig  # registers the model as well
 
+from .vocabularies import backend_models, disable_bpe_dropout
+
 EMA_SUBFOLDER = "ema"  # in a checkpoint of a run: moving average of the weights, in the format of save_pretrained
 MAX_OUTPUT_TOKENS = 100_000  # a larger limit is probably a typo, and beam search allocates memory for it
 MAX_LAYERS = 1000  # all layers are built before the weights are read, so a typo would exhaust the memory
@@ -78,10 +80,11 @@ def validate_weights(model: Any, loading_info: dict[str, Any]) -> None:
 
 
 def load_tokenizer(checkpoint: str | Path, error_prefix: str = "") -> Any:
-    """Load the tokenizer of a checkpoint. Raises ValueError if it is missing or cannot be used."""
+    """Load the tokenizer of a checkpoint, without BPE-dropout. Raises ValueError if it is missing or cannot be used."""
     with wrap_load_errors(error_prefix or str(checkpoint), "the tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
         tokenizer("a")  # some errors are raised only at the first use
+        disable_bpe_dropout(backend_models(tokenizer))
         return tokenizer
 
 

@@ -1,5 +1,6 @@
 """Vocabularies of the source and the target, for tokenizers of all classes."""
 
+from collections.abc import Iterable
 from typing import Any
 
 SIDES = ("source", "target")
@@ -10,6 +11,19 @@ def vocabularies(tokenizer: Any) -> list[dict[str, int]]:
     if hasattr(tokenizer, "target_tokenizer"):
         return [getattr(tokenizer, f"{side}_tokenizer").get_vocab() for side in SIDES]
     return [tokenizer.get_vocab(), getattr(tokenizer, "target_encoder", tokenizer.get_vocab())]  # Marian: 1 or 2
+
+
+def backend_models(tokenizer: Any) -> list[Any]:
+    """Return the models of the fast tokenizers of both sides, or an empty list for a slow tokenizer."""
+    sides = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]
+    return [side.model for side in sides if side is not None]
+
+
+def disable_bpe_dropout(models: Iterable[Any]) -> None:
+    """Disable the BPE-dropout of models of fast tokenizers. With it, they split the same text at random."""
+    for model in models:
+        if getattr(model, "dropout", None) is not None:
+            model.dropout = None
 
 
 def tokens_by_id(vocabulary: dict[str, int], size: int = 0) -> list[str]:

@@ -212,6 +212,7 @@ def test_several_references(write, arguments):
         ("t.tmx", "<tmx><body><tu>", "t.tmx is not valid TMX: no element found"),
         ("t.tmx", "<tmx><tu><tuv lang='en'><seg>a</seg></tuv></tu></tmx>", r"no unit has both en and de \(found: en\)"),
         ("t.tmx", "<?xml version='1.0' encoding='x'?><tmx/>", "t.tmx is not valid TMX: unknown encoding: x"),
+        ("t.tmx", "<?xml version='1.0' encoding='shift_jis'?><tmx/>", "t.tmx is not valid TMX: multi-byte .* to UTF-8"),
         ("t.parquet", "no such thing", "not a parquet file"),
     ],
 )

@@ -1,6 +1,10 @@
+import errno
+import json
+import shutil
+
 import pytest
-from datasets import are_progress_bars_disabled
-from transformers import NllbTokenizerFast
+from datasets import Dataset, are_progress_bars_disabled
+from transformers import AutoTokenizer, NllbTokenizerFast
 
 from training.data.parallel_text import ParallelText
 from training.data.tokenization import sequence_lengths, tokenize_corpus, tokenize_rows, validate_eval_lengths
@@ -54,6 +58,35 @@ def test_caches_by_content(tokenizer, cache):
     assert file.stat().st_mtime_ns == stamp
     assert tokenize_corpus(ParallelText(["w1 w2"], ["w4"]), tokenizer)[0] != first[0]
     assert len(list(cache.glob("*.arrow"))) == 2
+
+
+def test_cache_depends_on_all_files_of_a_slow_tokenizer(marian_files, tmp_path):
+    """Files of other content at the same path, as in a corrected run, give another result."""
+    text = ParallelText(["der Hund schläft"], ["the dog sleeps"])
+    folder = shutil.copytree(marian_files, tmp_path / "files")
+    tokenize_corpus(text, AutoTokenizer.from_pretrained(folder))
+    tokens = list(json.loads((folder / "target_vocab.json").read_text()))
+    reversed_ids = {token: i for i, token in enumerate([*tokens[:3], *reversed(tokens[3:])])}
+    (folder / "target_vocab.json").write_text(json.dumps(reversed_ids))
+    assert_equals_tokenizer(text, AutoTokenizer.from_pretrained(folder))
+    for side, other in (("source", "target"), ("target", "source")):
+        shutil.copy(marian_files / f"{other}.spm", folder / f"{side}.spm")
+    assert_equals_tokenizer(text, AutoTokenizer.from_pretrained(folder))
+
+
+def assert_equals_tokenizer(text, tokenizer) -> None:
+    (row,) = tokenize_corpus(text, tokenizer)
+    assert row["input_ids"] == tokenizer(text.sources)["input_ids"][0]
+    assert row["labels"] == tokenizer(text_target=text.targets)["input_ids"][0]
+
+
+def test_reports_full_disk_with_the_path_of_the_cache(tokenizer, cache, monkeypatch):
+    def fail(*args, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Dataset, "map", fail)
+    with pytest.raises(OSError, match=f"{cache} could not be written: No space left.* HF_DATASETS_CACHE"):
+        tokenize_corpus(ParallelText(["w1"], ["w2"]), tokenizer)
 
 
 def test_bpe_dropout_tokenizes_at_each_access():
