@@ -133,7 +133,7 @@ def _log(message: str) -> None:
 def read_column_names(path: Path, languages: tuple[str | None, str | None] = (None, None)) -> list[str]:
     """Return the names of the columns with text, or [] for a .tsv or .csv file without a header."""
     if path.suffix in (".tsv", ".csv"):
-        cells = next(iter_cells(path), [])
+        cells = next(filter(any, iter_cells(path)), [])
         is_header = find_columns(cells, (languages[0] or "", languages[1] or ""))
         codes = {language_code(cell) for cell in cells} - {None}
         return list(dict.fromkeys(cells)) if is_header or len(codes) > 1 else []

@@ -145,15 +145,17 @@ def read_table(path: Path, languages: tuple[str, str]) -> Iterator[tuple]:
 
 
 def _iter_selected_columns(path: Path, languages: tuple[str, str]) -> Iterator[tuple]:
-    columns, width = None, 2
+    columns, width, is_first = None, 2, True
     for number, cells in enumerate(iter_cells(path), start=1):
-        if number == 1 and (columns := find_header(cells, languages, path)):
+        if not any(cells):  # also before the header
+            yield ("", "")
+            continue
+        may_be_header, is_first = is_first, False
+        if may_be_header and (columns := find_header(cells, languages, path)):
             width = len(cells)
             yield ()
         elif any(map(NOT_UTF_8.search, cells)):
             yield (None, None)
-        elif not any(cells):
-            yield ("", "")
         elif len(cells) < width or (columns and any(cells[width:])):
             separator = "tab" if path.suffix == ".tsv" else "comma"
             problem = f"{len(cells)} columns, but the header has {width}" if columns else f"no {separator}"
@@ -195,7 +197,8 @@ def iter_cells(path: Path) -> Iterator[list[str]]:
                 yield [cell.strip() for cell in line.split("\t")]
             return
         first = list(islice(lines, MAX_ROW_LINES)) or [""]
-        headers = {each: [cell.strip(' "\r\n') for cell in "".join(first[:1]).split(each)] for each in ",;\t"}
+        header = next(filter(str.strip, first), "")
+        headers = {each: [cell.strip(' "\r\n') for cell in header.split(each)] for each in ",;\t"}
         known = [separator for separator, cells in headers.items() if len(set(map(language_code, cells)) - {None}) > 1]
         separator = known[0] if known else max(",;\t", key=partial(rate_separator, first))
         rows = csv.reader(chain(first, lines), delimiter=separator, strict=True, skipinitialspace=True)

@@ -70,6 +70,15 @@ def test_header_determines_the_columns(write, arguments, read_messages, name):
         read_file(arguments(target_lang="fr"), name)
 
 
+@pytest.mark.parametrize(("name", "separator"), [("t.tsv", "\t"), ("t.csv", ","), ("t.csv", ";")])
+def test_blank_lines_may_precede_the_header(write, arguments, name, separator):
+    write(name, f"\n \nde{separator}en\neins{separator}one\n")
+    with pytest.raises(ValueError, match="2 lines blank, at lines 1, 2"):
+        read_file(arguments(), name)
+    text = read_file(arguments(on_bad_lines="drop"), name)
+    assert (text.sources, text.targets, list(text.line_numbers)) == (["one"], ["eins"], [4])
+
+
 def test_reports_the_direction_of_a_table_without_header(write, arguments, read_messages):
     write("t.tsv", "one\teins\n")
     read_file(arguments(), "t.tsv")
