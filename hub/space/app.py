@@ -210,14 +210,15 @@ class PageEvents:
 
     def translate(self, text: str, beams: int, kind: str, layer: str, head: str) -> Iterator[tuple]:
         """Translate a sentence. Yield the status, the translation, the n-best list, the attention and its heat map."""
+        try:
+            yield from self._translate(text, beams, kind, layer, head)
+        except ValueError as error:  # of `encode` or transformers
+            yield status_line(str(error)), "", "", None, heat_map(None, kind, layer, head)
+
+    def _translate(self, text: str, beams: int, kind: str, layer: str, head: str) -> Iterator[tuple]:
         start = time.perf_counter()
         model = self.translator()
-        try:
-            batch = model.encode(text)
-        except ValueError as error:
-            yield status_line(str(error)), "", "", None, heat_map(None, kind, layer, head)
-            return
-        first = None
+        batch, first = model.encode(text), None
         for greedy in model.stream(batch):
             if greedy and first is None:
                 first = time.perf_counter() - start

@@ -116,6 +116,23 @@ def test_stop_strings_of_generation_config_end_translations(make_translator):
     assert translator.decode(ids) == stopped
 
 
+@pytest.mark.parametrize("method", ["encode", "stream", "candidates"])
+def test_page_reports_errors_of_transformers(app, make_translator, tmp_path, monkeypatch, method):
+    """Such as stop strings with a vocabulary that lacks Latin letters."""
+
+    def fail(*args):
+        raise ValueError("substring not found")
+
+    make_translator()
+    monkeypatch.setattr(app.Translator, method, fail)
+    translate = next(
+        each.fn for each in app.make_page(str(tmp_path / "model")).fns.values() if each.name == "translate"
+    )
+    *_, (status, text, candidates, attention, _) = translate("the dog runs", 2, "cross", "1", app.MEAN)
+    assert "substring not found" in status
+    assert (text, candidates, attention) == ("", "", None)
+
+
 def test_stream_raises_errors_of_generate(make_translator):
     translator = make_translator()
     batch = translator.encode("the dog runs") | {"input_ids": torch.tensor([[999]])}
