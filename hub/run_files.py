@@ -140,13 +140,14 @@ def sanitize_recipe(recipe: CheckedMapping, results: CheckedMapping, paths: tupl
 def find_weights(folder: Path) -> list[Path]:
     """Return the files that contain the weights: model.safetensors, or those in its index.
 
-    Raises ValueError if one of them is missing, or in another directory.
+    Raises ValueError if one of them is missing, in another directory, or not a safetensors file.
     """
     index, names = folder / SAFE_WEIGHTS_INDEX_NAME, [SAFE_WEIGHTS_NAME]
     if index.is_file() and not (folder / SAFE_WEIGHTS_NAME).is_file():
         names = sorted({*map(str, read_mapping(index).mapping("weight_map").values.values())})
+    existing = {path.name for path in folder.glob("*.safetensors") if path.is_file()}
     for name in names or [SAFE_WEIGHTS_NAME]:
-        if Path(name).name != name or not (folder / name).is_file():
+        if name not in existing:
             raise ValueError(f"{folder} cannot be used: it has no weights ({name}). Save the model again.")
     return [folder / name for name in names]
 

@@ -20,7 +20,7 @@ MAX_CONSTRAINT_TOKENS = 10_000  # exceeds the number of tokens of all terms of a
 MASKED_SCORE = -1.0e9  # masks continuations; finite, so that masked ones can still be compared
 WORD = (  # part of a word of a script with spaces between words; in other scripts, each character is a word
     r"(?:\p{No}|[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff"
-    r"\uff66-\uff9f\U00020000-\U0003ffff\u20d0-\u20ff\ufe00-\ufe0f\U000e0100-\U000e01ef])"  # the last: marks of symbols
+    r"\uff66-\uff9f\U00020000-\U0003ffff\u20dd-\u20e4\ufe00-\ufe0f\U000e0100-\U000e01ef])"  # the last: marks of symbols
 )
 
 

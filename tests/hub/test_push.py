@@ -457,7 +457,7 @@ def test_uploads_only_weights_of_the_model(checkpoint, make_model):
     (folder / "model.safetensors").unlink()
     files, _ = gather_files(folder)
     assert {name for name in files if "safetensors" in name} == {"private.safetensors", "model.safetensors.index.json"}
-    for name in ("../model.safetensors", "missing.safetensors"):
+    for name in ("../model.safetensors", "missing.safetensors", "config.json", "x" * 400 + ".safetensors"):
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
         with pytest.raises(ValueError, match=f"it has no weights .{name}"):
             gather_files(folder)

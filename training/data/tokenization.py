@@ -16,12 +16,12 @@ from datasets.config import HF_DATASETS_CACHE
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from vanilla_transformer.shared.atomic_io import FREE_SPACE_HINT, wrap_write_errors
+from vanilla_transformer.shared.atomic_io import FREE_SPACE_HINT, make_write_error
 from vanilla_transformer.shared.command_line import logger
 
 from ..recipe.arguments import DataArguments
 from .parallel_text import ParallelText, format_line_numbers
-from .tokenizer import add_bpe_dropout, vocabulary_files
+from .tokenizer import add_bpe_dropout, saved_files
 
 CHUNK_SIZE = 4096  # sentences per call of the tokenizer
 EVAL_LENGTH_FACTOR = 4  # times max_length: maximum length of sentences in validation and test data
@@ -46,13 +46,12 @@ def tokenize_corpus(
     if tokenizer.is_fast:
         states = [backend.to_str() for _, backend in iter_backends(tokenizer)]
     else:
-        states = [repr(tokenizer), *(content.hex() for content in vocabulary_files(tokenizer))]
+        states = [repr(tokenizer), *(content.hex() for content in saved_files(tokenizer).values())]
     key = hashlib.sha256(
         f"{CACHE_VERSION}{text.sha256()}{''.join(states)}{getattr(tokenizer, 'known', None) or ''}".encode()
     ).hexdigest()
     folder = Path(HF_DATASETS_CACHE) / "vanilla_transformer"
-    hint = f"{FREE_SPACE_HINT}. Delete files, or set HF_DATASETS_CACHE to another directory."
-    with progress_bars_on_terminal(), wrap_write_errors(folder, hint):
+    with progress_bars_on_terminal(), wrap_cache_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         data = Dataset.from_dict({"source": text.sources, "target": text.targets}).map(
             lambda rows: tokenize_rows(tokenizer, rows["source"], rows["target"]),
@@ -75,6 +74,16 @@ def tokenize_corpus(
     columns: dict[str, Any] = {"source": selected.sources, "target": selected.targets, "lengths": lengths.tolist()}
     tokenize = partial(tokenize_with_dropout, noisy, tokenizer, arguments.max_length)
     return Dataset.from_dict(columns).with_transform(tokenize, columns=["source", "target"])
+
+
+@contextmanager
+def wrap_cache_errors(folder: Path) -> Iterator[None]:
+    """Context manager that adds the path of the cache to disk errors."""
+    try:
+        yield
+    except OSError as error:
+        hint = f"{FREE_SPACE_HINT}. Delete files, or set HF_DATASETS_CACHE to another directory."
+        raise make_write_error(folder, error, hint) from error
 
 
 @contextmanager

@@ -103,10 +103,11 @@ def load_training_tokenizer(path: str, key: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def vocabulary_files(tokenizer: Any) -> list[bytes]:
-    """Return the files of a slow tokenizer that define how it splits text, such as SentencePiece models."""
+def saved_files(tokenizer: Any) -> dict[str, bytes]:
+    """Return the files that `save_pretrained` writes, such as settings and SentencePiece models, by name."""
     with tempfile.TemporaryDirectory() as folder:
-        return [Path(path).read_bytes() for path in tokenizer.save_vocabulary(folder)]
+        tokenizer.save_pretrained(folder)
+        return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
 def add_bpe_dropout(tokenizer: PreTrainedTokenizerFast, probability: float) -> PreTrainedTokenizerFast:

@@ -16,7 +16,7 @@ from vanilla_transformer.shared.ctranslate2_pipeline import CTranslate2Pipeline,
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, wrap_load_errors
 from vanilla_transformer.shared.vocabularies import SIDES, vocabularies
 
-from ..data.tokenizer import vocabulary_files, vocabulary_sizes
+from ..data.tokenizer import saved_files, vocabulary_sizes
 from ..recipe.arguments import rename_keys
 from .settings import DecodingSettings
 
@@ -100,7 +100,10 @@ def tokenizer_definition(tokenizer: Any) -> list[Any]:
     parts = [json.loads(each.to_str()) for each in backends if each is not None]
     state = ("padding", "truncation")  # set by the last call
     definitions: list[Any] = [{key: value for key, value in part.items() if key not in state} for part in parts]
-    return definitions or [type(tokenizer).__name__, *vocabulary_files(tokenizer)]
+    if definitions:
+        return definitions
+    files = saved_files(tokenizer).items()  # .json: settings, and vocabularies in any order
+    return [type(tokenizer).__name__, *(content for name, content in files if not name.endswith(".json"))]
 
 
 def select_engine(

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from datasets import Dataset, are_progress_bars_disabled
-from transformers import AutoTokenizer, NllbTokenizerFast
+from transformers import AutoTokenizer, M2M100Tokenizer, NllbTokenizerFast
 
 from training.data.parallel_text import ParallelText
 from training.data.tokenization import sequence_lengths, tokenize_corpus, tokenize_rows, validate_eval_lengths
@@ -74,10 +74,28 @@ def test_cache_depends_on_all_files_of_a_slow_tokenizer(marian_files, tmp_path):
     assert_equals_tokenizer(text, AutoTokenizer.from_pretrained(folder))
 
 
+def test_cache_depends_on_the_languages_of_a_slow_tokenizer(sentencepiece_models, tmp_path):
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "▁the", "▁dog"]
+    (tmp_path / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    (tmp_path / "model.spm").write_bytes(sentencepiece_models["en"])
+    files = str(tmp_path / "vocab.json"), str(tmp_path / "model.spm")
+    text, folder = ParallelText(["the dog"], ["dog"]), tmp_path / "saved"
+    for source, target in (("en", "de"), ("de", "en")):
+        M2M100Tokenizer(*files, src_lang=source, tgt_lang=target).save_pretrained(folder)
+        assert_equals_tokenizer(text, AutoTokenizer.from_pretrained(folder))
+
+
 def assert_equals_tokenizer(text, tokenizer) -> None:
     (row,) = tokenize_corpus(text, tokenizer)
     assert row["input_ids"] == tokenizer(text.sources)["input_ids"][0]
     assert row["labels"] == tokenizer(text_target=text.targets)["input_ids"][0]
+
+
+def test_errors_of_the_tokenizer_are_no_disk_errors(tokenizer):
+    tokenizer.backend_tokenizer.model.unk_token = "<missing>"
+    with pytest.raises(Exception, match="WordLevel error: Missing") as raised:
+        tokenize_corpus(ParallelText(["unknown"], ["w2"]), tokenizer)
+    assert not isinstance(raised.value, OSError)
 
 
 def test_reports_full_disk_with_the_path_of_the_cache(tokenizer, cache, monkeypatch):

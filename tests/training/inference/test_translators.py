@@ -123,11 +123,13 @@ def test_rejects_marian_tokenizers_of_other_targets(marian_files, tmp_path):
     vocabulary = json.loads((marian_files / "target_vocab.json").read_text())
     names = dict(zip(vocabulary, [*range(9), *reversed(range(9, 29))], strict=True))
     (tmp_path / "names" / "target_vocab.json").write_text(json.dumps(names))
+    shutil.copytree(marian_files, tmp_path / "order")
+    (tmp_path / "order" / "target_vocab.json").write_text(json.dumps(dict(reversed(vocabulary.items()))))
     shutil.copytree(marian_files, tmp_path / "pieces")
     shutil.copy(marian_files / "source.spm", tmp_path / "pieces" / "target.spm")
     first, same, other_names, other_pieces = (
         AutoTokenizer.from_pretrained(path)
-        for path in (marian_files, marian_files, tmp_path / "names", tmp_path / "pieces")
+        for path in (marian_files, tmp_path / "order", tmp_path / "names", tmp_path / "pieces")
     )
     validate_same_tokenizer("a", first, "b", same)
     with pytest.raises(ValueError, match="its target vocabulary: 29 tokens instead of 29, 9 in common"):
