@@ -118,7 +118,7 @@ def test_stop_strings_of_generation_config_end_translations(make_translator):
 
 @pytest.mark.parametrize("method", ["encode", "stream", "candidates"])
 def test_page_reports_errors_of_transformers(app, make_translator, tmp_path, monkeypatch, method):
-    """Such as stop strings with a vocabulary that lacks Latin letters."""
+    """Errors such as that of stop strings, if the vocabulary lacks Latin letters."""
 
     def fail(*args):
         raise ValueError("substring not found")
