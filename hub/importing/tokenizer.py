@@ -171,7 +171,7 @@ def read_side_tokenizer(path: Path) -> SideTokenizer:
         try:
             with rust_panics_as_errors():
                 tokenizer = Tokenizer.from_str(text)
-                disable_bpe_dropout([tokenizer.model])
+                disable_bpe_dropout([tokenizer])
         except Exception as error:  # tokenizers raises no narrower type
             raise ValueError(f"{path} is not a file of the library tokenizers: {error}") from error
     else:

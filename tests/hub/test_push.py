@@ -445,7 +445,7 @@ def test_uploads_tokenizers_of_imported_models(checkpoint):
     assert smoke_test_upload(files, "the dog") is not None
 
 
-def test_uploads_only_weights_of_the_model(checkpoint, make_model):
+def test_uploads_only_weights_of_the_model(checkpoint):
     folder = checkpoint()
     parameters = count_parameters(folder)
     for name in ("optimizer.safetensors", "private.safetensors"):

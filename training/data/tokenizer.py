@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.shared import loading
-from vanilla_transformer.shared.vocabularies import backend_models, vocabularies
+from vanilla_transformer.shared.vocabularies import backend_tokenizers, vocabularies
 
 from ..recipe.arguments import TokenizerArguments
 from .moses_pretokenization import moses_normalizer, moses_splits
@@ -113,7 +113,7 @@ def saved_files(tokenizer: Any) -> dict[str, bytes]:
 def add_bpe_dropout(tokenizer: PreTrainedTokenizerFast, probability: float) -> PreTrainedTokenizerFast:
     """Return a copy that skips merges with the given probability. Raises ValueError if it is not a BPE tokenizer."""
     tokenizer = copy.deepcopy(tokenizer)
-    bpe_models = backend_models(tokenizer)
+    bpe_models = [each.model for each in backend_tokenizers(tokenizer)]
     if not bpe_models or not all(isinstance(model, models.BPE) for model in bpe_models):
         raise ValueError(f"bpe_dropout={probability} requires a fast BPE tokenizer. Set bpe_dropout to 0.")
     for model in bpe_models:

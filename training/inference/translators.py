@@ -14,7 +14,7 @@ from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.shared.command_line import logger
 from vanilla_transformer.shared.ctranslate2_pipeline import CTranslate2Pipeline, validate_ctranslate2_options
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, wrap_load_errors
-from vanilla_transformer.shared.vocabularies import SIDES, vocabularies
+from vanilla_transformer.shared.vocabularies import SIDES, backend_tokenizers, vocabularies
 
 from ..data.tokenizer import saved_files, vocabulary_sizes
 from ..recipe.arguments import rename_keys
@@ -96,8 +96,7 @@ def validate_same_tokenizer(name: str, tokenizer: Any, other_name: str, other: A
 
 def tokenizer_definition(tokenizer: Any) -> list[Any]:
     """Return the serialized tokenizer without padding and truncation, or the name and files of a slow tokenizer."""
-    backends = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]
-    parts = [json.loads(each.to_str()) for each in backends if each is not None]
+    parts = [json.loads(each.to_str()) for each in backend_tokenizers(tokenizer)]
     state = ("padding", "truncation")  # set by the last call
     definitions: list[Any] = [{key: value for key, value in part.items() if key not in state} for part in parts]
     if definitions:

@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from vanilla_transformer import VanillaTransformerConfig  # registers the model as well
 
-from .vocabularies import backend_models, disable_bpe_dropout
+from .vocabularies import backend_tokenizers, disable_bpe_dropout
 
 EMA_SUBFOLDER = "ema"  # in a checkpoint of a run: moving average of the weights, in the format of save_pretrained
 MAX_OUTPUT_TOKENS = 100_000  # a larger limit is probably a typo, and beam search allocates memory for it
@@ -84,7 +84,7 @@ def load_tokenizer(checkpoint: str | Path, error_prefix: str = "") -> Any:
     with wrap_load_errors(error_prefix or str(checkpoint), "the tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
         tokenizer("a")  # some errors are raised only at the first use
-        disable_bpe_dropout(backend_models(tokenizer))
+        disable_bpe_dropout(backend_tokenizers(tokenizer))
         return tokenizer
 
 

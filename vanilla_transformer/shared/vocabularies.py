@@ -13,15 +13,15 @@ def vocabularies(tokenizer: Any) -> list[dict[str, int]]:
     return [tokenizer.get_vocab(), getattr(tokenizer, "target_encoder", tokenizer.get_vocab())]  # Marian: 1 or 2
 
 
-def backend_models(tokenizer: Any) -> list[Any]:
-    """Return the models of the fast tokenizers of both sides, or an empty list for a slow tokenizer."""
+def backend_tokenizers(tokenizer: Any) -> list[Any]:
+    """Return the Rust tokenizers of both sides, one if they share it, or an empty list for a slow tokenizer."""
     sides = [getattr(tokenizer, name, None) for name in ("backend_tokenizer", "target_tokenizer")]
-    return [side.model for side in sides if side is not None]
+    return [side for side in sides if side is not None]
 
 
-def disable_bpe_dropout(models: Iterable[Any]) -> None:
-    """Disable the BPE-dropout of models of fast tokenizers. With it, they split the same text at random."""
-    for model in models:
+def disable_bpe_dropout(backends: Iterable[Any]) -> None:
+    """Disable the BPE-dropout of Rust tokenizers. With it, they split the same text at random."""
+    for model in (each.model for each in backends):
         if getattr(model, "dropout", None) is not None:
             model.dropout = None
 

@@ -125,10 +125,8 @@ def test_page_reports_errors_of_transformers(app, make_translator, tmp_path, mon
 
     make_translator()
     monkeypatch.setattr(app.Translator, method, fail)
-    translate = next(
-        each.fn for each in app.make_page(str(tmp_path / "model")).fns.values() if each.name == "translate"
-    )
-    *_, (status, text, candidates, attention, _) = translate("the dog runs", 2, "cross", "1", app.MEAN)
+    events = app.PageEvents(str(tmp_path / "model"))
+    *_, (status, text, candidates, attention, _) = events.translate("the dog runs", 2, "cross", "1", app.MEAN)
     assert "substring not found" in status
     assert (text, candidates, attention) == ("", "", None)
 

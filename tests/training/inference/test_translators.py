@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from hub.publishing.upload import gather_files
 from training import score, translate
 from training.inference.translators import load_translator, validate_same_tokenizer
-from vanilla_transformer.shared.vocabularies import backend_models
+from vanilla_transformer.shared.vocabularies import backend_tokenizers
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def save(make_model, make_tokenizer, tmp_path):
 @pytest.mark.parametrize("shared", [True, False])
 def test_translates_without_bpe_dropout_of_the_tokenizer(save, sentences, shared):
     def add_dropout(tokenizer):
-        for model in backend_models(tokenizer):
-            model.dropout = 0.9
+        for backend in backend_tokenizers(tokenizer):
+            backend.model.dropout = 0.9
 
     one, noisy = save("one", shared=shared), save("noisy", change=add_dropout, shared=shared)
     assert '"dropout": 0.9' in "".join(path.read_text() for path in Path(noisy).glob("*tokenizer.json"))
