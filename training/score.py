@@ -72,8 +72,6 @@ def format_scores(results: dict[str, Any]) -> str:
     for name, value in results.items():
         if name.endswith("_signature"):
             signatures.append(f"{TITLES[name.removesuffix('_signature')]}: {value}")
-        elif name not in TITLES:  # a system and its scores
-            lines += [name, *(f"  {line}" for line in format_scores(value).splitlines())]
         elif isinstance(value, dict):
             for system, row in {"": value}.items() if "score" in value else value.items():
                 p_value = f"  p = {row['p_value']:.3f}" if "p_value" in row else ""

@@ -246,17 +246,6 @@ def test_score_prints_a_table(checkpoint, files, monkeypatch, capsys):
     assert [line.split(":")[0] for line in lines[10:]] == ["BLEU", "chrF", "TER", "BLEU, Moses tokens, lowercase"]
 
 
-def test_score_table_of_sequences():
-    assert score.format_scores({"exact_match": 55.238, "token_error_rate": 44.762}).splitlines() == [
-        "exact match                      55.24",
-        "token error rate                 44.76",
-    ]
-    systems = {"one": {"token_error_rate": 44.762}, "two": {"token_error_rate": 100.0}}
-    lines = score.format_scores(systems).splitlines()
-    rows = [" ".join(line.split()) for line in lines]
-    assert rows == ["one", "token error rate 44.76", "two", "token error rate 100.00"]
-
-
 def test_quiet_prints_only_the_result(checkpoint, files, monkeypatch, capsys):
     source, reference = map(str, files)
     arguments = ["--source", source, "--reference", reference, "--likelihood", "--quiet", "--device", "cpu"]

@@ -1,7 +1,7 @@
 """Metrics of translations and model probabilities, for validation and test."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from rapidfuzz.distance import Levenshtein
 from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.metrics.base import Metric, Score
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from torch import nn
 from tqdm.auto import tqdm
@@ -34,6 +35,52 @@ def transpose_references(references: list[str] | list[list[str]]) -> list[list[s
     """Transpose references per sentence to sacreBLEU's streams: all first references, all second ones, ..."""
     rows = [[row] if isinstance(row, str) else row for row in references]
     return [list(column) for column in zip_longest(*rows)]
+
+
+class EditRate(Metric):
+    """Edits to the closest reference per unit of these references, in percent, as a corpus metric of sacreBLEU.
+
+    `split` returns the units of a text, such as its tokens.
+    """
+
+    def __init__(self, name: str, split: Callable[[str], Sequence[str]]):
+        super().__init__()
+        self.name, self.split = name, split
+
+    def _preprocess_segment(self, sent: str) -> str:
+        return sent
+
+    def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
+        return {"references": [self.split(reference) for reference in refs]}
+
+    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
+        units = self.split(hypothesis)
+        return list(min((Levenshtein.distance(units, each), len(each)) for each in ref_kwargs["references"]))
+
+    def _compute_score_from_stats(self, stats: Sequence[float]) -> Score:
+        return Score(self.name, float(100 * stats[0] / max(stats[1], 1)))
+
+    def _aggregate_and_compute(self, stats: list[list[int]]) -> Score:
+        return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
+
+
+class ExactMatch(EditRate):
+    """Outputs that equal one of their references, in percent, as a corpus metric of sacreBLEU."""
+
+    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[int]:
+        edits, _ = super()._compute_segment_statistics(hypothesis, ref_kwargs)
+        return [int(edits == 0), 1]
+
+
+def make_corpus_metrics(name: str) -> dict[str, Metric]:
+    """Return the metrics of sacreBLEU for the recipe key `metric`: "translation" or "sequence"."""
+    if name == "translation":
+        return {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}
+    return {
+        "exact_match": ExactMatch("exact_match", str.split),
+        "token_error_rate": EditRate("token_error_rate", str.split),
+        "character_error_rate": EditRate("character_error_rate", str.strip),
+    }
 
 
 class TextMetric(evaluate.Metric):
@@ -67,7 +114,7 @@ class TranslationMetric(TextMetric):
     def _compute(self, predictions: list[str], references: list) -> dict[str, float | str]:
         columns = transpose_references(references)
         result: dict[str, float | str] = {}
-        for name, metric in {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}.items():
+        for name, metric in make_corpus_metrics("translation").items():
             result[name] = metric.corpus_score(predictions, columns).score
             result[f"{name}_signature"] = str(metric.get_signature())
         tokenized = BLEU(tokenize="none", force=True)
@@ -98,17 +145,8 @@ class SequenceMetric(TextMetric):
     """
 
     def _compute(self, predictions: list[str], references: list) -> dict[str, float]:
-        rows = [[accepted] if isinstance(accepted, str) else accepted for accepted in references]
-        scores = {}
-        for name, split in (("token_error_rate", str.split), ("character_error_rate", str.strip)):
-            closest = [
-                min((Levenshtein.distance(split(prediction), split(row)), len(split(row))) for row in accepted)
-                for prediction, accepted in zip(predictions, rows, strict=True)
-            ]
-            edits, lengths = zip(*closest, strict=True)
-            scores[name] = 100 * sum(edits) / max(sum(lengths), 1)
-            scores.setdefault("exact_match", 100 * edits.count(0) / len(edits))  # of tokens
-        return scores
+        columns, metrics = transpose_references(references), make_corpus_metrics("sequence")
+        return {name: metric.corpus_score(predictions, columns).score for name, metric in metrics.items()}
 
 
 def make_metric(name: str, target_lang: str) -> evaluate.Metric:

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
 from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
@@ -16,7 +16,7 @@ from vanilla_transformer.shared.command_line import accept_settings, logger, sho
 from ..data.analysis.languages import SIDES
 from ..data.files import TABLE_SUFFIXES, read_rows, read_table
 from ..data.parallel_text import ParallelText, collect_valid_pairs
-from .metrics import SequenceMetric, TranslationMetric, compute_pair_nll, transpose_references
+from .metrics import TranslationMetric, compute_pair_nll, make_corpus_metrics, transpose_references
 from .settings import DecodingSettings, LikelihoodSettings, ScoreSettings, TranslationSettings
 from .translation import scoring_error, translate_lines
 from .translators import Paths, as_names, load_translator, read_run_recipe
@@ -37,8 +37,7 @@ def score(checkpoints: Paths, source: str | Path, references: Paths = (), **opti
 
     Returns:
         A dictionary from metric to `score` (percent) and `interval_95` (half-width of the 95 % interval), and the
-        signatures. With `compare`: the same for each system, and the `p_value` of the difference. With
-        `metric="sequence"`: scores without intervals.
+        signatures. With `compare`: the same for each system, and the `p_value` of the difference.
 
     Raises:
         ValueError: If a checkpoint cannot be loaded, or the files do not form a test set.
@@ -78,14 +77,11 @@ def score_translations(
     outputs: dict[str, list[str]], references: list[Any], metric: str, target_lang: str, num_samples: int
 ) -> dict[str, Any]:
     """Compute metrics of the translations of one system, or of two with the p-value of their difference."""
-    if metric == "sequence":
-        scores = {
-            name: SequenceMetric().compute(predictions=texts, references=references) for name, texts in outputs.items()
-        }
-        return scores if len(outputs) > 1 else next(iter(scores.values()))
-    tokenize = TranslationMetric(target_lang).tokenize_with_moses
     columns = transpose_references(references)
-    results = bootstrap_scores(outputs, {"bleu": BLEU(), "chrf": CHRF(), "ter": TER()}, columns, num_samples)
+    results = bootstrap_scores(outputs, make_corpus_metrics(metric), columns, num_samples)
+    if metric == "sequence":
+        return results
+    tokenize = TranslationMetric(target_lang).tokenize_with_moses
     tokenized = {name: tokenize(texts) for name, texts in outputs.items()}
     tokenized_bleu = {"bleu_tokenized_lc": BLEU(tokenize="none", force=True)}
     return results | bootstrap_scores(tokenized, tokenized_bleu, [tokenize(each) for each in columns], num_samples)

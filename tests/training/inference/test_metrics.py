@@ -5,7 +5,9 @@ import pytest
 import sacrebleu
 
 from training.data.parallel_text import ParallelText
-from training.inference.metrics import SequenceMetric, TranslationMetric, compute_pair_nll
+from training.inference.metrics import SequenceMetric, TranslationMetric, compute_pair_nll, make_corpus_metrics
+from training.inference.scoring import score_translations
+from training.score import format_scores
 
 PREDICTIONS = ["Ein Hund rennt durch den Park.", "Zwei Männer spielen Karten."]
 REFERENCES = ["Ein Hund läuft durch den Park.", "Zwei Männer spielen Karten."]
@@ -47,6 +49,24 @@ def test_error_rates_are_edits_per_reference_length():
     }
     spaces = SequenceMetric().compute(predictions=[" K  AE T "], references=["K AE T"])
     assert spaces == {"token_error_rate": 0, "exact_match": 100, "character_error_rate": pytest.approx(100 / 6)}
+
+
+def test_scores_of_sequences_have_intervals_and_p_values():
+    """The closest of two references counts, of which one sentence has only one."""
+    references = [["K AE T", "K AE D"], ["D AO G"]] * 20
+    systems = {"one": ["K AE D", "D AO"] * 20, "two": ["K AE D", "D AO G"] * 20}
+    found = score_translations(systems, references, "sequence", "en", 100)
+    scores = {name: [row["score"] for row in found[name].values()] for name in make_corpus_metrics("sequence")}
+    assert scores["exact_match"] == [50, 100]
+    assert scores["token_error_rate"] == [pytest.approx(100 / 6), 0]
+    assert scores["character_error_rate"] == [pytest.approx(100 * 2 / 12), 0]
+    assert 10 < found["exact_match"]["one"]["interval_95"] < 20
+    assert found["exact_match"]["two"]["interval_95"] == 0
+    assert all(found[name]["two"]["p_value"] < 0.05 for name in scores)
+    single = score_translations({"one": systems["one"]}, references, "sequence", "en", 100)
+    assert single["exact_match"] == found["exact_match"]["one"]
+    rows = [line.split()[0] for line in format_scores(found).splitlines() if "±" in line]
+    assert rows == ["exact"] * 2 + ["token"] * 2 + ["character"] * 2 + ["±:"]
 
 
 @pytest.mark.skipif("VT_DATA" not in os.environ, reason="VT_DATA is not set to the directory of the real corpora")
