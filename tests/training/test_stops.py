@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -10,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from training.run.checkpoints import select_checkpoints
 from training.run.trainer import TokenBatchTrainer
 from training.run.training import train as train_recipe
 
@@ -125,10 +125,6 @@ def kill() -> None:
     raise Kill
 
 
-CASES = [(name, terminate) for name in STRATEGIES]
-CASES += [(name, kill) for name in STRATEGIES if name.startswith(("steps, the mean of the last", "saved at", "early"))]
-
-
 def result(folder: Path) -> dict:
     """Return the files and scores of a run, without times."""
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -141,7 +137,8 @@ def result(folder: Path) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "action"), CASES)
+@pytest.mark.parametrize("action", [terminate, kill])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_run_stopped_in_each_update_equals_uninterrupted_run(train, read_messages, strategy, action):
     """A signal or a kill stops the run in each of its updates, and it is resumed each time."""
     settings = STRATEGIES[strategy]
@@ -165,27 +162,50 @@ def test_run_stopped_in_each_update_equals_uninterrupted_run(train, read_message
     assert [name for name in found if found[name] != expected[name]] == []
 
 
-@pytest.mark.parametrize("strategy", ["never saved, evaluated at steps", "never saved, evaluated at epochs"])
 @pytest.mark.slow
-def test_signal_during_last_evaluation_saves(train, read_messages, monkeypatch, strategy):
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_run_stopped_once_equals_uninterrupted_run(train, strategy):
+    """The resumed run trains for many updates, unlike above."""
     settings = STRATEGIES[strategy]
     expected = result(train(settings, "expected")[1])
-    evaluate = TokenBatchTrainer.evaluate
+    for update, action in ((4, terminate), (10, kill), (13, terminate), (21, kill), (29, terminate)):
+        if train(settings, "stopped", action, update)[0] == 0:  # early stopping
+            break
+        status, folder = train(settings, "stopped")
+        assert status == 0
+        assert result(folder) == expected, update
+        shutil.rmtree(folder)
 
-    def interrupted(self, *args, **kwargs):
-        if self.state.global_step == UPDATES:
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_signal_during_each_evaluation(train, read_messages, monkeypatch, strategy):
+    settings = STRATEGIES[strategy]
+    evaluate, interrupted = TokenBatchTrainer.evaluate, []
+
+    def recorded(self, *args, **kwargs):
+        evaluated.append(self.state.global_step)
+        return evaluate(self, *args, **kwargs)
+
+    def interrupt(self, *args, **kwargs):
+        if self.state.global_step not in interrupted:
+            interrupted.append(self.state.global_step)
             terminate()
         return evaluate(self, *args, **kwargs)
 
+    evaluated: list[int] = []
     with monkeypatch.context() as patched:
-        patched.setattr(TokenBatchTrainer, "evaluate", interrupted)
-        status, folder = train(settings, "stopped")
-    assert status == 128 + signal.SIGTERM
-    done = f"stopped at update {UPDATES} of {UPDATES}. The same command resumes from checkpoint-{UPDATES}."
-    assert done in read_messages()
-    assert select_checkpoints(folder, 9, "last") == []  # the temporary one is not selected
-    assert train(settings, "stopped")[0] == 0
-    assert result(folder) == expected
+        patched.setattr(TokenBatchTrainer, "evaluate", recorded)
+        expected = result(train(settings, "expected")[1])
+        patched.setattr(TokenBatchTrainer, "evaluate", interrupt)
+        while (status := train(settings, "stopped")[0]) != 0:
+            assert status == 128 + signal.SIGTERM
+            stopped = re.search(
+                r"stopped at update (\d+) of 40. The same command resumes from checkpoint-\1\.", read_messages()
+            )
+            assert int(stopped[1]) - interrupted[-1] in (0, 1)  # the update that follows is completed
+    assert interrupted == evaluated
+    assert result(train(settings, "stopped")[1]) == expected
 
 
 @pytest.mark.parametrize(

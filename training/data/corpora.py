@@ -58,7 +58,11 @@ def _read_splits(arguments: DataArguments) -> dict[str, ParallelText]:
     if arguments.test_references is not None:
         if "test" not in corpus:
             raise ValueError(f"test_references={arguments.test_references} needs test data: set test_file.")
-        add_references(corpus["test"], Path(arguments.data_dir) / arguments.test_references)
+        path, languages = (
+            Path(arguments.data_dir) / arguments.test_references,
+            (arguments.source_lang, arguments.target_lang),
+        )
+        add_references(corpus["test"], path, languages)
     if "train" not in corpus:
         if corpus and arguments.on_eval_overlap == "keep":
             logger.info(

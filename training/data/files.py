@@ -57,15 +57,29 @@ def find_text_files(path: Path, languages: tuple[str, str]) -> tuple[Path, Path]
     return source, target
 
 
-def add_references(text: ParallelText, path: Path) -> None:
-    """Set the references of `text` from a .tsv file: line i has the source and the references of line i of the data."""
+def add_references(text: ParallelText, path: Path, languages: tuple[str, str]) -> None:
+    """Set the references of `text` from a .tsv file: line i has the source and the references of line i of the data.
+
+    The sources must be equal, except for white space.
+    """
     if path.suffix != ".tsv":
         raise ValueError(f"test_references={path.name} must be a .tsv file.")
-    rows = [row for row in read_table(path, ("", "")) if row]
+    rows = [row for row in read_table(path, languages) if row]
     lines = len(text) + sum(text.dropped.values())
     if len(rows) != lines:
         raise ValueError(f"{path} has {len(rows)} lines, but the test data have {lines}: the numbers must be equal.")
-    text.references = [[cell for cell in rows[number - text.first_line][1:] if cell] for number in text.line_numbers]
+    rows = [rows[number - text.first_line] for number in text.line_numbers]
+    different = [
+        number
+        for number, (source, *_), expected in zip(text.line_numbers, rows, text.sources, strict=True)
+        if "".join((source or "").split()) != "".join(expected.split())
+    ]
+    if different:
+        lines = format_line_numbers(different)
+        raise ValueError(
+            f"{path}: the source differs from that of the test data at {lines}. Use references of this test."
+        )
+    text.references = [[cell for cell in row[1:] if cell] for row in rows]
     if missing := [number for number, row in zip(text.line_numbers, text.references, strict=True) if not row]:
         raise ValueError(
             f"{path} has no reference at {format_line_numbers(missing)}. Add one, or remove the test pair."

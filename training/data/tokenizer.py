@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.shared import loading
@@ -125,3 +125,11 @@ def vocabulary_sizes(tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:
     """Return the sizes of source and target vocabulary."""
     source, target = (max(vocabulary.values()) + 1 for vocabulary in vocabularies(tokenizer))
     return source, target
+
+
+def validate_embedding_rows(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Raise ValueError if the tokenizer of the checkpoint `name` has more tokens than the model has embeddings."""
+    rows = model.get_input_embeddings().num_embeddings
+    if (size := vocabulary_sizes(tokenizer)[0]) > rows:
+        remedy = "Use the tokenizer of the model, or save the model after resize_token_embeddings()."
+        raise ValueError(f"{name}: the tokenizer has {size} tokens, but the model only {rows}. {remedy}")

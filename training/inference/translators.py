@@ -16,7 +16,7 @@ from vanilla_transformer.shared.ctranslate2_pipeline import CTranslate2Pipeline,
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, wrap_load_errors
 from vanilla_transformer.shared.vocabularies import SIDES, backend_tokenizers, vocabularies
 
-from ..data.tokenizer import saved_files, vocabulary_sizes
+from ..data.tokenizer import saved_files, validate_embedding_rows
 from ..recipe.arguments import rename_keys
 from .settings import DecodingSettings
 
@@ -64,11 +64,7 @@ def select_device(device: str | None) -> str:
 def load_single_translator(checkpoint: str, device: str) -> TranslationPipeline:
     """Load the pipeline of one checkpoint and test it."""
     model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
-    rows = model.get_input_embeddings().num_embeddings
-    if (size := vocabulary_sizes(tokenizer)[0]) > rows:
-        raise ValueError(
-            f"{checkpoint}: the tokenizer has {size} tokens, but the model only {rows}. Use the tokenizer of the model."
-        )
+    validate_embedding_rows(checkpoint, model, tokenizer)
     try:
         model.to(device)
     except RuntimeError as error:  # such as too little memory

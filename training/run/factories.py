@@ -21,7 +21,7 @@ from ..data.batching import TokenBatchSampler
 from ..data.parallel_text import ParallelText
 from ..data.streaming import TokenBatchStream, stream_pairs
 from ..data.tokenization import sequence_lengths, tokenize_corpus, tokenize_rows
-from ..data.tokenizer import load_training_tokenizer, train_tokenizer, vocabulary_sizes
+from ..data.tokenizer import load_training_tokenizer, train_tokenizer, validate_embedding_rows, vocabulary_sizes
 from ..inference.decoder_input import add_decoder_input_ids
 from ..inference.translators import GREEDY_OVERRIDES, read_run_recipe
 from ..recipe.arguments import Recipe, TrainingArguments
@@ -112,7 +112,20 @@ def stream_training_pairs(recipe: Recipe, corpus: dict[str, ParallelText]) -> It
 
 
 def make_model(recipe: Recipe, tokenizer: Any) -> Any:
-    return create_model(recipe, tokenizer) if recipe.training.base_model is None else load_base_model(recipe)
+    if recipe.training.base_model is None:
+        return create_model(recipe, tokenizer)
+    model = load_base_model(recipe)
+    validate_embedding_rows(f"base_model={recipe.training.base_model}", model, tokenizer)
+    match_forced_bos(model.generation_config, tokenizer)
+    return model
+
+
+def match_forced_bos(config: GenerationConfig, tokenizer: Any) -> None:
+    """Replace the token that a model forces at the start by that of the labels, such as the target language."""
+    prefix = tokenizer(text_target="")["input_ids"][:-1]  # without EOS
+    if (forced := config.forced_bos_token_id) is not None and [forced] != prefix[:1]:
+        config.forced_bos_token_id = prefix[0] if prefix else None
+        logger.info(f"forced_bos_token_id: {config.forced_bos_token_id}, as in the labels, instead of {forced}")
 
 
 def count_positions(model: Any) -> int:

@@ -87,6 +87,7 @@ def validate_same_recipe(recipe: Recipe, folder: Path) -> None:
     """
     saved, new = read_run_recipe(folder), yaml.safe_load(recipe.to_yaml())
     names = (saved.keys() | new.keys()) - RESUME_MUTABLE_KEYS - UNSUPPORTED
+    new = recipe.defaults() | new
     saved = recipe.defaults() | {"tokens_per_update": former_tokens_per_update(saved)} | saved
     for name in sorted(names - {"bf16"}):  # bf16 only sets `precision`, which is compared
         if saved.get(name) != new.get(name) and new.get(name) != "auto":

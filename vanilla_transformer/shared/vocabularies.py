@@ -10,7 +10,8 @@ def vocabularies(tokenizer: Any) -> list[dict[str, int]]:
     """Return the source and target vocabularies: token to id."""
     if hasattr(tokenizer, "target_tokenizer"):
         return [getattr(tokenizer, f"{side}_tokenizer").get_vocab() for side in SIDES]
-    return [tokenizer.get_vocab(), getattr(tokenizer, "target_encoder", tokenizer.get_vocab())]  # Marian: 1 or 2
+    vocabulary = tokenizer.get_vocab() | getattr(tokenizer, "lang_token_to_id", {})  # M2M100 may omit its languages
+    return [vocabulary, getattr(tokenizer, "target_encoder", vocabulary)]  # Marian: 1 or 2
 
 
 def backend_tokenizers(tokenizer: Any) -> list[Any]:

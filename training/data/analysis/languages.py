@@ -19,25 +19,42 @@ CODES = {
     **dict.fromkeys(("source", "src"), SIDES[0]),
     **dict.fromkeys(("target", "tgt", "trg", "reference"), SIDES[1]),
 }
+METADATA = "id ids lang language code url link file len length score date index"  # "source_id" is no text
 
 
 def language_code(name: str) -> str | None:
     """Return the code of a language name such as "English", "eng" or "en-US". Returns None for other texts.
 
-    The names of sides, such as "source" and "target", have the codes src and tgt.
+    The names of sides, such as "source" and "target", have the codes src and tgt. So have names such as "source_text",
+    but not those of metadata, such as "source_id".
     """
-    name = name.strip().lower()
-    return CODES.get(name) or CODES.get(re.split("[-_]", name)[0])  # not split at spaces: sentences have no code
+    first, *rest = re.split("[-_]", name.strip().lower())  # not split at spaces: sentences have no code
+    return _full_code(name) or (None if rest and rest[-1] in METADATA.split() else CODES.get(first))
+
+
+def _full_code(name: str) -> str | None:
+    return CODES.get(name.strip().lower())
 
 
 def find_columns(names: Sequence[str], languages: tuple[str, str]) -> tuple[int, list[int]] | None:
     """Return the index of the source column and the indices of the target columns, or None if a side is missing.
 
-    Columns have the names of `languages`, other names of these languages, or names such as source and target.
+    Columns have the names of `languages`, other names of these languages, or names such as source and target. Raises
+    ValueError if several columns have names such as source.
     """
-    codes = [language_code(name) for name in names]
     known = tuple(language_code(language) for language in languages)
-    for columns, (source, target) in ((list(names), languages), (codes, known), (codes, SIDES)):
-        if source and target and source != target and source in columns and target in columns:
-            return columns.index(source), [i for i, name in enumerate(columns) if name == target]
+    for codes in (known, SIDES):
+        columns = [_find_side(names, *side) for side in zip(languages, codes, strict=True)]
+        if all(columns) and not {*columns[0]} & {*columns[1]}:
+            if codes is SIDES and len(columns[0]) > 1:
+                found = " and ".join(names[i] for i in columns[0])
+                raise ValueError(f"the columns {found} can both be the source. Set --source-lang to one of them.")
+            return columns[0][0], columns[1]
     return None
+
+
+def _find_side(names: Sequence[str], language: str, code: str | None) -> list[int]:
+    """Return the columns with this name, or else those whose complete name has this code, or else its beginning."""
+    wanted = (names, language), ([*map(_full_code, names)], code), ([*map(language_code, names)], code)
+    found = ([i for i, name in enumerate(columns) if value and name == value] for columns, value in wanted)
+    return next(filter(None, found), [])

@@ -11,6 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from vanilla_transformer.shared.vocabularies import tokens_by_id, vocabularies
 
+from ...inference.decoder_input import add_decoder_input_ids
+
 MAX_FIGURE_INCHES = 60  # per side; 900 by 100 tokens in full size would take 7 GiB
 
 
@@ -76,7 +78,8 @@ def plot_cross_attention(
     batch = tokenizer(source, text_target=translation, return_tensors="pt").to(model.device)
     implementation = model.config._attn_implementation
     model.set_attn_implementation("eager")  # returns attention weights
-    outputs = model.eval()(**batch, output_attentions=True)
+    inputs = add_decoder_input_ids(model.eval(), batch) | {"labels": None}  # FSMT would decode its source
+    outputs = model(**inputs, output_attentions=True)
     model.set_attn_implementation(implementation)
     weights = outputs.cross_attentions[-1][0].mean(0).float().cpu()  # (T, S)
     names = map(tokens_by_id, vocabularies(tokenizer))

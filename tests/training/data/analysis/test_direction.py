@@ -37,3 +37,26 @@ def test_sentences_are_not_names_of_languages():
     rows = [["Spanish wine is good.", "En España hay vino."], ["It is a dog.", "Es un perro."]]
     assert [find_columns(row, ("en", "es")) for row in rows] == [None, None]
     assert find_columns(["es_MX", "en-US"], ("en", "es")) == (1, [0])
+
+
+@pytest.mark.parametrize(
+    ("names", "languages", "expected"),
+    [
+        (["source_lang", "target_lang", "source", "target"], ("en", "de"), (2, [3])),
+        (["source_id", "source", "target"], ("src", "tgt"), (1, [2])),
+        (["en_id", "de_id", "en_text", "de_text"], ("en", "de"), (2, [3])),
+        (["en_text", "English", "de_1", "de_2"], ("en", "de"), (1, [2, 3])),
+        (["source_a", "source_b", "target"], ("source_a", "de"), (0, [2])),
+        (["en-GB", "en-US", "de"], ("en", "de"), (0, [2])),
+        (["source_id", "target"], ("en", "de"), None),
+        (["a", "en", "en"], ("en", "en"), None),
+    ],
+)
+def test_complete_names_precede_beginnings_of_names(names, languages, expected):
+    """Before, the ids or the codes of the languages were trained on."""
+    assert find_columns(names, languages) == expected
+
+
+def test_several_source_columns_are_an_error():
+    with pytest.raises(ValueError, match="columns source_a and source_b can both be the source. Set --source-lang"):
+        find_columns(["source_a", "source_b", "target"], ("en", "de"))
