@@ -49,12 +49,20 @@ def convert_to_fast(tokenizer: Any) -> VanillaTransformerTokenizer:
     special_tokens_map = tokenizer.special_tokens_map
     special: dict[str, Any] = {key: token for key, token in special_tokens_map.items() if isinstance(token, str)}
     codes, eos, sides = tokenizer.supported_language_codes, tokenizer.eos_token, []
+    present = {*special.values(), *codes}
+    extra = [token for token in tokenizer.added_tokens_decoder.values() if token.content not in present]
+    names = {token.content: token.content for token in extra} | {code: code for code in codes}
+    if extra and hasattr(tokenizer, "target_encoder"):
+        tokens = ", ".join(token.content for token in extra)
+        raise ValueError(f"{name} with two vocabularies and added tokens ({tokens}): use --to transformers.")
     for side, vocabulary in zip(SIDES, vocabularies(tokenizer), strict=True):
         content = getattr(tokenizer, f"spm_{side}").serialized_model_proto()
-        fast_side = build_sentencepiece_tokenizer(
-            tokens_by_id(vocabulary), Path(name), content, special | {code: code for code in codes}
-        )
+        fast_side = build_sentencepiece_tokenizer(tokens_by_id(vocabulary), Path(name), content, special | names)
         fast_side.add_tokens([AddedToken(code, normalized=False) for code in codes])
+        for token in extra:
+            flags = {flag: getattr(token, flag) for flag in ("single_word", "lstrip", "rstrip", "special")}
+            add = fast_side.add_special_tokens if token.special else fast_side.add_tokens
+            add([AddedToken(token.content, normalized=False, **flags)])
         eos_ids = [(eos, vocabulary[eos])]
         fast_side.post_processor = processors.TemplateProcessing(single=["$A", eos], special_tokens=eos_ids)
         sides.append(fast_side)
@@ -63,10 +71,12 @@ def convert_to_fast(tokenizer: Any) -> VanillaTransformerTokenizer:
         source_tokenizer_object=sides[0], target_tokenizer_object=sides[1], known=known, **special
     )
     for argument, vocabulary in zip(("text", "text_target"), vocabularies(tokenizer), strict=True):
-        text = "".join(token for token in vocabulary if token not in {*codes, *special.values()}).replace(SPACE, " ")
+        text = "".join(token for token in vocabulary if token not in {*names, *special.values()}).replace(SPACE, " ")
         lines = [text[start : start + 50] for start in range(0, len(text), 50)]
+        lines += [f"a {token.content} a{token.content}a" for token in extra]
         pairs = zip(*(each(**{argument: lines})["input_ids"] for each in (tokenizer, fast)), strict=True)
-        if sum(one != other for one, other in pairs) > MAX_DIFFERING * len(lines):
+        differing = [i for i, (one, other) in enumerate(pairs) if one != other]
+        if len(differing) > MAX_DIFFERING * len(lines) or any(i >= len(lines) - len(extra) for i in differing):
             raise ValueError(f"{name} with this vocabulary cannot be converted: too many ids differ. {hint}")
     return fast
 

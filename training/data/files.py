@@ -64,15 +64,16 @@ def add_references(text: ParallelText, path: Path, languages: tuple[str, str]) -
     """
     if path.suffix != ".tsv":
         raise ValueError(f"test_references={path.name} must be a .tsv file.")
-    rows = [row for row in read_table(path, languages) if row]
-    lines = len(text) + sum(text.dropped.values())
-    if len(rows) != lines:
-        raise ValueError(f"{path} has {len(rows)} lines, but the test data have {lines}: the numbers must be equal.")
+    rows = list(read_table(path, languages))
+    rows = rows[rows.index(()) + 1 :] if () in rows else rows
+    expected = len(text) + sum(text.dropped.values())
+    if len(rows) != expected:
+        raise ValueError(f"{path} has {len(rows)} lines, but the test data have {expected}: the numbers must be equal.")
     rows = [rows[number - text.first_line] for number in text.line_numbers]
     different = [
         number
-        for number, (source, *_), expected in zip(text.line_numbers, rows, text.sources, strict=True)
-        if "".join((source or "").split()) != "".join(expected.split())
+        for number, row, source in zip(text.line_numbers, rows, text.sources, strict=True)
+        if "".join((row[0] or "").split()) != "".join(source.split())
     ]
     if different:
         lines = format_line_numbers(different)

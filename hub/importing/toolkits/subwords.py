@@ -151,7 +151,10 @@ def build_bpe_tokenizer(tokens: list[str], merges: list[tuple[str, str]], unk: s
             if part not in vocabulary:
                 vocabulary[part], next_id = next_id, next_id + 1
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unk, end_of_word_suffix=WORD_END))
-    tokenizer.normalizer = normalizers.Replace(Regex(r"[^\S ]"), SPACE)
+    # At the end of a word, the programs write white space that is no token: "der\xa0" becomes "de@@ r@@ ". Here, the
+    # word becomes "der"
+    white_space = (r"[^\S ]|[\x1c-\x1f]", SPACE), (f"{SPACE}+(?= |$)", "")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(Regex(old), new) for old, new in white_space])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     replacements = [(WORD_END, " "), (unk, f"{unk} "), (SPACE, "")]
     steps: list[Any] = [decoders.Replace(old, new) for old, new in replacements]

@@ -72,11 +72,12 @@ def test_header_determines_the_columns(write, arguments, read_messages, name):
 
 @pytest.mark.parametrize(("name", "separator"), [("t.tsv", "\t"), ("t.csv", ","), ("t.csv", ";")])
 def test_blank_lines_may_precede_the_header(write, arguments, name, separator):
-    write(name, f"\n \nde{separator}en\neins{separator}one\n")
-    with pytest.raises(ValueError, match="2 lines blank, at lines 1, 2"):
+    write(name, f"\n \nde{separator}en\neins{separator}one\n\n")
+    with pytest.raises(ValueError, match="1 lines blank, at line 5"):
         read_file(arguments(), name)
     text = read_file(arguments(on_bad_lines="drop"), name)
     assert (text.sources, text.targets, list(text.line_numbers)) == (["one"], ["eins"], [4])
+    assert text.dropped == {"blank": 1}
 
 
 def test_reports_the_direction_of_a_table_without_header(write, arguments, read_messages):
@@ -276,7 +277,7 @@ def test_references_match_lines_of_the_test_file(tmp_path):
     """The line numbers of the references stay correct if a line of the test file is dropped."""
     for name, text in {"train.en": "x\n", "train.de": "y\n", "test.en": "a b\n\nc\n", "test.de": "A\nB\nC\n"}.items():
         (tmp_path / name).write_text(text)
-    (tmp_path / "refs.tsv").write_text("ab\tA\tAA\nb\tB\nc\tC\tCC\tCCC\n")
+    (tmp_path / "refs.tsv").write_text("ab\tA\tAA\n\tB\nc\tC\tCC\tCCC\n")
     arguments = DataArguments(
         data_dir=str(tmp_path), validation_file=None, test_file="test", test_references="refs.tsv", on_bad_lines="drop"
     )
@@ -286,11 +287,15 @@ def test_references_match_lines_of_the_test_file(tmp_path):
 
 
 def test_references_of_a_table_with_header(tmp_path):
-    for name, text in {"test.tsv": "de\ten\nA\ta\n\nB\tb\n", "refs.tsv": "a\tA\tAA\n\t\nb\tB\tBB\n"}.items():
-        (tmp_path / name).write_text(text)
+    (tmp_path / "test.tsv").write_text("\nde\ten\nA\ta\n\nB\tb\n")
     keys = {"train_file": "test.tsv", "test_file": "test.tsv", "test_references": "refs.tsv", "on_bad_lines": "drop"}
-    test = read_corpus(DataArguments(data_dir=str(tmp_path), validation_file=None, **keys))["test"]
-    assert test.references == [["A", "AA"], ["B", "BB"]]
+    arguments = DataArguments(data_dir=str(tmp_path), validation_file=None, **keys)
+    for header in ("", "en\tde\tde\n", "\nsource\treference\treference\n"):
+        (tmp_path / "refs.tsv").write_text(header + "a\tA\tAA\n\t\nb\tB\tBB\n")
+        assert read_corpus(arguments)["test"].references == [["A", "AA"], ["B", "BB"]]
+    (tmp_path / "refs.tsv").write_text("b\tB\tBB\n\t\na\tA\tAA\n")
+    with pytest.raises(ValueError, match="the source differs from that of the test data at lines 3, 5"):
+        read_corpus(arguments)
 
 
 def test_inline_codes_are_not_text(write, arguments):
