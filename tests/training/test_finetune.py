@@ -7,14 +7,21 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from sentencepiece import SentencePieceProcessor
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     BartConfig,
     BartForConditionalGeneration,
     ByT5Tokenizer,
+    FSMTConfig,
+    FSMTForConditionalGeneration,
+    GenerationConfig,
     LEDConfig,
     LEDForConditionalGeneration,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    M2M100Tokenizer,
     MarianConfig,
     MarianMTModel,
     PreTrainedTokenizerFast,
@@ -28,20 +35,45 @@ OTHERS |= {"decoder_ffn_dim": 64, "encoder_attention_heads": 2, "decoder_attenti
 
 
 @pytest.fixture
-def make_base(tmp_path, make_model, make_tokenizer, train_bpe, sentences, special_tokens):
+def make_base(tmp_path, make_model, make_tokenizer, train_bpe, sentences, special_tokens, sentencepiece_models):
     """Return the directory of a checkpoint of a class."""
+
+    def save_m2m(folder: Path) -> None:
+        """`get_vocab()` of a new tokenizer omits its languages. The model translates to French."""
+        folder.mkdir()
+        pieces = SentencePieceProcessor(model_proto=sentencepiece_models["en"])
+        tokens = ["<s>", "<pad>", "</s>", "<unk>", *(pieces.id_to_piece(i) for i in range(2, len(pieces)))]
+        (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+        (folder / "pieces.model").write_bytes(sentencepiece_models["en"])
+        files = str(folder / "vocab.json"), str(folder / "pieces.model")
+        tokenizer = M2M100Tokenizer(*files, src_lang="en", tgt_lang="de")
+        ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+        rows = max(tokenizer.lang_token_to_id.values()) + 1
+        model = M2M100ForConditionalGeneration(M2M100Config(**(OTHERS | ids | {"vocab_size": rows})))
+        model.generation_config.forced_bos_token_id = tokenizer.get_lang_id("fr")
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
     def make(kind: str) -> Path:
         folder = tmp_path / "base"
         if kind in ("vanilla", "two vocabularies"):
             tokenizer, sizes = make_tokenizer(kind == "vanilla")
             model = make_model(**sizes)
+        elif kind == "m2m_100":
+            save_m2m(folder)
+            return folder
+        elif kind == "fsmt":
+            tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(sentences["en"], 60), **special_tokens)
+            sizes = {"src_vocab_size": 60, "tgt_vocab_size": 60, "langs": ["en", "de"], "tie_word_embeddings": False}
+            ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+            model = FSMTForConditionalGeneration(FSMTConfig(**(OTHERS | sizes | ids)))
         elif kind == "marian":
             tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(sentences["en"], 60), **special_tokens)
             model = MarianMTModel(MarianConfig(**OTHERS, pad_token_id=0, eos_token_id=2, decoder_start_token_id=0))
         else:  # a tokenizer written in Python
             tokenizer = ByT5Tokenizer()
             config = OTHERS | {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+            config["vocab_size"] = len(tokenizer)
             if kind == "bart":
                 model = BartForConditionalGeneration(BartConfig(**config))
             else:
@@ -73,7 +105,7 @@ def tune(programs, tmp_path, make_recipe):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["vanilla", "two vocabularies", "marian", "bart"])
+@pytest.mark.parametrize("kind", ["vanilla", "two vocabularies", "marian", "bart", "fsmt", "m2m_100"])
 def test_starts_from_the_weights_of_any_class(make_base, tune, kind):
     base = make_base(kind)
     folder = tune(base, "--learning-rate", "1e-9", "--warmup-steps", "0")
@@ -82,7 +114,11 @@ def test_starts_from_the_weights_of_any_class(make_base, tune, kind):
     for name, tensor in before.items():
         torch.testing.assert_close(after[name], tensor, atol=1e-6, rtol=0)
     assert type(AutoModelForSeq2SeqLM.from_pretrained(folder)) is type(AutoModelForSeq2SeqLM.from_pretrained(base))
-    assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(base).get_vocab()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(base).get_vocab()
+    if kind == "m2m_100":  # that of the base model is French
+        assert GenerationConfig.from_pretrained(folder).forced_bos_token_id == tokenizer.get_lang_id("de")
+    assert (folder / "attention_1.png").exists()
     results = json.loads((folder / "all_results.json").read_text())
     assert results["updates"] == 6
     assert "test_bleu" in results

@@ -465,3 +465,46 @@ def test_run_moves_to_another_machine(programs, run_ranks, recipe, tmp_path, str
     if streaming == "false":  # else the pairs of an update depend on the number of processes
         assert losses == pytest.approx(expected, abs=1e-4)
     assert losses[60] < losses[1] - 0.1
+
+
+@pytest.mark.slow
+def test_epochs_continue_with_more_processes(programs, run_ranks, recipe, tmp_path):
+    """One process with two micro-batches for 25 of 45 updates, then two processes."""
+    keys = ("--max-steps", "-1", "--num-train-epochs", "3", "--dropout", "0", "--eval-strategy", "no")
+    keys = (*keys, "--save-steps", "25", "--save-total-limit", "9")
+    programs.run("training.train", recipe, *keys, "--gradient-accumulation-steps", "2")
+    out = tmp_path / "out"
+    expected, before = json.loads((out / "all_results.json").read_text()), weights(out)
+    for path in out.glob("checkpoint-*"):
+        if path.name != "checkpoint-25":
+            shutil.rmtree(path)
+    for name in ("all_results.json", "model.safetensors"):
+        (out / name).unlink()
+    assert "resuming from" in run_ranks(recipe, *keys)[0].stderr
+    found = json.loads((out / "all_results.json").read_text())
+    assert (found["processes"], found["updates"]) == (2, expected["updates"])
+    assert expected["updates"] > 25
+    assert found["train_target_tokens"] == expected["train_target_tokens"]
+    for name, tensor in weights(out).items():
+        torch.testing.assert_close(tensor, before[name], atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("streaming", ["false", "true"])
+def test_two_processes_train_on_one_pair(run_ranks, recipe, tmp_path, streaming):
+    """One of them has no pairs. Only the main process plots."""
+    for path in (tmp_path / "data").glob("train.*"):
+        path.write_text(path.read_text().splitlines(keepends=True)[0])
+    keys = ("--max-steps", "4", "--tokenizer-vocab-size", "60", "--eval-strategy", "no", "--streaming", streaming)
+    ranks = run_ranks(recipe, *keys, setup_code=COUNTED)
+    assert [rank.stdout.count("plotted") for rank in ranks] == [1, 0]
+    assert json.loads((tmp_path / "out" / "all_results.json").read_text())["updates"] == 4
+
+
+COUNTED = """
+from training.run import training
+def plot(*args, original=training.plot_training_curve, **keys):
+    print("plotted", flush=True)
+    return original(*args, **keys)
+training.plot_training_curve = plot
+"""

@@ -205,6 +205,28 @@ def test_greedy_scores_include_eos_token(make_translator, pad):
     assert actual["score"] == pytest.approx(actual["log_probability"], abs=1e-6)
 
 
+@pytest.mark.parametrize("pad", ["eos", None, "pad"])
+def test_greedy_scores_are_mean_log_probabilities(make_translator, pad):
+    """Of all tokens and EOS, also if the pad token has the id of EOS."""
+    translator = make_translator()
+    config, tokenizer = translator.model.generation_config, translator.tokenizer
+    bias = torch.zeros(len(tokenizer))
+    bias[tokenizer.eos_token_id] = 3.0  # likely, but not certain
+    translator.model.lm_head.register_forward_hook(lambda module, inputs, output: output + bias)
+    config.pad_token_id = {"eos": tokenizer.eos_token_id, None: None, "pad": tokenizer.pad_token_id}[pad]
+    config.max_new_tokens = 9
+    ends = set()
+    for text in random_texts(random.Random(0), 20):
+        (actual,) = translator(text, return_scores=True)
+        batch = tokenizer(text, return_tensors="pt")
+        ids = translator.model.generate(**batch, num_beams=1, pad_token_id=0)
+        with torch.no_grad():
+            log_probs = translator.model(**batch, decoder_input_ids=ids[:, :-1]).logits.log_softmax(-1)
+        assert actual["score"] == pytest.approx(float(log_probs.gather(-1, ids[:, 1:, None]).mean()), abs=1e-4)
+        ends.add(ids[0, -1].item() == tokenizer.eos_token_id)
+    assert True in ends
+
+
 def test_overlong_translation_has_no_alignments(make_translator, monkeypatch):
     """After re-tokenization, a translation may be longer than before. Other sentences keep their alignments."""
     translator = make_translator(position_embedding_type="learned", max_position_embeddings=12)
@@ -215,7 +237,8 @@ def test_overlong_translation_has_no_alignments(make_translator, monkeypatch):
 
     monkeypatch.setattr(translator.tokenizer, "batch_decode", longer)
     translator.model.generation_config.max_new_tokens = 2
-    actual = [translator([text], return_alignments=True)[0] for text in ("the dog", "a cat")]
-    assert [each["alignments"] for each in actual] == [[], []]
-    monkeypatch.setattr(translator.tokenizer, "batch_decode", lambda rows, **options: ["Hund"] * len(rows))
-    assert translator("the dog", return_alignments=True)[0]["alignments"]
+    assert translator("the dog", return_alignments=True)[0]["alignments"] == []
+    texts = iter(["Hund " * 12, "Hund"])
+    monkeypatch.setattr(translator.tokenizer, "batch_decode", lambda rows, **options: [next(texts)])
+    actual = translator(["the dog", "a cat"], return_alignments=True)
+    assert sorted(len(each["alignments"]) for each in actual) == [0, 1]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import AddedToken
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -25,7 +26,9 @@ from transformers import (
 )
 
 from hub import import_checkpoint
+from hub.exporting.exporter import load as load_for_export
 from hub.space import app, static_page
+from vanilla_transformer.shared.transformers_conversion import NATIVE_ARCHITECTURES
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 VOCABULARY = [*"abcdefghijklmnopqrstuvwxyz", "dog", "runs"]
@@ -41,7 +44,7 @@ NATIVE_CLASSES = {
     "m2m_100": (M2M100ForConditionalGeneration, M2M100Config),
 }
 KINDS = ["tutorial", "tutorial, two", "fairseq", "fairseq, two", "fairseq, sentencepiece", "opennmt"]
-KINDS += [*NATIVE_CLASSES, "marian", "marian, two", "m2m_100, python"]
+KINDS += ["opennmt 2", *NATIVE_CLASSES, "marian", "marian, two", "marian, added tokens", "m2m_100, python"]
 
 
 @pytest.fixture
@@ -87,6 +90,15 @@ def make_checkpoint(
         (folder / "generation_config.json").write_text(json.dumps(decoding))
         return folder
 
+    def marian_with_added_tokens() -> Path:
+        folder = opus_folder()
+        tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
+        tokenizer.add_tokens(["<ent>", AddedToken("<tag>", special=True)])
+        model.resize_token_embeddings(len(tokenizer))
+        for each in (tokenizer, model):
+            each.save_pretrained(folder)
+        return folder
+
     def m2m_in_python() -> Path:
         from sentencepiece import SentencePieceProcessor
 
@@ -112,9 +124,11 @@ def make_checkpoint(
             "fairseq, two": lambda: toolkit("fairseq base", two=True),
             "fairseq, sentencepiece": lambda: toolkit("fairseq base", True, sentencepiece_models["en"]),
             "opennmt": lambda: toolkit("opennmt 3", two=True),
+            "opennmt 2": lambda: toolkit("opennmt 2", two=True),
             **{name: lambda name=name: [save_native(name)] for name in NATIVE_CLASSES},
             "marian": lambda: [opus_folder()],
             "marian, two": lambda: [marian_with_two()],
+            "marian, added tokens": lambda: [marian_with_added_tokens()],
             "m2m_100, python": lambda: [m2m_in_python()],
         }[kind]()
         run_main(import_checkpoint.main, arguments[0], tmp_path / "checkpoint", *arguments[1:])
@@ -123,7 +137,7 @@ def make_checkpoint(
     return make
 
 
-TEXTS = ["the dog runs", "d o g", "a cat sleeps in the house", "Zebra dog", "two birds sing: 3!"]
+TEXTS = ["the dog runs", "d o g", "a cat sleeps in the house", "Zebra dog", "two birds sing: 3!", "a <ent> sees<tag>"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,14 +163,21 @@ def test_both_pages_support_checkpoint(make_checkpoint, no_graphs, tmp_path, kin
             static_page.create_page(str(folder), tmp_path / "page")
         return
     static_page.create_page(str(folder), tmp_path / "page")
+    prepared, _ = load_for_export(str(folder), "onnx")
     page = json.loads((tmp_path / "page" / "page.json").read_text())
     for side, argument in (("source", "text"), ("target", "text_target")):
         own = AutoTokenizer.from_pretrained(tmp_path / "page" / page[side])
+        rows = prepared.get_encoder().embed_tokens.num_embeddings if side == "source" else prepared.lm_head.out_features
+        assert max(own.get_vocab().values()) < rows
         assert (tmp_path / "page" / page[side] / "tokenizer.json").is_file()
         assert own(TEXTS)["input_ids"] == tokenizer(**{argument: TEXTS})["input_ids"]
         for ids in tokenizer(text_target=TEXTS)["input_ids"] if side == "target" else ():
             words = own.decode(ids, skip_special_tokens=True).split()
             assert words == tokenizer.decode(ids, skip_special_tokens=True).split()
+
+
+def test_pages_are_tested_with_all_native_classes():
+    assert {each.model_type for each in NATIVE_ARCHITECTURES} <= set(KINDS)
 
 
 def test_space_requirements_cover_all_tokenizers(repository):

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSeq2SeqLM, TrainerControl, TrainerState
 
 from training.data.parallel_text import ParallelText
+from training.inference import metrics
 from training.inference.metrics import SequenceMetric, TranslationMetric, translate_and_score
 from training.run.callbacks import IgnoredSourceWarning
 
@@ -52,9 +54,30 @@ def test_scores_do_not_depend_on_number_of_processes(tmp_path):
     assert 60 < expected["40"]["exact_match"] < 70  # the second references count
 
 
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_share_the_work(make_trainer, sentences, monkeypatch, processes):
+    """Each pair is scored in one process."""
+    trainer, compute, scored = make_trainer(), metrics.compute_pair_nll, []
+    text = ParallelText(sentences["en"], sentences["de"])
+
+    def record(model, tokenizer, pairs, *args, **kwargs):
+        scored.append(list(pairs.sources))
+        return compute(model, tokenizer, pairs, *args, **kwargs)
+
+    monkeypatch.setattr(metrics, "compute_pair_nll", record)
+    monkeypatch.setattr(metrics, "broadcast_object_list", lambda rows: rows)
+    for rank in range(processes):
+        args = SimpleNamespace(process_index=rank, world_size=processes, device=trainer.args.device)
+        args.per_device_eval_batch_size = 1
+        translate_and_score(trainer.model, trainer.processing_class, text, None, args)
+    shares = scored[::2]  # the others are losses with swapped sources
+    assert sorted(sum(shares, [])) == sorted(text.sources)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
 def both_metrics(predictions: list, references: list) -> dict:
-    metrics = (TranslationMetric("de"), SequenceMetric())
-    found = [metric.compute(predictions=predictions, references=references) for metric in metrics]
+    both = (TranslationMetric("de"), SequenceMetric())
+    found = [metric.compute(predictions=predictions, references=references) for metric in both]
     return found[0] | found[1]
 
 

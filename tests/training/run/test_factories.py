@@ -13,6 +13,7 @@ from transformers import (
     BartForConditionalGeneration,
     FSMTConfig,
     FSMTForConditionalGeneration,
+    GenerationConfig,
     M2M100Config,
     M2M100ForConditionalGeneration,
     MarianConfig,
@@ -30,7 +31,11 @@ from training.run.factories import (
     decoding_settings,
     load_base_model,
     make_train_set,
+    match_forced_bos,
     new_tokenizer,
+)
+from training.run.factories import (
+    make_model as make_training_model,
 )
 
 SIZES = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
@@ -128,6 +133,22 @@ def test_warns_about_text_that_the_base_model_does_not_know(make_settings, token
     caplog.clear()
     new_tokenizer(recipe, {"train": ParallelText(["the dog"], ["the"])})
     assert not caplog.messages
+
+
+@pytest.mark.parametrize(("prefix", "forced", "expected"), [([7], 8, 7), ([7], 7, 7), ([], 8, None), ([7], None, None)])
+def test_forced_token_is_that_of_the_labels(prefix, forced, expected):
+    """Otherwise a model tuned for one target language would translate into that of its base model."""
+    config = GenerationConfig(forced_bos_token_id=forced)
+    match_forced_bos(config, lambda text_target: {"input_ids": [*prefix, 2]})
+    assert config.forced_bos_token_id == expected
+
+
+def test_rejects_tokenizer_with_more_tokens_than_embeddings(make_settings, make_model, make_tokenizer, tmp_path):
+    tokenizer, sizes = make_tokenizer(True)
+    make_model(**sizes).save_pretrained(tmp_path)
+    tokenizer.add_tokens(["Mann"])
+    with pytest.raises(ValueError, match=f"base_model={tmp_path}: the tokenizer has {len(tokenizer)} tokens"):
+        make_training_model(make_settings(base_model=tmp_path), tokenizer)
 
 
 def test_rejects_dropout_rates_that_the_base_model_does_not_have(make_settings, tmp_path):

@@ -2,6 +2,7 @@ import random
 import sys
 
 import pytest
+from transformers import GenerationConfig
 
 from vanilla_transformer import TranslationPipeline
 
@@ -205,7 +206,13 @@ def test_untranslatable_sentence_is_copied_with_warning(random_translator):
 
 
 @pytest.mark.parametrize(
-    ("default_limit", "options", "expected"), [(3, {}, 3), (3, {"max_new_tokens": 5}, 5), (None, {}, 0)]
+    ("default_limit", "options", "expected"),
+    [
+        (3, {}, 3),
+        (3, {"max_new_tokens": 5}, 5),
+        (3, {"generation_config": GenerationConfig(max_new_tokens=7, eos_token_id=-1)}, 7),
+        (None, {}, 0),
+    ],
 )
 def test_max_new_tokens(random_translator, default_limit, options, expected):
     """The limit is that of the call, of the model, or 50 tokens more than the sentence has."""

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 from matplotlib.axes import Axes
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, FSMTConfig, FSMTForConditionalGeneration, PreTrainedTokenizerFast
 
 from training.data.tokenizer import train_tokenizer
 from training.recipe.arguments import TokenizerArguments
@@ -48,6 +48,25 @@ def test_cross_attention_plot(make_model, tmp_path, source, inches):
     plot_cross_attention(make_model(), tokenizer, source, "c", tmp_path / "attention.png")
     width, _ = struct.unpack(">II", (tmp_path / "attention.png").read_bytes()[16:24])
     assert width == pytest.approx(120 * inches, abs=1)
+
+
+def test_cross_attention_plot_of_fsmt(train_bpe, sentences, special_tokens, tmp_path, monkeypatch):
+    """Its forward() without decoder_input_ids decodes the source."""
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "src_vocab_size": 60, "tgt_vocab_size": 60}
+    model = FSMTForConditionalGeneration(FSMTConfig(pad_token_id=0, eos_token_id=2, decoder_start_token_id=2, **sizes))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(sentences["en"], 60), **special_tokens)
+    images = []
+    show = Axes.imshow
+
+    def imshow(self, weights, **options):
+        images.append(weights)
+        return show(self, weights, **options)
+
+    monkeypatch.setattr(Axes, "imshow", imshow)
+    plot_cross_attention(model, tokenizer, "the dog", "a cat sleeps in the house", tmp_path / "a.png")
+    lengths = [len(tokenizer(text)["input_ids"]) for text in ("a cat sleeps in the house", "the dog")]
+    assert [*images[0].shape] == lengths
 
 
 def test_cross_attention_plot_of_marian_tokenizer(make_model, marian_files, tmp_path, monkeypatch):
