@@ -183,7 +183,7 @@ def test_signal_during_each_evaluation(train, read_messages, monkeypatch, strate
     settings = STRATEGIES[strategy]
     evaluate, interrupted = TokenBatchTrainer.evaluate, []
 
-    def recorded(self, *args, **kwargs):
+    def observed(self, *args, **kwargs):
         evaluated.append(self.state.global_step)
         return evaluate(self, *args, **kwargs)
 
@@ -195,7 +195,7 @@ def test_signal_during_each_evaluation(train, read_messages, monkeypatch, strate
 
     evaluated: list[int] = []
     with monkeypatch.context() as patched:
-        patched.setattr(TokenBatchTrainer, "evaluate", recorded)
+        patched.setattr(TokenBatchTrainer, "evaluate", observed)
         expected = result(train(settings, "expected")[1])
         patched.setattr(TokenBatchTrainer, "evaluate", interrupt)
         while (status := train(settings, "stopped")[0]) != 0:

@@ -207,7 +207,7 @@ def test_greedy_scores_include_eos_token(make_translator, pad):
 
 @pytest.mark.parametrize("pad", ["eos", None, "pad"])
 def test_greedy_scores_are_mean_log_probabilities(make_translator, pad):
-    """Of all tokens and EOS, also if the pad token has the id of EOS."""
+    """The mean includes EOS, also if the pad token has its id."""
     translator = make_translator()
     config, tokenizer = translator.model.generation_config, translator.tokenizer
     bias = torch.zeros(len(tokenizer))
