@@ -46,7 +46,9 @@ def summarize(result: "PushResult") -> str:
     lines += [f"{'file list':>14}  {MANIFEST_NAME}"]
     if result.url is None:
         return "\n".join([*lines, "", result.card, "Nothing was uploaded."])
-    lines += [result.url, f'AutoModelForSeq2SeqLM.from_pretrained("{result.repo_id}", trust_remote_code=True)']
+    at_revision = f', revision="{result.revision}"' if result.revision != "main" else ""
+    call = f'AutoModelForSeq2SeqLM.from_pretrained("{result.repo_id}"{at_revision}, trust_remote_code=True)'
+    lines += [result.url, call]
     return "\n".join(lines)
 
 

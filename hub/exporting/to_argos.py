@@ -29,6 +29,11 @@ USAGE = """{out} contains a package for Argos Translate. To translate with argos
     print(argostranslate.translate.translate("a sentence", FROM, TO))
 For LibreTranslate, copy the file to its package directory, or install it in the same way."""
 BPE_OPTIONS = ("byte_fallback", "end_of_word_suffix", "continuing_subword_prefix", "ignore_merges")
+NFC = {"type": "NFC"}  # the normalizer of our tokenizers until version 0.1, and the present one
+SINGLE_SPACES = {
+    "type": "Sequence",
+    "normalizers": [NFC, {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}],
+}
 MASKED_SCORE = -1.0e9  # score of tokens that no merge forms: single characters
 
 
@@ -77,8 +82,9 @@ def to_sentencepiece(tokenizer: PreTrainedTokenizerBase) -> Any:
     """Return a SentencePiece `ModelProto` with the same ids as the tokenizer, except for `</s>`.
 
     There are four differences. SentencePiece maps a run of unknown characters to one `<unk>`, our tokenizer maps each
-    character to one. SentencePiece adds one more token for a leading space. It does not apply NFC normalization. It
-    encodes the name of a special token in a text as characters.
+    character to one. SentencePiece adds one more token for a leading space, or ignores it if the tokenizer replaces
+    runs of white space. It does not apply NFC normalization, and replaces no tabs. It encodes the name of a special
+    token in a text as characters.
     """
     if has_separate_vocabularies(tokenizer):
         raise ValueError("Argos Translate requires one vocabulary for both languages, but this model has two.")
@@ -93,7 +99,7 @@ def to_sentencepiece(tokenizer: PreTrainedTokenizerBase) -> Any:
         setattr(proto.trainer_spec, f"{key}_id", -1 if value is None else value)
     proto.normalizer_spec.name = "identity"
     proto.normalizer_spec.add_dummy_prefix = proto.normalizer_spec.escape_whitespaces = True
-    proto.normalizer_spec.remove_extra_whitespaces = False
+    proto.normalizer_spec.remove_extra_whitespaces = parts.get("normalizer") == SINGLE_SPACES
     merges = (each.split(" ") if isinstance(each, str) else each for each in parts["model"]["merges"])
     ranks = {"".join(pair): rank for rank, pair in reversed(list(enumerate(merges)))}
     for token, i in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
@@ -110,13 +116,14 @@ def validate_sentencepiece_support(tokenizer: PreTrainedTokenizerBase, parts: di
     steps = [each["type"] for each in (first, *others) if each]
     is_supported = steps[:1] == ["Metaspace"] and set(steps) <= {"Metaspace", "Punctuation", "Digits"}
     behaviors = {each["behavior"] for each in others if each["type"] == "Punctuation"}
-    normalizer = (parts.get("normalizer") or {"type": "NFC"})["type"]
+    normalizer = parts.get("normalizer") or NFC
     options = [name for name in BPE_OPTIONS if parts["model"].get(name)]
     special = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
     added = sorted({each["content"] for each in parts.get("added_tokens", [])} - special)
     reasons = {
         f"the tokenizer type is {parts['model']['type']}, expected BPE": parts["model"]["type"] != "BPE",
-        f"the tokenizer normalizes text with {normalizer} (lowercase or moses)": normalizer != "NFC",
+        f"the tokenizer normalizes text with {normalizer['type']} (lowercase or moses)": normalizer
+        not in (NFC, SINGLE_SPACES),
         f"the tokenizer splits words with {', '.join(steps) or 'nothing'}": not is_supported,
         "the tokenizer does not write ▁ before each word": (first.get("replacement"), first.get("prepend_scheme"))
         not in (("▁", "always"), ("▁", "first")),

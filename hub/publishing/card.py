@@ -39,12 +39,13 @@ NON_LANGUAGE_NAMES = ("cmd", "act", "src", "tgt", "trg", "in", "out")  # column 
 
 
 @accept_settings(CardSettings)
-def make_card(checkpoint: str | Path, repo_id: str, **options: Any) -> ModelCard:
+def make_card(checkpoint: str | Path, repo_id: str, revision: str = "main", **options: Any) -> ModelCard:
     """Generate the model card of a checkpoint.
 
     Args:
         checkpoint: Checkpoint directory.
         repo_id: Name of the repository, user/name.
+        revision: Branch that the examples of the card load.
         options: Fields of `CardSettings`. `datasets` is used if the run did not log its data.
 
     Raises:
@@ -76,6 +77,7 @@ def make_card(checkpoint: str | Path, repo_id: str, **options: Any) -> ModelCard
         **files,
         title=title,
         repo_id=repo_id,
+        revision=revision,
         pair=[language_name(each) for each in codes],
         base=base,
         hub_base=hub_base,

@@ -56,6 +56,7 @@ class PushResult:
     """Result of `push`."""
 
     repo_id: str
+    revision: str
     url: str | None  # of the commit, None after a dry run
     files: dict[str, int]  # sizes in bytes
     removed_keys: list[str]  # keys of recipe.yaml that are not uploaded
@@ -79,7 +80,7 @@ def push(checkpoint: str | Path, repo_id: str, **options: Any) -> PushResult:
     checkpoint, repo_id = Path(checkpoint), resolve_repo_id(repo_id)
     files, removed_keys = gather_files(checkpoint)
     metadata = {each.name: getattr(settings, each.name) for each in fields(CardSettings)}
-    model_card = resolve_card(checkpoint, repo_id, settings.card, metadata)
+    model_card = resolve_card(checkpoint, repo_id, settings, metadata)
     files[CARD] = str(model_card).encode()
     files |= make_eval_results(checkpoint)
     validate_no_sensitive_data(files, local_paths(checkpoint))
@@ -94,7 +95,8 @@ def push(checkpoint: str | Path, repo_id: str, **options: Any) -> PushResult:
             repo_id, files, settings.message, private=settings.private, replace=settings.replace,
             keep=(CARD,) if settings.card == "keep" else (), revision=settings.revision,
         )  # fmt: skip
-    return PushResult(repo_id, url, dict(sorted(sizes.items())), removed_keys, example, str(model_card))
+    sizes = dict(sorted(sizes.items()))
+    return PushResult(repo_id, settings.revision, url, sizes, removed_keys, example, str(model_card))
 
 
 def gather_files(checkpoint: Path) -> tuple[dict[str, Path | bytes], list[str]]:
@@ -123,15 +125,15 @@ def gather_files(checkpoint: Path) -> tuple[dict[str, Path | bytes], list[str]]:
     return files, removed_keys
 
 
-def resolve_card(checkpoint: Path, repo_id: str, card: str | None, metadata: dict[str, Any]) -> ModelCard:
-    """Return the model card. Raise ValueError if a local README.md exists and `card` is None."""
-    readme = checkpoint / CARD
+def resolve_card(checkpoint: Path, repo_id: str, settings: PushSettings, metadata: dict[str, Any]) -> ModelCard:
+    """Return the model card. Raise ValueError if a local README.md exists and `settings.card` is None."""
+    readme, card = checkpoint / CARD, settings.card
     if card is None and readme.is_file():
         raise ValueError(f"{readme} exists. Use --card local to upload it, or --card generated to replace it.")
     if card in ("local", "keep") and any(metadata.values()):
         raise ValueError("--license, --dataset and --base-model require --card generated. Edit your README.md instead.")
     if card != "local":
-        return make_card(checkpoint, repo_id, **metadata)
+        return make_card(checkpoint, repo_id, settings.revision, **metadata)
     try:
         return ModelCard(readme.read_text(encoding="utf-8"), ignore_metadata_errors=True)
     except UnicodeDecodeError as error:

@@ -151,11 +151,13 @@ def test_failed_push_does_not_change_repository(programs, push, hub, checkpoint,
 
 def test_creates_private_repository_and_branch(push, hub, checkpoint):
     folder = checkpoint()
-    push(folder, "user/private", "--private", "--revision", "try")
+    output = push(folder, "user/private", "--private", "--revision", "try").stdout
+    assert 'from_pretrained("user/private", revision="try", trust_remote_code=True)' in output
     repository = hub.repositories["user/private"]
     assert repository.private
     assert repository.files("main") == {}
     assert "model.safetensors" in repository.files("try")
+    assert repository.files("try")["README.md"].decode().count('"user/private", revision="try", trust_remote_code') == 3
 
 
 SLOW_CHECK = """

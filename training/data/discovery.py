@@ -153,9 +153,7 @@ def _columns_with_text(records: Iterable[dict[str, Any]], at_least: int = 2) -> 
 def choose_columns(columns: list[str], source_lang: str | None, target_lang: str | None, found: str) -> tuple[str, str]:
     """Return the source and target language of a table. Columns named source and target can have any languages."""
     languages = source_lang or "", target_lang or ""
-    codes = {language_code(column) for column in columns} - {None}
-    has_matches = any(language in columns or language_code(language) in codes for language in languages)
-    if all(languages) and not has_matches and find_columns(columns, languages):
+    if all(languages) and find_columns(columns, languages):
         return languages
     return choose_direction(columns, source_lang, target_lang, found)
 

@@ -34,14 +34,19 @@ def read_file(arguments: DataArguments, name: str) -> ParallelText:
     path = Path(arguments.data_dir) / name
     languages = (arguments.source_lang, arguments.target_lang)
     if path.suffix in TABLE_SUFFIXES:
-        text = collect_valid_pairs(read_table(path, languages), str(path), arguments.on_bad_lines)
-        if path.suffix in (".tsv", ".csv") and text.first_line == 1 and len(text):
-            logger.info(
-                f"{path} has no header: column 1 is the source ({languages[0]}), column 2 the target ({languages[1]}). "
-                f"First pair: {text.sources[0][:80]} -> {text.targets[0][:80]}"
-            )
-        return text
+        return read_table_pairs(path, languages, arguments.on_bad_lines)
     return read_pair(*find_text_files(path, languages), arguments.on_bad_lines)
+
+
+def read_table_pairs(path: Path, languages: tuple[str, str], on_bad_lines: str | None) -> ParallelText:
+    """Read the pairs of a table. If it has no header, log the first pair."""
+    text = collect_valid_pairs(read_table(path, languages), str(path), on_bad_lines)
+    if path.suffix in (".tsv", ".csv") and text.first_line == 1 and len(text):
+        logger.info(
+            f"{path} has no header: column 1 is the source ({languages[0]}), column 2 the target ({languages[1]}). "
+            f"First pair: {text.sources[0][:80]} -> {text.targets[0][:80]}"
+        )
+    return text
 
 
 def find_text_files(path: Path, languages: tuple[str, str]) -> tuple[Path, Path]:
@@ -65,7 +70,7 @@ def add_references(text: ParallelText, path: Path, languages: tuple[str, str]) -
     if path.suffix != ".tsv":
         raise ValueError(f"test_references={path.name} must be a .tsv file.")
     rows = list(read_table(path, languages))
-    rows = rows[rows.index(()) + 1 :] if () in rows else rows
+    rows = rows[max((i + 1 for i, row in enumerate(rows) if not row), default=0) :]  # after the header
     expected = len(text) + sum(text.dropped.values())
     if len(rows) != expected:
         raise ValueError(f"{path} has {len(rows)} lines, but the test data have {expected}: the numbers must be equal.")
@@ -160,13 +165,19 @@ def read_table(path: Path, languages: tuple[str, str]) -> Iterator[tuple]:
 
 
 def _iter_selected_columns(path: Path, languages: tuple[str, str]) -> Iterator[tuple]:
-    columns, width, is_first = None, 2, True
+    columns, width, is_first, num_blank = None, 2, True, 0
     for number, cells in enumerate(iter_cells(path), start=1):
-        if not any(cells):  # also before the header
-            yield ("", "")
+        if not any(cells):
+            if is_first:
+                num_blank += 1
+            else:
+                yield ("", "")
             continue
         may_be_header, is_first = is_first, False
-        if may_be_header and (columns := find_header(cells, languages, path)):
+        if may_be_header:
+            columns = find_header(cells, languages, path)
+            yield from [() if columns else ("", "")] * num_blank  # blank lines before a header belong to it
+        if may_be_header and columns:
             width = len(cells)
             yield ()
         elif any(map(NOT_UTF_8.search, cells)):

@@ -96,9 +96,8 @@ def collect_valid_pairs(rows: Iterable[tuple], name: str, on_bad_lines: str | No
     references: list[list[str]] = []
     invalid: dict[str, array] = {}
     for number, row in enumerate(rows, start=1):
-        if not row:  # a header; lines before it are blank
+        if not row:  # a header, or a blank line before it
             text.first_line = number + 1
-            invalid.clear()
         elif reason := invalid_pair_reason(row):
             invalid.setdefault(reason, array("q")).append(number)
         else:

@@ -39,7 +39,7 @@ def train_backend(texts: Sequence[str], arguments: TokenizerArguments) -> Tokeni
         tokenizer = Tokenizer(models.BPE(unk_token=unk))
         trainer: Any = trainers.BpeTrainer(**options, limit_alphabet=max(1, vocab_size - len(special)))
     elif tokenizer_type == "unigram":
-        characters = set().union("▁", *(unicodedata.normalize("NFC", text) for text in texts)) - {" "}
+        characters = set().union("▁", *("".join(unicodedata.normalize("NFC", text).split()) for text in texts))
         if vocab_size < len(characters) + len(special):  # the library exceeds the size or hangs
             raise ValueError(
                 f"tokenizer_vocab_size={vocab_size} is too small for unigram: it must be at least {len(characters)} "
@@ -50,10 +50,10 @@ def train_backend(texts: Sequence[str], arguments: TokenizerArguments) -> Tokeni
         tokenizer, trainer = Tokenizer(models.WordLevel(unk_token=unk)), trainers.WordLevelTrainer(**options)
         single = pre_tokenizers.Sequence([mark, pre_tokenizers.Split("", "isolated")])
         splits = single if tokenizer_type == "char" else pre_tokenizers.WhitespaceSplit()
-    steps: list[Any] = [normalizers.NFC()]
+    steps: list[Any] = [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " ")]  # tabs, no-break spaces
     steps += [moses_normalizer(), normalizers.Strip()] if arguments.moses else []
     steps += [normalizers.Lowercase()] if arguments.lowercase else []
-    tokenizer.normalizer = normalizers.Sequence(steps) if len(steps) > 1 else steps[0]
+    tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = splits
     if tokenizer_type == "word":  # without a decoder, words are joined by spaces
         # special tokens in the text would get a second id

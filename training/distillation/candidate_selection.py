@@ -1,6 +1,7 @@
 """Translation of a block of lines, and selection of the translations that become pairs of a table."""
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from sacrebleu.metrics import BLEU
 from vanilla_transformer import TranslationPipeline
 
 from ..data.parallel_text import invalid_pair_reason
+from ..inference.translation import select_distinct
 from ..inference.translators import get_decoding_options
 from .settings import DistillationSettings
 
@@ -74,9 +76,9 @@ def decoding_options(section: TableSection, translator: TranslationPipeline) -> 
 
 
 def translate(section: TableSection, translator: TranslationPipeline, lines: list[str]) -> list[list[Candidate]]:
-    """Return the n best translations of each line with their scores, best first. Scores are 0 without `min_score`."""
+    """Return different translations of each line with their scores, best first. Scores are 0 without `min_score`."""
     results = translator(lines, **decoding_options(section, translator))
-    rows = [result if isinstance(result, list) else [result] for result in results]
+    rows = [select_distinct(each if isinstance(each, list) else [each], sys.maxsize) for each in results]
     return [[(each["translation_text"].strip(), each.get("score", 0.0)) for each in row] for row in rows]
 
 

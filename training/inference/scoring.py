@@ -14,7 +14,7 @@ from vanilla_transformer.shared.atomic_io import atomic_write
 from vanilla_transformer.shared.command_line import accept_settings, logger, shows_progress
 
 from ..data.analysis.languages import SIDES
-from ..data.files import TABLE_SUFFIXES, read_rows, read_table
+from ..data.files import TABLE_SUFFIXES, read_rows, read_table_pairs
 from ..data.parallel_text import ParallelText, collect_valid_pairs
 from .metrics import TranslationMetric, compute_pair_nll, make_corpus_metrics, transpose_references
 from .settings import DecodingSettings, LikelihoodSettings, ScoreSettings, TranslationSettings
@@ -65,8 +65,10 @@ def read_test_set(source: str | Path, references: Paths, recipe: Mapping[str, An
     if (source.suffix in TABLE_SUFFIXES) == bool(paths):
         raise ValueError("Set --reference and a text file as --source, or use a table with references as --source.")
     languages = recipe.get("source_lang", SIDES[0]), recipe.get("target_lang", SIDES[1])
-    rows = read_rows(source, *paths) if paths else read_table(source, languages)
-    text = collect_valid_pairs(rows, ", ".join(map(str, (source, *paths))), None)
+    if paths:
+        text = collect_valid_pairs(read_rows(source, *paths), ", ".join(map(str, (source, *paths))), None)
+    else:
+        text = read_table_pairs(source, languages, None)
     if not len(text):
         raise ValueError(f"{source} contains no sentences.")
     logger.info(f"{len(text)} sentences")

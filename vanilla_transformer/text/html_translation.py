@@ -23,7 +23,7 @@ template textarea tfoot th thead title tr ul"""
 BLOCKS = set(BLOCK_NAMES.split())  # elements that end a sentence; all others may occur inside a sentence
 UNTRANSLATED_ELEMENTS = set(re.findall("\\w+", "code kbd math pre samp script style svg template textarea tt var"))
 BREAK = "\x1e"  # replaces <br> in the text to translate; as a line separator, it ends a sentence
-LINE_BREAK = re.compile("[\\n\\r\\v\\f\\x1c\\x1d\\x85\\u2028\\u2029]")  # a space in HTML; all but BREAK
+START_OF_SENTENCE = re.compile(f"(^|{BREAK})[^\\S{BREAK}]*$")  # the end of a text that has no sentence yet
 
 
 class HtmlToken(NamedTuple):
@@ -66,7 +66,7 @@ def translate_html(translator: TranslationPipeline, source: str, **options: Any)
     """
     segments = list(split_segments(tokenize_html(source)))
     trees = {i: build_inline_tree(each) for i, each in enumerate(segments) if "text" in {token.kind for token in each}}
-    texts = [LINE_BREAK.sub(" ", text) for text, _ in trees.values()]
+    texts = [text for text, _ in trees.values()]
     documents = iter(translate_documents(translator, texts, **options | {"return_alignments": True}))
     return "".join(
         TagPlacer(*trees[i], next(documents)).render() if i in trees else "".join(token.raw for token in segment)
@@ -163,13 +163,14 @@ def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
         elif token.kind == "close" and unclosed and segment[unclosed[-1]].name == token.name:
             closing_index[unclosed.pop()] = i
     root = Node(0, 0)
-    path, text = [root], ""
+    path, text, content = [root], "", ""
     closing = set(closing_index.values())
     is_separated = False  # by an element without translated content, such as <code> or <img>
     for i, token in enumerate(segment):
         if token.kind == "text":
             content = html.unescape(token.raw).replace(BREAK, " ")
-            text += " " * (is_separated and text[-1:].isalnum() and content[:1].isalnum()) + content
+            text += " " * (is_separated and text[-1:].isalnum() and content[:1].isalnum())
+            text += collapse_white_space(text, content)
             is_separated = False
         elif i in closing_index:
             path[-1].children.append(Node(len(text), 0, token.raw, segment[closing_index[i]].raw))
@@ -180,8 +181,19 @@ def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
             path[-1].children.append(Node(len(text), len(text), token.raw))
             text += BREAK if token.name == "br" else ""
             is_separated |= token.kind == "empty" and token.name not in ("", "wbr")
+    if text.endswith(" ") and not START_OF_SENTENCE.search(text):
+        text = text[:-1] + (content[len(content.rstrip()) :] or " ")  # the formatting of the source
     root.end = len(text)
     return text, root
+
+
+def collapse_white_space(text: str, content: str) -> str:
+    """Return the content to add to a text: white space inside a sentence is one space, as in a browser."""
+    words = content.lstrip()
+    indent = content[: len(content) - len(words)]
+    if not START_OF_SENTENCE.search(text):
+        indent = " " if indent else ""
+    return indent + re.sub(r"\s+", " ", words)
 
 
 class TagPlacer:

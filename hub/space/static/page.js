@@ -91,7 +91,11 @@ async function translate(text) {
   showAttention();
 }
 
-const names = (tokenizer, ids) => ids.map((id) => tokenizer.decode([id]) || `<${id}>`);
+// Returns the tokens as the vocabulary writes them.
+function names(tokenizer, ids) {
+  const tokens = new Map([...tokenizer.get_vocab()].map(([token, id]) => [id, token]));
+  return ids.map((id) => tokens.get(id) ?? `<${id}>`);
+}
 
 // Shows the cross-attention weights as a table: one row per target token, one column per source token.
 function showAttention() {

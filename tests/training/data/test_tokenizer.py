@@ -26,6 +26,17 @@ def test_tokenizers_round_trip(kind, shared, tmp_path):
     assert max(sizes) <= 120
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char", "word"])
+def test_white_space_is_one_space(kind):
+    """Text from web pages and PDF files contains tabs and no-break spaces, which training data may lack."""
+    arguments = TokenizerArguments(tokenizer_type=kind, tokenizer_vocab_size=40)
+    tokenizer = train_tokenizer(["a dog sees the cat"] * 9, ["ein Hund"], arguments)
+    expected = tokenizer("a dog sees")["input_ids"]
+    for space in ("\t", "\xa0", "  ", "\u3000", " \n", "\u202f"):
+        assert tokenizer(f"a{space}dog{space}sees")["input_ids"] == expected
+    assert tokenizer.unk_token_id not in expected
+
+
 def test_word_and_char_tokens():
     tokens = {}
     for kind in ("word", "char"):

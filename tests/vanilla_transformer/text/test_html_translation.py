@@ -31,6 +31,8 @@ from vanilla_transformer.text.html_translation import (  # noqa: E402
         ("<h1>one two</h1>\n\n <p>three</p> four", "<h1>TWO ONE</h1>\n\n <p>THREE</p> FOUR"),
         ("one two<br>three four<br/>five", "TWO ONE<br>FOUR THREE<br/>FIVE"),
         ("one\ntwo", "TWO ONE"),
+        ("<p>\n    one\n\t<b>two\xa0 three</b>\n  </p>", "<p>\n    <b>THREE TWO</b> ONE\n  </p>"),
+        ("one<br>\n   two &nbsp; three\n", "ONE<br>\n   THREE TWO\n"),
         ("one <img src=x> two", "<img src=x> TWO ONE"),
         ("one <code>a &lt; two</code> three", "<code>a &lt; two</code> THREE ONE"),
         ("one <b translate=no>two</b> three", "<b translate=no>two</b> THREE ONE"),
@@ -65,6 +67,13 @@ from vanilla_transformer.text.html_translation import (  # noqa: E402
 )
 def test_tags_move_with_their_words(reversing, source, expected):
     assert translate_html(reversing, source) == expected
+
+
+@pytest.mark.parametrize("space", ["\n", "\n\t\t", "&nbsp;", " \t ", "\n        "])
+def test_white_space_inside_a_sentence_is_one_space(reversing, space):
+    """Tokenizers can have no token for tabs and no-break spaces."""
+    translate_html(reversing, f"<p>{space}one{space}<i>two</i>{space}three.{space}four{space}</p>")
+    assert reversing.sentences == ["one two three.", "four"]
 
 
 def test_element_does_not_contain_a_part_of_an_unrelated_word():

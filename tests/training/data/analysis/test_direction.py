@@ -49,6 +49,13 @@ def test_sentences_are_not_names_of_languages():
         (["source_a", "source_b", "target"], ("source_a", "de"), (0, [2])),
         (["en-GB", "en-US", "de"], ("en", "de"), (0, [2])),
         (["source_id", "target"], ("en", "de"), None),
+        (["src", "mt", "ref"], ("en", "de"), (0, [2])),
+        (["source", "reference1", "reference_2", "ref"], ("src", "tgt"), (0, [1, 2, 3])),
+        (["de", "en", "de_2"], ("en", "de"), (1, [0, 2])),
+        (["id", "source", "target"], ("en", "id"), (1, [2])),
+        (["en", "id"], ("en", "id"), (0, [1])),
+        (["source", "target_de", "target_fr"], ("en", "de"), (0, [1])),
+        (["en_text", "en", "de"], ("en_text", "de"), (0, [2])),
         (["a", "en", "en"], ("en", "en"), None),
     ],
 )
@@ -57,6 +64,14 @@ def test_complete_names_precede_beginnings_of_names(names, languages, expected):
     assert find_columns(names, languages) == expected
 
 
-def test_several_source_columns_are_an_error():
-    with pytest.raises(ValueError, match="columns source_a and source_b can both be the source. Set --source-lang"):
-        find_columns(["source_a", "source_b", "target"], ("en", "de"))
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["source_a", "source_b", "target"], "source_a, source_b can all be the source. Set --source-lang"),
+        (["en_1", "en_2", "de"], "en_1, en_2 can all be the source"),
+        (["source", "target_text", "target_domain"], "target_text, target_domain can all be the target. Set --target"),
+    ],
+)
+def test_ambiguous_columns_are_an_error(names, found):
+    with pytest.raises(ValueError, match=f"the columns {found}"):
+        find_columns(names, ("en", "de"))
