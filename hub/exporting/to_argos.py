@@ -32,7 +32,11 @@ BPE_OPTIONS = ("byte_fallback", "end_of_word_suffix", "continuing_subword_prefix
 NFC = {"type": "NFC"}  # the normalizer of our tokenizers until version 0.1, and the present one
 SINGLE_SPACES = {
     "type": "Sequence",
-    "normalizers": [NFC, {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}],
+    "normalizers": [
+        NFC,
+        {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
+        {"type": "Strip", "strip_left": True, "strip_right": True},
+    ],
 }
 MASKED_SCORE = -1.0e9  # score of tokens that no merge forms: single characters
 
@@ -82,9 +86,8 @@ def to_sentencepiece(tokenizer: PreTrainedTokenizerBase) -> Any:
     """Return a SentencePiece `ModelProto` with the same ids as the tokenizer, except for `</s>`.
 
     There are four differences. SentencePiece maps a run of unknown characters to one `<unk>`, our tokenizer maps each
-    character to one. SentencePiece adds one more token for a leading space, or ignores it if the tokenizer replaces
-    runs of white space. It does not apply NFC normalization, and replaces no tabs. It encodes the name of a special
-    token in a text as characters.
+    character to one. SentencePiece adds one more token for a leading space, if the tokenizer is of version 0.1. It does
+    not apply NFC normalization, and replaces no tabs. It encodes the name of a special token in a text as characters.
     """
     if has_separate_vocabularies(tokenizer):
         raise ValueError("Argos Translate requires one vocabulary for both languages, but this model has two.")

@@ -25,7 +25,8 @@ def train_backend(texts: Sequence[str], arguments: TokenizerArguments) -> Tokeni
 
     The types are "bpe" (Sennrich et al. 2016), "unigram" (Kudo 2018), "char" (one token per character) and "word" (one
     token per run of characters between spaces). "bpe" and "unigram" first split words, punctuation and single digits,
-    or words as Moses does. They keep spaces as "▁", so that decoding is exact. The most frequent tokens are kept.
+    or words as Moses does. They keep spaces as "▁", so that decoding is exact. White space is normalized to single
+    spaces first. The most frequent tokens are kept.
     """
     tokenizer_type, vocab_size = arguments.tokenizer_type, arguments.tokenizer_vocab_size
     unk, special = SPECIAL_TOKENS["unk_token"], list(SPECIAL_TOKENS.values())
@@ -51,7 +52,8 @@ def train_backend(texts: Sequence[str], arguments: TokenizerArguments) -> Tokeni
         single = pre_tokenizers.Sequence([mark, pre_tokenizers.Split("", "isolated")])
         splits = single if tokenizer_type == "char" else pre_tokenizers.WhitespaceSplit()
     steps: list[Any] = [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " ")]  # tabs, no-break spaces
-    steps += [moses_normalizer(), normalizers.Strip()] if arguments.moses else []
+    steps += [moses_normalizer()] if arguments.moses else []
+    steps += [normalizers.Strip()]
     steps += [normalizers.Lowercase()] if arguments.lowercase else []
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = splits
