@@ -66,7 +66,7 @@ def _find_side(names: Sequence[str], language: str, code: str | None, known: str
     """Return the columns of a side. `code` is that of its language, `known`, or that of the side itself."""
     exact = [i for i, name in enumerate(names) if language and name == language]
     complete = [i for i, name in enumerate(names) if code and _complete_code(name) == code]
-    if code != known or {*exact} <= {*complete}:  # the language Indonesian is not the column "id" beside "target"
+    if code != known or {*exact} <= {*complete}:  # the language Indonesian is not the column "id" next to "target"
         exact, complete = complete, exact
     return exact or complete or [i for i, name in enumerate(names) if code and _begins_with(name, code, known)]
 
