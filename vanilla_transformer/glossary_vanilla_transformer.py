@@ -8,6 +8,7 @@ C terms per sentence, R variants of the terms of a sentence, L tokens per varian
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -212,10 +213,10 @@ def allocate_beams(values: torch.Tensor, missing: torch.Tensor, shortfall: torch
 class GlossaryMatcher:
     """Matcher that finds the glossary terms of a sentence and reports which of them a translation contains.
 
-    Terms are matched at word boundaries, ignoring case. Of overlapping terms, the first and longest is used. Each
-    term must be translated once. A translation that belongs to two terms of a sentence must occur twice. The model
-    chooses between several translations of a term. Raises ValueError if a term or translation is not a string, is
-    empty, or contains unknown tokens.
+    Terms are matched at word boundaries, ignoring case and the kind of white space. Of overlapping terms, the first and
+    longest is used. Each term must be translated once. A translation that belongs to two terms of a sentence must occur
+    twice. The model chooses between several translations of a term. Raises ValueError if a term or translation is not a
+    string, is empty, or contains unknown tokens.
     """
 
     def __init__(self, glossary: Mapping[str, str | Sequence[str]], tokenizer: Any):
@@ -227,7 +228,7 @@ class GlossaryMatcher:
                 raise ValueError(
                     f"glossary: {source!r}: {value!r} must be a term and its translation, or a list of translations."
                 )
-            self.targets[source.strip()] = [each.strip() for each in targets]
+            self.targets[normalize_white_space(source)] = [each.strip() for each in targets]
         for source in list(self.targets):
             self.targets.setdefault(source.lower(), self.targets[source])
         longest_first = sorted(self.targets, key=len, reverse=True)
@@ -248,9 +249,9 @@ class GlossaryMatcher:
         return [ids, both[len(word) :]] if differs else [ids]
 
     def find(self, sentence: str) -> dict[str, list[str]]:
-        """Return the terms of a sentence as they are written in it, with the translations of each."""
+        """Return the terms of a sentence with its upper and lower case, and the translations of each."""
         terms: dict[str, list[str]] = {}
-        for match in self.pattern.finditer(sentence):
+        for match in self.pattern.finditer(normalize_white_space(sentence)):
             term = match[0]
             targets = self.targets.get(term) or self.targets.get(term.lower())
             if targets is None:  # only `re.IGNORECASE` matches it, unlike `lower()`, such as "İstanbul"
@@ -280,6 +281,11 @@ class GlossaryMatcher:
             matches[source] = min(usable, key=lambda each: sum(each in texts for texts in terms.values()), default=None)
             unused |= {each: unused[each] - 1 for each in targets if each == matches[source]}
         return [{"source": source, "target": matches[source]} for source in terms]
+
+
+def normalize_white_space(text: str) -> str:
+    """Return a text with single spaces and in the Unicode form NFC, as most tokenizers read it."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def word_boundary_masks(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -111,6 +111,11 @@ class TranslationPipeline(Pipeline):
         is_marian = hasattr(self.tokenizer, "target_encoder")
         if is_marian and config.stop_strings is not None:  # `StopStringCriteria` would read the source vocabulary
             raise ValueError("stop_strings does not support a MarianTokenizer with two vocabularies. Omit it.")
+        if config.stop_strings is not None:
+            try:
+                StopStringCriteria(self._target_tokenizer(), config.stop_strings)
+            except ValueError as error:  # it decodes "abcdef"
+                raise ValueError("stop_strings does not support this tokenizer without lower-case letters.") from error
         if hasattr(self.tokenizer, "stock") or is_marian:  # it has two vocabularies
             for name, neutral in SHARED_VOCABULARY_OPTIONS.items():
                 if (value := getattr(config, name)) not in (None, neutral):

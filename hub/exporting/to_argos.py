@@ -35,7 +35,7 @@ SINGLE_SPACES = {
     "normalizers": [
         NFC,
         {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
-        {"type": "Strip", "strip_left": True, "strip_right": True},
+        {"type": "Strip", "strip_left": True, "strip_right": False},
     ],
 }
 MASKED_SCORE = -1.0e9  # score of tokens that no merge forms: single characters

@@ -161,6 +161,18 @@ def test_terms_match_words_ignoring_case(tokenizer):
     assert GlossaryMatcher({}, tokenizer).find("anything") == {}
 
 
+@pytest.mark.parametrize("text", ["an old\xa0man", "an old  man", "an Old\n\tman", "an old\u202fman"])
+def test_terms_match_any_white_space(tokenizer, text):
+    """Tokenizers read it as one space."""
+    matcher = GlossaryMatcher({"old  man": "Mann"}, tokenizer)
+    assert [term.lower() for term in matcher.find(text)] == ["old man"]
+    assert list(matcher.find("an oldman")) == []
+
+
+def test_terms_match_decomposed_characters(tokenizer):
+    assert list(GlossaryMatcher({"café": "Haus"}, tokenizer).find("the cafe\u0301")) == ["café"]
+
+
 def test_terms_with_equal_translations_are_reported_separately(tokenizer):
     words = {"dog": "Hund", "man": ["Mann", "Hund"], "Dog": "Hund", "old": "Hund"}
     matcher = GlossaryMatcher(words, tokenizer)

@@ -3,6 +3,7 @@ import logging
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, TokenizersBackend, pipeline
 
 from vanilla_transformer import TranslationPipeline, beam_search
@@ -167,6 +168,17 @@ def test_integer_length_penalty(make_translator, num_beams):
     options = {"return_scores": True, "num_beams": num_beams, "num_return_sequences": num_beams}
     assert translator(TEXTS, **options, length_penalty=-1) == translator(TEXTS, **options, length_penalty=-1.0)
     assert len(translator(TEXTS[0], **options, length_penalty=30.0)) == num_beams
+
+
+def test_rejects_stop_strings_with_a_word_tokenizer(make_model, special_tokens):
+    """Transformers decodes tokens between letters, which this vocabulary does not contain."""
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", "<unk>", "a", "dog"])}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = TokenizersBackend(tokenizer_object=words, **special_tokens)
+    translator = TranslationPipeline(model=make_model(vocab_size=len(tokenizer)), tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="stop_strings does not support this tokenizer"):
+        translator("a dog", stop_strings=["dog"], max_new_tokens=3)
 
 
 def test_token_scores_of_stopped_translations(make_translator):

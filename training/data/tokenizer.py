@@ -53,7 +53,8 @@ def train_backend(texts: Sequence[str], arguments: TokenizerArguments) -> Tokeni
         splits = single if tokenizer_type == "char" else pre_tokenizers.WhitespaceSplit()
     steps: list[Any] = [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " ")]  # tabs, no-break spaces
     steps += [moses_normalizer()] if arguments.moses else []
-    steps += [normalizers.Strip()]
+    # Not at the end of a text before an added token, such as "are <num> men". Training and translation strip the end
+    steps += [normalizers.Strip(right=arguments.moses)]
     steps += [normalizers.Lowercase()] if arguments.lowercase else []
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = splits

@@ -23,7 +23,6 @@ template textarea tfoot th thead title tr ul"""
 BLOCKS = set(BLOCK_NAMES.split())  # elements that end a sentence; all others may occur inside a sentence
 UNTRANSLATED_ELEMENTS = set(re.findall("\\w+", "code kbd math pre samp script style svg template textarea tt var"))
 BREAK = "\x1e"  # replaces <br> in the text to translate; as a line separator, it ends a sentence
-START_OF_SENTENCE = re.compile(f"(^|{BREAK})[^\\S{BREAK}]*$")  # the end of a text that has no sentence yet
 
 
 class HtmlToken(NamedTuple):
@@ -43,6 +42,7 @@ class Node:
     opening: str = ""
     closing: str = ""
     children: list["Node"] = field(default_factory=list)
+    is_spaced: bool = False  # white space on both sides of an empty element, of which the text has only the first
 
 
 PlacedNode = tuple[Node, int, int, int, int]  # element, and the word span and character span of its translation
@@ -170,7 +170,15 @@ def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
         if token.kind == "text":
             content = html.unescape(token.raw).replace(BREAK, " ")
             text += " " * (is_separated and text[-1:].isalnum() and content[:1].isalnum())
-            text += collapse_white_space(text, content)
+            words = content.lstrip()
+            indent = content[: len(content) - len(words)]
+            if not starts_sentence(text):  # white space inside a sentence is one space, as in a browser
+                node = path[-1]
+                while indent and text.endswith(" ") and node.children:
+                    node = node.children[-1]
+                    node.is_spaced = True
+                indent = " " if indent and not text.endswith(" ") else ""
+            text += indent + re.sub(r"\s+", " ", words)
             is_separated = False
         elif i in closing_index:
             path[-1].children.append(Node(len(text), 0, token.raw, segment[closing_index[i]].raw))
@@ -181,19 +189,16 @@ def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
             path[-1].children.append(Node(len(text), len(text), token.raw))
             text += BREAK if token.name == "br" else ""
             is_separated |= token.kind == "empty" and token.name not in ("", "wbr")
-    if text.endswith(" ") and not START_OF_SENTENCE.search(text):
+    if text.endswith(" ") and not starts_sentence(text):
         text = text[:-1] + (content[len(content.rstrip()) :] or " ")  # the formatting of the source
     root.end = len(text)
     return text, root
 
 
-def collapse_white_space(text: str, content: str) -> str:
-    """Return the content to add to a text: white space inside a sentence is one space, as in a browser."""
-    words = content.lstrip()
-    indent = content[: len(content) - len(words)]
-    if not START_OF_SENTENCE.search(text):
-        indent = " " if indent else ""
-    return indent + re.sub(r"\s+", " ", words)
+def starts_sentence(text: str) -> bool:
+    """Return whether a text ends where a sentence starts, apart from white space."""
+    before = text.rstrip()
+    return not before or BREAK in text[len(before) :]
 
 
 class TagPlacer:
@@ -242,7 +247,7 @@ class TagPlacer:
 
     def space_after(self, node: Node, position: int) -> str:
         """Return the space that follows an empty element in the source, if a word follows in the translation."""
-        has_space = node.start == node.end and self.text[node.start :].startswith(" ")
+        has_space = node.start == node.end and (node.is_spaced or self.text[node.start :].startswith(" "))
         return " " if has_space and self.translation[position : position + 1].isalnum() else ""
 
     def locate_children(self, node: Node, low: int, high: int) -> list[tuple[int, int, int, int]]:

@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import pytest
+from tokenizers import AddedToken
 from transformers import AutoTokenizer, NllbTokenizerFast, PreTrainedTokenizerFast
 
 from training.data.tokenization import tokenize_rows
@@ -35,6 +36,17 @@ def test_white_space_is_one_space(kind):
     for space in ("\t", "\xa0", "  ", "\u3000", " \n", "\u202f"):
         assert tokenizer(f"a{space}dog{space}sees")["input_ids"] == expected
     assert tokenizer.unk_token_id not in expected
+    assert tokenizer("  a dog sees")["input_ids"] == expected
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
+def test_spaces_around_added_tokens(kind):
+    """The normalizer is applied to the text before, between and after them."""
+    arguments = TokenizerArguments(tokenizer_type=kind, tokenizer_vocab_size=40)
+    tokenizer = train_tokenizer(["are men and dogs"] * 9, ["sind"], arguments)
+    tokenizer.add_tokens([AddedToken("<num>", normalized=False)])
+    text = "are <num> men and <num> dogs"
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
 
 
 def test_word_and_char_tokens():

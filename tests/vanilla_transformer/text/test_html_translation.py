@@ -76,6 +76,20 @@ def test_white_space_inside_a_sentence_is_one_space(reversing, space):
     assert reversing.sentences == ["one two three.", "four"]
 
 
+@pytest.mark.parametrize(
+    ("source", "text", "expected"),
+    [
+        ("one <!-- c --> two", "one two", "<!-- c --> TWO ONE"),
+        ("one <code>x</code> two", "one two", "<code>x</code> TWO ONE"),
+        ("one <b>two </b> three", "one two three", "THREE <b>TWO</b> ONE"),
+        ("one <b>two <img></b> three", "one two three", "THREE <b><img> TWO</b> ONE"),
+    ],
+)
+def test_white_space_on_both_sides_of_a_tag_is_one_space(reversing, source, text, expected):
+    assert translate_html(reversing, source) == expected
+    assert reversing.sentences == [text]
+
+
 def test_element_does_not_contain_a_part_of_an_unrelated_word():
     text, root = build_inline_tree(list(tokenize_html("<b>a b c d</b> h<sub>2</sub>o")))
     translation, order = "a b h2o c d", (0, 1, 4, 2, 3)  # source words in the order of the translation
