@@ -82,13 +82,11 @@ def add_references(text: ParallelText, path: Path, languages: tuple[str, str]) -
     ]
     if different:
         lines = format_line_numbers(different)
-        raise ValueError(
-            f"{path}: the source differs from that of the test data at {lines}. Use references of this test."
-        )
+        raise ValueError(f"{path}: the source differs from that of {lines} of the test data. Use their references.")
     text.references = [[cell for cell in row[1:] if cell] for row in rows]
     if missing := [number for number, row in zip(text.line_numbers, text.references, strict=True) if not row]:
         raise ValueError(
-            f"{path} has no reference at {format_line_numbers(missing)}. Add one, or remove the test pair."
+            f"{path} has no reference for {format_line_numbers(missing)} of the test data. Add one, or remove the pair."
         )
 
 
@@ -200,12 +198,12 @@ def find_header(cells: list[str], languages: tuple[str, str], path: Path) -> tup
     if columns is None and languages == SIDES and len({*codes} - {None, *SIDES}) > 1:
         raise ValueError(
             f"{path}, line 1: the header {', '.join(cells)} names languages, but those of the source and the target "
-            f"are unknown. Set --source-lang and --target-lang, or rename the columns to source and target."
+            f"are unknown. Rename the columns to source and target. Training also has --source-lang and --target-lang."
         )
     if columns is None and len(cells) > 1 and None not in codes and {*map(language_code, languages)} & {*codes}:
         raise ValueError(
-            f"{path}, line 1: the columns {', '.join(cells)} do not include {' and '.join(languages)}. Set "
-            f"--source-lang and --target-lang to two of them."
+            f"{path}, line 1: the columns {', '.join(cells)} do not include {' and '.join(languages)}. Rename them, or "
+            f"in training, set --source-lang and --target-lang to two of them."
         )
     return columns
 

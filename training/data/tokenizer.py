@@ -51,8 +51,8 @@ def train_backend(texts: Sequence[str], arguments: TokenizerArguments) -> Tokeni
         tokenizer, trainer = Tokenizer(models.WordLevel(unk_token=unk)), trainers.WordLevelTrainer(**options)
         single = pre_tokenizers.Sequence([mark, pre_tokenizers.Split("", "isolated")])
         splits = single if tokenizer_type == "char" else pre_tokenizers.WhitespaceSplit()
-    steps: list[Any] = [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " ")]  # tabs, no-break spaces
-    steps += [moses_normalizer()] if arguments.moses else []
+    steps: list[Any] = [normalizers.NFC(), *([moses_normalizer()] if arguments.moses else [])]
+    steps += [normalizers.Replace(Regex(r"\s+"), " ")]  # such as tabs and no-break spaces
     # Not at the end of a text before an added token, such as "are <num> men". Training and translation strip the end
     steps += [normalizers.Strip(right=arguments.moses)]
     steps += [normalizers.Lowercase()] if arguments.lowercase else []

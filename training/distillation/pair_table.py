@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
@@ -22,7 +23,7 @@ from tqdm.auto import tqdm
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
-from vanilla_transformer.shared.atomic_io import atomic_write, lock, remove, wrap_write_errors
+from vanilla_transformer.shared.atomic_io import LOCK, atomic_write, lock, remove, wrap_write_errors
 from vanilla_transformer.shared.command_line import shows_progress
 from vanilla_transformer.shared.text_lines import sanitize_tsv_cell
 
@@ -79,6 +80,7 @@ class PairTableBuilder:
             is_merged_by_other_rank = self.world_size > 1 and self.output.stat().st_mtime > STARTED
             job = self.parts / "job.json"
             if job.exists() and read_json(job) == self.job:  # killed before the parts were removed
+                (self.parts / LOCK).unlink(missing_ok=True)
                 self.remove_parts()
                 with self.output.open("rb") as file:
                     return PairTable(self.output, sum(1 for _ in file), sum(lines for lines, _ in self.texts), None)
@@ -87,20 +89,49 @@ class PairTableBuilder:
             raise ValueError(f"--output {self.output} already exists. Choose another name.")
         if self.output.suffix != ".tsv":
             raise ValueError(f"--output {self.output} must end with .tsv.")
-        self.validate_parts()
-        missing = [self.missing_blocks(number) for number in range(len(self.sections))]
-        if self.output.exists():  # another process has merged and removed the parts in the meantime
-            return None
-        teachers = {number: self.load_teachers(number) for number, blocks in enumerate(missing) if blocks}
-        try:
-            if teachers:
-                self.write_part(self.parts / "job.json", self.job)
-            for number, translator in teachers.items():
-                self.translate_blocks(number, translator, missing[number])
-            return self.merge_parts()
-        finally:
-            if self.world_size == 1 and not any(path.exists() for path in self.all_parts()):
-                self.remove_parts()
+        with self.lock_parts():
+            self.validate_parts()
+            missing = [self.missing_blocks(number) for number in range(len(self.sections))]
+            if self.output.exists():  # another process has merged and removed the parts in the meantime
+                return None
+            teachers = {number: self.load_teachers(number) for number, blocks in enumerate(missing) if blocks}
+            try:
+                if teachers:
+                    self.write_part(self.parts / "job.json", self.job)
+                for number, translator in teachers.items():
+                    self.translate_blocks(number, translator, missing[number])
+                return self.merge_parts()
+            finally:
+                if self.world_size == 1 and not any(path.exists() for path in self.all_parts()):
+                    self.remove_parts()
+
+    @contextmanager
+    def lock_parts(self) -> Iterator[None]:
+        """Lock the directory of parts against other commands. The processes of one command share it."""
+        if self.world_size > 1:
+            yield
+            return
+        path = self.parts / LOCK
+        created = [each for each in (self.parts, *self.parts.parents) if not each.exists()]
+        with wrap_write_errors(self.output):
+            self.parts.mkdir(parents=True, exist_ok=True)
+            file = path.open("a")
+        with file:
+            try:
+                lock(file, wait=False)
+            except BlockingIOError as error:
+                message = f"another command writes {self.output}. Wait until it ends, or choose another --output."
+                raise ValueError(message) from error
+            except OSError:  # a file system without locks
+                pass
+            try:
+                yield
+            finally:
+                file.close()  # Windows does not remove open files
+                path.unlink(missing_ok=True)
+                for folder in dict.fromkeys((self.parts, *created)):
+                    if folder.exists() and not any(folder.iterdir()):
+                        folder.rmdir()
 
     def load_teachers(self, number: int) -> TranslationPipeline:
         """Load the translator of a section, with the engine for the length of its text."""
@@ -151,7 +182,7 @@ class PairTableBuilder:
         path = self.parts / "job.json"
         names = [each.name for each in self.parts.iterdir()] if self.parts.exists() else []
         if not any(PART.fullmatch(name) for name in names):
-            if others := [name for name in names if not name.startswith("job.json")]:
+            if others := [name for name in names if not name.startswith(("job.json", LOCK))]:
                 raise ValueError(f"{self.parts} contains {others[0]}. Move this file, or choose another --output.")
         elif not path.exists() or (earlier := read_json(path)) != self.job:
             reason = difference(earlier, self.job) if path.exists() else "job.json is missing"
@@ -222,9 +253,9 @@ class PairTableBuilder:
 
     def remove_parts(self) -> None:
         """Remove the directory of parts, job.json last: after a kill, it identifies the remaining parts."""
-        for path in sorted(self.parts.glob("*"), key=lambda path: path.name == "job.json"):
+        for path in sorted(self.parts.glob("*.json*"), key=lambda path: path.name == "job.json"):
             path.unlink(missing_ok=True)
-        if self.parts.exists():
+        if self.parts.exists() and not any(self.parts.iterdir()):
             self.parts.rmdir()
 
 

@@ -120,9 +120,11 @@ def run(recipe: Recipe, started: float) -> TrainingResult:
     last_metrics = {name: value for name, value in (evaluations or [{}])[-1].items() if name.startswith("eval_")}
     results |= {"train_runtime": seconds, **last_metrics}
     if "test" in corpus:
-        results |= score_test_set(recipe, folder, corpus["test"], trainer, corpus.get("train"))
+        with wrap_write_errors(folder):
+            results |= score_test_set(recipe, folder, corpus["test"], trainer, corpus.get("train"))
     if trainer.is_world_process_zero():
-        save_results(trainer, results, folder)
+        with wrap_write_errors(folder):
+            save_results(trainer, results, folder)
         if args.push_to_hub:
             push(recipe, folder)
     trainer.accelerator.wait_for_everyone()

@@ -269,7 +269,7 @@ def test_rejects_test_pairs_without_reference(tmp_path):
         (tmp_path / name).write_text(text)
     (tmp_path / "refs.tsv").write_text("a\tA\nb\t\n")
     keys = {"validation_file": None, "test_file": "test", "test_references": "refs.tsv"}
-    with pytest.raises(ValueError, match="refs.tsv has no reference at line 2"):
+    with pytest.raises(ValueError, match="refs.tsv has no reference for line 2 of the test data"):
         read_corpus(DataArguments(data_dir=str(tmp_path), **keys))
 
 
@@ -294,7 +294,7 @@ def test_references_of_a_table_with_header(tmp_path):
         (tmp_path / "refs.tsv").write_text(header + "a\tA\tAA\n\t\nb\tB\tBB\n")
         assert read_corpus(arguments)["test"].references == [["A", "AA"], ["B", "BB"]]
     (tmp_path / "refs.tsv").write_text("b\tB\tBB\n\t\na\tA\tAA\n")
-    with pytest.raises(ValueError, match="the source differs from that of the test data at lines 3, 5"):
+    with pytest.raises(ValueError, match="the source differs from that of lines 3, 5 of the test data"):
         read_corpus(arguments)
 
 

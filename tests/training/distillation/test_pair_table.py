@@ -18,6 +18,7 @@ from training.distillation.candidate_selection import (
 )
 from training.distillation.pair_table import PairTable, PairTableBuilder, checkpoint_hash
 from training.inference.translators import load_translator
+from vanilla_transformer.shared.atomic_io import LOCK
 
 LINES = 40
 
@@ -151,6 +152,18 @@ def test_resumes_after_kill_while_the_first_part_is_written(make_table):
     (builder.parts / "mine.json.unfinished-0").touch()
     with pytest.raises(ValueError, match=r"contains mine.json.unfinished-0. Move this file"):
         make_table().validate_parts()
+
+
+def test_rejects_another_command_with_the_same_output(make_table):
+    """Two commands would mix the blocks of their tables."""
+    builder = make_table()
+    with builder.lock_parts(), pytest.raises(ValueError, match=r"another command writes .*out.tsv. Wait until it ends"):
+        make_table().build()
+    assert not builder.parts.exists()
+    builder.parts.mkdir()
+    (builder.parts / LOCK).touch()  # of a killed command
+    assert builder.build().lines == LINES
+    assert not builder.parts.exists()
 
 
 def test_blocks_are_distributed_over_processes(make_table, monkeypatch):

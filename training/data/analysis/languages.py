@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from transformers.models.whisper.tokenization_whisper import LANGUAGES as NAMES  # code -> English name
 
@@ -49,6 +50,11 @@ def find_columns(names: Sequence[str], languages: tuple[str, str]) -> tuple[int,
     names, such as "de" and "de_2", precede names that only begin like them, such as "de_text". Raises ValueError if
     several columns can be the source, or if several that only begin like the target can be it.
     """
+    return _find_columns(tuple(names), tuple(languages))
+
+
+@lru_cache  # many rows have the same names
+def _find_columns(names: tuple[str, ...], languages: tuple[str, str]) -> tuple[int, list[int]] | None:
     known = tuple(language_code(language) for language in languages)
     for codes in (known, SIDES):
         columns = [_find_side(names, *side) for side in zip(languages, codes, known, strict=True)]
