@@ -253,8 +253,9 @@ class PairTableBuilder:
 
     def remove_parts(self) -> None:
         """Remove the directory of parts, job.json last: after a kill, it identifies the remaining parts."""
-        for path in sorted(self.parts.glob("*.json*"), key=lambda path: path.name == "job.json"):
-            path.unlink(missing_ok=True)
+        for path in sorted(self.parts.glob("*"), key=lambda path: path.name == "job.json"):
+            if path.name != LOCK or self.world_size > 1:  # one process removes its lock at the end
+                path.unlink(missing_ok=True)
         if self.parts.exists() and not any(self.parts.iterdir()):
             self.parts.rmdir()
 
