@@ -115,7 +115,11 @@ class TranslationPipeline(Pipeline):
             try:
                 StopStringCriteria(self._target_tokenizer(), config.stop_strings)
             except ValueError as error:  # it decodes "abcdef"
-                raise ValueError("stop_strings does not support this tokenizer without lower-case letters.") from error
+                name = type(self.tokenizer).__name__
+                message = (
+                    f"stop_strings={config.stop_strings} requires a vocabulary with single letters, unlike this {name}."
+                )
+                raise ValueError(f"{message} Omit it.") from error
         if hasattr(self.tokenizer, "stock") or is_marian:  # it has two vocabularies
             for name, neutral in SHARED_VOCABULARY_OPTIONS.items():
                 if (value := getattr(config, name)) not in (None, neutral):

@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE
-from vanilla_transformer.shared.atomic_io import LOCK, atomic_write, lock, remove, wrap_write_errors
+from vanilla_transformer.shared.atomic_io import LOCK, atomic_write, lock, lock_exclusively, remove, wrap_write_errors
 from vanilla_transformer.shared.command_line import shows_progress
 from vanilla_transformer.shared.text_lines import sanitize_tsv_cell
 
@@ -111,23 +111,18 @@ class PairTableBuilder:
         if self.world_size > 1:
             yield
             return
-        path = self.parts / LOCK
+        path, is_locked = self.parts / LOCK, False
+        message = f"another command writes {self.output}. Wait until it ends, or choose another --output."
         created = [each for each in (self.parts, *self.parts.parents) if not each.exists()]
         with wrap_write_errors(self.output):
             self.parts.mkdir(parents=True, exist_ok=True)
-            file = path.open("a")
-        with file:
-            try:
-                lock(file, wait=False)
-            except BlockingIOError as error:
-                message = f"another command writes {self.output}. Wait until it ends, or choose another --output."
-                raise ValueError(message) from error
-            except OSError:  # a file system without locks
-                pass
-            try:
+            path.touch()
+        try:
+            with lock_exclusively(path, message):
+                is_locked = True
                 yield
-            finally:
-                file.close()  # Windows does not remove open files
+        finally:
+            if is_locked:
                 path.unlink(missing_ok=True)
                 for folder in dict.fromkeys((self.parts, *created)):
                     if folder.exists() and not any(folder.iterdir()):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from vanilla_transformer.shared.atomic_io import atomic_write, lock
+from vanilla_transformer.shared.atomic_io import atomic_write, lock_exclusively
 from vanilla_transformer.shared.command_line import logger
 
 from ..data.parallel_text import ParallelText
@@ -36,14 +36,8 @@ def lock_output_dir(folder: Path, has_parts: bool = False) -> Iterator[None]:
     if existing and not (folder / "recipe.yaml").exists():
         raise ValueError(f"{folder} already contains {existing[0].name}. Move it, or choose another --output-dir.")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a") as file:
-        try:
-            lock(file, wait=False)
-        except BlockingIOError as error:
-            message = f"another command trains in {folder}. Wait until it ends, or choose another --output-dir."
-            raise ValueError(message) from error
-        except OSError:  # a file system without locks
-            pass
+    message = f"another command trains in {folder}. Wait until it ends, or choose another --output-dir."
+    with lock_exclusively(folder / LOCK, message):
         yield
 
 

@@ -87,6 +87,19 @@ def lock(file: IO, wait: bool = True) -> None:
             raise BlockingIOError(*error.args) from error
 
 
+@contextmanager
+def lock_exclusively(path: Path, message: str) -> Iterator[None]:
+    """Context manager that locks a file against other commands. Raises ValueError with `message` if one holds it."""
+    with path.open("a") as file:
+        try:
+            lock(file, wait=False)
+        except BlockingIOError as error:
+            raise ValueError(message) from error
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
 def remove(path: Path) -> None:
     """Remove a file or a directory if it exists."""
     if path.is_dir():

@@ -176,7 +176,7 @@ def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
                 node = path[-1]
                 while indent and text.endswith(" ") and node.children:
                     node = node.children[-1]
-                    node.is_spaced = True
+                    node.is_spaced |= node.start == len(text)
                 indent = " " if indent and not text.endswith(" ") else ""
             text += indent + re.sub(r"\s+", " ", words)
             is_separated = False

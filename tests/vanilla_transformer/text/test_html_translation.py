@@ -83,6 +83,7 @@ def test_white_space_inside_a_sentence_is_one_space(reversing, space):
         ("one <code>x</code> two", "one two", "<code>x</code> TWO ONE"),
         ("one <b>two </b> three", "one two three", "THREE <b>TWO</b> ONE"),
         ("one <b>two <img></b> three", "one two three", "THREE <b><img> TWO</b> ONE"),
+        ("one <b><img>two </b> three", "one two three", "THREE <b><img>TWO</b> ONE"),
     ],
 )
 def test_white_space_on_both_sides_of_a_tag_is_one_space(reversing, source, text, expected):
