@@ -33,11 +33,16 @@ MAX_NESTING_DEPTH = 8  # of YAML collections; only lr_scheduler_kwargs and fsdp_
 
 
 class RecipeCommandLine(CommandLineParser, HfArgumentParser):
-    """Command line with one option per dataclass field. An integer whose default is "auto" can also be "auto"."""
+    """Command line with one option per dataclass field.
+
+    An integer whose default is "auto" can also be "auto". A list can be empty.
+    """
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         if options.get("default") == "auto" and options.get("type") is int:
             options["type"] = int_or_auto
+        if options.get("nargs") == "+" or "--report_to" in names:
+            options["nargs"] = "*"
         return super().add_argument(*names, **options)
 
     def error(self, message: str) -> NoReturn:
@@ -204,7 +209,7 @@ def _read_yaml(path: str, parser: HfArgumentParser) -> dict[str, Any]:
         validate_key(name, f"{location}: ")
         if name in values:
             raise ValueError(f"{location}: duplicate key {name!r}. Remove one of the two entries.")
-        values[name] = _read_value(node, name, location, actions[name].nargs == "+" or name == "report_to")
+        values[name] = _read_value(node, name, location, actions[name].nargs == "*")
     return values
 
 

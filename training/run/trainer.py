@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, PreTrainedModel, Seq2SeqTrainer, TrainerControl, TrainerState
 from transformers.trainer import FSDP_MODEL_NAME, TRAINER_STATE_NAME
-from transformers.trainer_utils import speed_metrics
+from transformers.trainer_utils import SchedulerType, speed_metrics
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from vanilla_transformer.shared.atomic_io import FREE_SPACE_HINT, make_write_error
@@ -130,6 +130,11 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         if self.budget is not None and self.lr_scheduler is None:
             self.lr_scheduler = self.budget.make_scheduler(optimizer or self.optimizer)
             self._created_lr_scheduler = True
+        warmup = self.args.get_warmup_steps(num_training_steps)
+        is_polynomial = self.args.lr_scheduler_type == SchedulerType.POLYNOMIAL
+        if is_polynomial and warmup >= num_training_steps:  # it would divide by zero
+            updates = f"the {num_training_steps} updates. Reduce it, or choose another schedule"
+            raise ValueError(f"lr_scheduler_type=polynomial: warmup_steps={warmup} must be less than {updates}.")
         return super().create_scheduler(num_training_steps, optimizer)
 
     def _restore_losses(self) -> None:

@@ -137,6 +137,12 @@ def test_evaluation_loss_is_unsmoothed_and_per_token(make_trainer, generate):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
+def test_polynomial_schedule_requires_updates_after_warmup(make_trainer):
+    make_trainer(lr_scheduler_type="polynomial", warmup_steps=2).train()
+    with pytest.raises(ValueError, match="warmup_steps=3 must be less than the 3 updates"):
+        make_trainer(lr_scheduler_type="polynomial", warmup_steps=3).train()
+
+
 def test_moving_average_is_evaluated_and_saved(make_trainer, tmp_path):
     # without warm-up the updates are large, so a wrong decay changes the result
     trainer = make_trainer(ema_decay=0.25, lr_scheduler_type="constant", warmup_steps=0)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 from transformers import trainer as transformers_trainer
 from transformers.utils.notebook import NotebookProgressCallback
 
@@ -61,6 +62,18 @@ def test_settings_have_python_values(recipe, tmp_path):
     values = {**vars(resolved.data), **vars(resolved.tokenizer), **vars(resolved.decoding), **vars(resolved.training)}
     assert {name: values[name] for name in settings} == settings | {"output_dir": str(tmp_path)}
     assert settings.keys() - {"test_file"} <= resolved.explicit_keys
+
+
+def test_lists_may_be_empty_or_have_several_values(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.recipe.validation.get_reporting_integration_callbacks", lambda names: [])
+    for text in ("attention_plot_lines: []\nreport_to: []", "attention_plot_lines: [1, 2]\nreport_to: [wandb, mlflow]"):
+        changed = tmp_path / "lists.yaml"
+        changed.write_text(f"{recipe.read_text()}\n{text}\n")
+        lists = yaml.safe_load(text)
+        read = [read_recipe([str(changed)]), read_recipe([str(recipe)], lists)]
+        for resolved in read:
+            values = {**vars(resolved.decoding), **vars(resolved.training)}
+            assert {name: values[name] for name in lists} == lists
 
 
 @pytest.mark.parametrize(
