@@ -114,12 +114,10 @@ class TranslationPipeline(Pipeline):
         if config.stop_strings is not None:
             try:
                 StopStringCriteria(self._target_tokenizer(), config.stop_strings)
-            except ValueError as error:  # it decodes "abcdef"
-                name = type(self.tokenizer).__name__
-                message = (
-                    f"stop_strings={config.stop_strings} requires a vocabulary with single letters, unlike this {name}."
-                )
-                raise ValueError(f"{message} Omit it.") from error
+            except ValueError as error:
+                letters = f"this {type(self.tokenizer).__name__} has no single letters"  # it looks for "abcdef"
+                reason = letters if str(error) == "substring not found" else str(error).rstrip(".")
+                raise ValueError(f"stop_strings={config.stop_strings} cannot be used: {reason}. Omit it.") from error
         if hasattr(self.tokenizer, "stock") or is_marian:  # it has two vocabularies
             for name, neutral in SHARED_VOCABULARY_OPTIONS.items():
                 if (value := getattr(config, name)) not in (None, neutral):

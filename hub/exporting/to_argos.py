@@ -85,9 +85,10 @@ def convert(
 def to_sentencepiece(tokenizer: PreTrainedTokenizerBase) -> Any:
     """Return a SentencePiece `ModelProto` with the same ids as the tokenizer, except for `</s>`.
 
-    There are four differences. SentencePiece maps a run of unknown characters to one `<unk>`, our tokenizer maps each
+    There are five differences. SentencePiece maps a run of unknown characters to one `<unk>`, our tokenizer maps each
     character to one. SentencePiece adds one more token for a leading space, if the tokenizer is of version 0.1. It does
-    not apply NFC normalization, and replaces no tabs. It encodes the name of a special token in a text as characters.
+    not apply NFC normalization, and replaces no tabs. It ignores a space at the end. It encodes the name of a special
+    token in a text as characters.
     """
     if has_separate_vocabularies(tokenizer):
         raise ValueError("Argos Translate requires one vocabulary for both languages, but this model has two.")

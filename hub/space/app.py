@@ -22,6 +22,7 @@ from huggingface_hub import RepoCard
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 MAX_SOURCE_TOKENS = 200
+MODEL_TYPE = "vanilla_transformer"
 EXTRA_TOKENS = 50  # section 6.1 of the paper: "the maximum output length during inference [is] input length + 50"
 ATTENTIONS = {
     "cross": "from translation to source",
@@ -55,6 +56,9 @@ class Translator:
         weights = average if (average / "config.json").exists() else checkpoint
         model = AutoModelForSeq2SeqLM.from_pretrained(weights, trust_remote_code=True, attn_implementation="eager")
         self.model, config = model.eval(), model.config  # only eager attention returns the weights
+        if config.model_type != MODEL_TYPE:
+            command = f"vanilla-transformer import {checkpoint} OUTPUT"
+            raise ValueError(f"it is a {type(model).__name__}. Convert it with: {command}")
         self.positions = config.max_position_embeddings if config.position_embedding_type == "learned" else sys.maxsize
         table, unknown = self.model.get_input_embeddings().weight, self.tokenizer.unk_token_id
         self.unknown_ids = set() if unknown is None else {*(table == table[unknown]).all(-1).nonzero()[:, 0].tolist()}

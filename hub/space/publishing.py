@@ -4,6 +4,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, RepoCard
 
+from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.shared.command_line import start_of_command
 
 from ..commits import commit_files, files_in
@@ -28,9 +29,12 @@ def push(checkpoint: str, repo_id: str, private: bool = False, replace: bool = F
         command = start_of_command("hub.push")
         raise ValueError(f"{checkpoint} is a local directory. Run {command} first, then use its Hub id.")
     try:
-        HfApi().model_info(checkpoint)
+        info = HfApi().model_info(checkpoint)
     except (ValueError, OSError) as error:
         raise ValueError(hub_error_message(error, checkpoint)) from error
+    if (model_type := (info.config or {}).get("model_type")) != VanillaTransformerConfig.model_type:
+        command = f"{start_of_command('hub.import_checkpoint')} {checkpoint} OUTPUT"
+        raise ValueError(f"{checkpoint} has model_type={model_type}. Convert it with {command}, and push OUTPUT.")
     here = Path(__file__).parent
     card = RepoCard.load(here / "README.md")
     card.data.title, card.data.models = checkpoint.rpartition("/")[2], [checkpoint]

@@ -191,8 +191,10 @@ class Handler(BaseHTTPRequestHandler):
             {"rfilename": file} | (hashes(files[file], is_large(file, files)) if query.get("blobs") else {})
             for file in sorted(files)
         ]
+        config = json.loads(files["config.json"]) if "config.json" in files else {}
+        config = {key: config[key] for key in ("architectures", "model_type") if key in config}
         self.answer({"id": name, "modelId": name, "sha": sha_of(files), "private": repository.private,
-                     "siblings": siblings, "tags": [], "downloads": 0, "likes": 0})  # fmt: skip
+                     "siblings": siblings, "tags": [], "downloads": 0, "likes": 0, "config": config})  # fmt: skip
 
     def commits(self, name: str, branch: str, query=None) -> None:
         if (repository := self.repository(name)) is not None:

@@ -177,8 +177,14 @@ def test_rejects_stop_strings_with_a_word_tokenizer(make_model, special_tokens):
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = TokenizersBackend(tokenizer_object=words, **special_tokens)
     translator = TranslationPipeline(model=make_model(vocab_size=len(tokenizer)), tokenizer=tokenizer)
-    with pytest.raises(ValueError, match=r"stop_strings=\[.dog.\] requires a vocabulary with single letters"):
+    message = r"stop_strings=\[.dog.\] cannot be used: this TokenizersBackend has no single letters. Omit it"
+    with pytest.raises(ValueError, match=message):
         translator("a dog", stop_strings=["dog"], max_new_tokens=3)
+
+
+def test_rejects_stop_strings_without_tokens(make_translator):
+    with pytest.raises(ValueError, match=r"stop_strings=\[.日.\] cannot be used: .*not in the tokenizer vocabulary"):
+        make_translator()(TEXTS, stop_strings=["日"])
 
 
 def test_token_scores_of_stopped_translations(make_translator):

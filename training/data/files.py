@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -116,9 +117,12 @@ def validate_line_counts(source_path: Path, target_path: Path) -> None:
 
 @contextmanager
 def open_file(path: Path) -> Iterator[BinaryIO]:
-    """Context manager that opens a file for reading. Raises ValueError if it cannot be read."""
+    """Context manager that opens a file for reading. Raises ValueError if it cannot be read or is in UTF-16."""
     try:
         with path.open("rb") as file:
+            start = file.peek(2)[:2]
+            if path.suffix != ".tmx" and (start in (BOM_UTF16_LE, BOM_UTF16_BE) or b"\0" in start):
+                raise ValueError(f"{path} is in UTF-16 or UTF-32. Convert it to UTF-8.")  # XML names its encoding
             yield file
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}. Check --data-dir.") from error

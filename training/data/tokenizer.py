@@ -98,6 +98,10 @@ def load_training_tokenizer(path: str, key: str) -> PreTrainedTokenizerFast:
             f"{key}={path}: the tokenizer has no tgt_lang, the language of the targets. Load it with src_lang=... and "
             f"tgt_lang=..., and save it again."
         )
+    for model in (backend.model for backend in backend_tokenizers(tokenizer)):
+        is_word_model = isinstance(model, models.WordLevel | models.WordPiece)
+        if is_word_model and model.token_to_id(model.unk_token) is None:
+            raise ValueError(f"{key}={path}: the vocabulary lacks {model.unk_token!r}, for unknown words. Add it.")
     if tokenizer(text_target="a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
         raise ValueError(
             f"{key}={path}: the tokenizer must end targets with {tokenizer.eos_token!r}, or decoding would never stop. "

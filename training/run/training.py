@@ -120,8 +120,7 @@ def run(recipe: Recipe, started: float) -> TrainingResult:
     last_metrics = {name: value for name, value in (evaluations or [{}])[-1].items() if name.startswith("eval_")}
     results |= {"train_runtime": seconds, **last_metrics}
     if "test" in corpus:
-        with wrap_write_errors(folder):
-            results |= score_test_set(recipe, folder, corpus["test"], trainer, corpus.get("train"))
+        results |= score_test_set(recipe, folder, corpus["test"], trainer, corpus.get("train"))
     if trainer.is_world_process_zero():
         with wrap_write_errors(folder):
             save_results(trainer, results, folder)

@@ -190,6 +190,8 @@ def from_transformers(native: PreTrainedModel) -> VanillaTransformerForCondition
     Raises ValueError if the class or the config is not supported, or the config contradicts the weights.
     """
     architecture, state = native_architecture_of(native.config), native.state_dict()
+    if getattr(native, "_hf_peft_config_loaded", False):
+        raise ValueError("the model has a PEFT adapter. Call merge_and_unload() on the PeftModel, and save the result.")
     config = from_native_config(architecture, native.config, state)
     model = VanillaTransformerForConditionalGeneration(config).to(native.dtype)
     order = architecture.hidden_permutation(config.d_model).argsort()

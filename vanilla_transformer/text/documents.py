@@ -5,6 +5,7 @@ document.translation          # "Der Hund schläft. Die Katze wartet.\n\nWo ist 
 """
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,8 +80,8 @@ def translate_documents(
         ImportError: If the library `sentencex` is not installed.
     """
     models = [translator.model, *(options.get("ensemble", translator.ensemble) or ())]
-    positions = min(model.config.max_position_embeddings for model in models)
-    max_sentence_tokens = positions if max_sentence_tokens is None else min(max_sentence_tokens, positions)
+    limits = [max_sentence_tokens, *(getattr(model.config, "max_position_embeddings", None) for model in models)]
+    max_sentence_tokens = min((each for each in limits if each is not None), default=sys.maxsize)  # None: T5
     config = options.get("generation_config")
     if (options.get("num_return_sequences", getattr(config, "num_return_sequences", None)) or 1) > 1:
         raise ValueError("num_return_sequences must be 1 for documents. Omit it.")

@@ -6,6 +6,7 @@ translate_html(translate, "<p>The <b>red</b> car</p>")      # "<p>Das <b>rote</b
 import html
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -164,6 +165,7 @@ def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
             closing_index[unclosed.pop()] = i
     root = Node(0, 0)
     path, text, content = [root], "", ""
+    nodes: dict[int, list[Node]] = defaultdict(list)  # by their start in the text
     closing = set(closing_index.values())
     is_separated = False  # by an element without translated content, such as <code> or <img>
     for i, token in enumerate(segment):
@@ -173,20 +175,20 @@ def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
             words = content.lstrip()
             indent = content[: len(content) - len(words)]
             if not starts_sentence(text):  # white space inside a sentence is one space, as in a browser
-                node = path[-1]
-                while indent and text.endswith(" ") and node.children:
-                    node = node.children[-1]
-                    node.is_spaced |= node.start == len(text)
+                if indent and text.endswith(" "):
+                    for node in nodes[len(text)]:
+                        node.is_spaced = True
                 indent = " " if indent and not text.endswith(" ") else ""
             text += indent + re.sub(r"\s+", " ", words)
             is_separated = False
-        elif i in closing_index:
-            path[-1].children.append(Node(len(text), 0, token.raw, segment[closing_index[i]].raw))
-            path.append(path[-1].children[-1])
         elif i in closing:
             path.pop().end = len(text)
         else:
-            path[-1].children.append(Node(len(text), len(text), token.raw))
+            is_closed = i in closing_index
+            node = Node(len(text), len(text), token.raw, segment[closing_index[i]].raw if is_closed else "")
+            nodes[node.start].append(node)
+            path[-1].children.append(node)
+            path += [node] * is_closed
             text += BREAK if token.name == "br" else ""
             is_separated |= token.kind == "empty" and token.name not in ("", "wbr")
     if text.endswith(" ") and not starts_sentence(text):

@@ -8,6 +8,7 @@ from pathlib import Path
 import ctranslate2
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -188,6 +189,10 @@ def test_errors_are_one_line(opus_folder, save_checkpoint, command, tmp_path, ca
         T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     ).save_pretrained(tmp_path / "t5")
     assert_rejected(tmp_path / "t5", reason="model_type=t5 is not supported: it has relative positions")
+    adapted = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    adapted.add_adapter(LoraConfig(target_modules=["q_proj"], r=1))
+    adapted.save_pretrained(adapter := opus_folder("adapter"))
+    assert_rejected(adapter, reason="has a PEFT adapter. Call merge_and_unload()")
     state = load_file(folder / "model.safetensors")
     save_file(state | {"model.encoder.adapter.weight": torch.ones(3)}, folder / "model.safetensors", {"format": "pt"})
     assert_rejected(folder, reason="model.encoder.adapter.weight does not exist in a MarianMTModel")

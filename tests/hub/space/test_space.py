@@ -10,7 +10,9 @@ import torch
 from huggingface_hub import RepoCard
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from tests.hub.hub_server import Repository
 from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.shared.transformers_conversion import to_transformers
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,14 @@ def test_page_reports_corrupt_checkpoint(app, make_translator, tmp_path, content
     load = next(each.fn for each in app.make_page(str(tmp_path / "model")).fns.values() if each.name == "load")
     *_, (status, *_) = load()
     assert "cannot be loaded: " in status
+
+
+def test_page_reports_model_of_other_class(app, make_translator, tmp_path):
+    model = to_transformers(make_translator(lm_head_bias=False).model)
+    model.save_pretrained(tmp_path / "model")
+    load = next(each.fn for each in app.make_page(str(tmp_path / "model")).fns.values() if each.name == "load")
+    *_, (status, *_) = load()
+    assert f"it is a {type(model).__name__}. Convert it with: vanilla-transformer import {tmp_path}" in status
 
 
 def test_stream_ends_with_greedy_translation(make_translator):
@@ -321,6 +331,10 @@ def test_publishes_space(programs, hub, demo_checkpoint, repository):
     assert "Run vanilla-transformer push first" in process.stderr
     process = programs.run("hub.space.__main__", "user/nothing", "--push", "user/page", status=2)
     assert "user/nothing does not exist" in process.stderr
+    hub.repositories["user/opus"] = Repository(branches={"main": [{"config.json": b'{"model_type": "marian"}'}]})
+    process = programs.run("hub.space.__main__", "user/opus", "--push", "user/page", status=2)
+    message = "user/opus has model_type=marian. Convert it with vanilla-transformer import user/opus OUTPUT"
+    assert message in process.stderr
     assert "spaces/user/page" not in hub.repositories
     programs.run("hub.push", demo_checkpoint, "user/shown", "--license", "mit")
     programs.run("hub.space.__main__", "user/shown", "--push", "user/page")

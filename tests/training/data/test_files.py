@@ -244,9 +244,22 @@ def test_null_structs_are_blank_in_parquet(tmp_path, arguments):
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_rejects_utf_16(write, encoding):
     paths = write("a.en", "one\ntwo\n".encode(encoding)), write("a.de", "eins\nzwei\n".encode(encoding))
-    with pytest.raises(ValueError, match="UTF-16|UTF-8"):
-        read_pair(*paths)
-    assert len(read_pair(*paths, "drop")) == 0
+    for on_bad_lines in (None, "error", "drop"):
+        with pytest.raises(ValueError, match="a.en is in UTF-16 or UTF-32. Convert it to UTF-8"):
+            read_pair(*paths, on_bad_lines)
+
+
+@pytest.mark.parametrize("name", ["train.tsv", "train.csv", "train.jsonl", "train.json"])
+def test_rejects_tables_in_utf_16(tmp_path, name, arguments):
+    pairs = [{"en": "one", "de": "eins"}, {"en": "two", "de": "zwei"}]
+    separator = "," if name == "train.csv" else "\t"
+    text = "\n".join(separator.join(row) for row in [["en", "de"], *(pair.values() for pair in pairs)]) + "\n"
+    if "json" in name:
+        text = json.dumps(pairs) if name == "train.json" else "\n".join(map(json.dumps, pairs))
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
+        (tmp_path / name).write_bytes(text.encode(encoding))
+        with pytest.raises(ValueError, match=f"{name} is in UTF-16"):
+            read_file(arguments(), name)
 
 
 def test_reads_line_with_text_end_of_file(write):

@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, models
 from transformers import AutoTokenizer, NllbTokenizerFast, PreTrainedTokenizerFast
 
 from training.data.tokenization import tokenize_rows
@@ -105,6 +105,11 @@ def test_loads_tokenizer_path(tmp_path):
         train_tokenizer([], [], TokenizerArguments(tokenizer_path=str(tmp_path / "no_eos")))
     with pytest.raises(ValueError, match="cannot be loaded"):
         train_tokenizer([], [], TokenizerArguments(tokenizer_path=str(tmp_path / "nothing")))
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "a": 2}, unk_token="<unk>"))
+    no_unknown = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>")
+    no_unknown.save_pretrained(tmp_path / "words")
+    with pytest.raises(ValueError, match="the vocabulary lacks '<unk>', for unknown words"):
+        load_training_tokenizer(str(tmp_path / "words"), "tokenizer_path")
 
 
 def test_rejects_tokenizer_without_target_language(tmp_path):

@@ -2,7 +2,7 @@ import random
 import sys
 
 import pytest
-from transformers import GenerationConfig
+from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
 
 from vanilla_transformer import TranslationPipeline
 
@@ -176,6 +176,14 @@ def test_long_word_is_split_anywhere(reversing):
     translate_document(reversing, text, max_sentence_tokens=20)
     assert "".join(reversing.sentences) == text
     assert max(len(reversing.preprocess(part)["input_ids"]) for part in reversing.sentences) <= 20
+
+
+def test_models_without_positions(make_tokenizer):
+    tokenizer, sizes = make_tokenizer(True)
+    config = T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=1, **sizes)
+    translator = TranslationPipeline(model=T5ForConditionalGeneration(config), tokenizer=tokenizer)
+    document = translate_document(translator, "the dog runs. " * 2, max_new_tokens=3)
+    assert [sentence.source for sentence in document.sentences] == [(0, 13), (14, 27)]
 
 
 def test_learned_positions_are_never_exceeded(make_model, make_tokenizer):

@@ -15,6 +15,7 @@ from typing import Any
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.alignment_vanilla_transformer import choose_alignment_heads
+from vanilla_transformer.shared.atomic_io import wrap_write_errors
 from vanilla_transformer.shared.command_line import logger, start_of_command
 from vanilla_transformer.shared.text_lines import read_lines, sanitize_tsv_cell
 
@@ -57,12 +58,13 @@ def score_test_set(
         rows = list(zip(test.sources, test.targets, translations, strict=True))
         cells = [("source", "reference", "translation"), *rows[:NUM_SAMPLES]]
         lines = ["\t".join(map(sanitize_tsv_cell, row)) + "\n" for row in cells]
-        (folder / "samples.tsv").write_text("".join(lines), encoding="utf-8")
-        for number in recipe.decoding.attention_plot_lines:
-            if 1 <= number <= len(rows):
-                source, _, translation = rows[number - 1]
-                if has_positions(model, tokenizer, source, translation):
-                    plot_cross_attention(model, tokenizer, source, translation, folder / f"attention_{number}.png")
+        with wrap_write_errors(folder):
+            (folder / "samples.tsv").write_text("".join(lines), encoding="utf-8")
+            for number in recipe.decoding.attention_plot_lines:
+                if 1 <= number <= len(rows):
+                    source, _, translation = rows[number - 1]
+                    if has_positions(model, tokenizer, source, translation):
+                        plot_cross_attention(model, tokenizer, source, translation, folder / f"attention_{number}.png")
     if problem := find_failure(scores, test, translations):
         is_post_norm = args.base_model is None and recipe.model.norm_position == "post"
         advice = "norm_position: pre" if is_post_norm else "a lower dropout"

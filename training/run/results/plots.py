@@ -1,18 +1,22 @@
 """Plots of a run: training curve and cross-attention heat maps."""
 
+import warnings
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from vanilla_transformer.shared.vocabularies import tokens_by_id, vocabularies
 
 from ...inference.decoder_input import add_decoder_input_ids
 
+CJK_FONTS = ("Noto Sans CJK JP", "Hiragino Sans", "PingFang SC", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic")
 MAX_FIGURE_INCHES = 60  # per side; 900 by 100 tokens in full size would take 7 GiB
 
 
@@ -87,11 +91,14 @@ def plot_cross_attention(
     source_tokens, target_tokens = ([tokens[i] for i in row] for tokens, row in zip(names, ids, strict=True))
     inches = 2 + 0.45 * len(source_tokens), 1.5 + 0.35 * len(target_tokens)
     figure = Figure(figsize=tuple(np.minimum(inches, MAX_FIGURE_INCHES)), layout="constrained")
-    axis = figure.subplots()
-    image = axis.imshow(weights, cmap="viridis", vmin=0, vmax=1, aspect="auto")
-    axis.set_xticks(range(len(source_tokens)), source_tokens, rotation=60, ha="right", parse_math=False)
-    axis.set_yticks(range(len(target_tokens)), target_tokens, parse_math=False)
-    axis.set_xlabel("source")
-    axis.set_ylabel("predicted token")
-    figure.colorbar(image, label="attention weight")
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    fonts = {font.name for font in fontManager.ttflist}
+    with rc_context({"font.family": ["DejaVu Sans", *fonts.intersection(CJK_FONTS)]}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the plot has boxes for them
+        axis = figure.subplots()
+        image = axis.imshow(weights, cmap="viridis", vmin=0, vmax=1, aspect="auto")
+        axis.set_xticks(range(len(source_tokens)), source_tokens, rotation=60, ha="right", parse_math=False)
+        axis.set_yticks(range(len(target_tokens)), target_tokens, parse_math=False)
+        axis.set_xlabel("source")
+        axis.set_ylabel("predicted token")
+        figure.colorbar(image, label="attention weight")
+        figure.savefig(path, dpi=120, metadata={"Software": None})

@@ -50,6 +50,13 @@ def test_cross_attention_plot(make_model, tmp_path, source, inches):
     assert width == pytest.approx(120 * inches, abs=1)
 
 
+def test_cross_attention_plot_of_characters_without_font(make_model, tmp_path, recwarn):
+    arguments = TokenizerArguments(tokenizer_type="char", tokenizer_vocab_size=60)
+    tokenizer = train_tokenizer(["\U000133ec"], ["c"], arguments)
+    plot_cross_attention(make_model(), tokenizer, "\U000133ec", "c", tmp_path / "attention.png")
+    assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
+
+
 def test_cross_attention_plot_of_fsmt(train_bpe, sentences, special_tokens, tmp_path, monkeypatch):
     """Its forward() without decoder_input_ids decodes the source."""
     sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
