@@ -9,6 +9,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.shared.atomic_io import validate_new_dir, write_dir_atomically
 from vanilla_transformer.shared.command_line import accept_settings
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
+from vanilla_transformer.shared.transformers_conversion import validate_no_adapter
 
 from ..hub_errors import import_with_extra
 from ..run_files import read_mapping
@@ -70,8 +71,5 @@ def load(checkpoint: str | Path, to: str) -> tuple[VanillaTransformerForConditio
     model = load_model(str(checkpoint))
     if (model_type := model.config.model_type) != VanillaTransformerConfig.model_type:
         raise ValueError(f"{checkpoint} has the model type {model_type}, expected vanilla_transformer.")
-    if getattr(model, "_hf_peft_config_loaded", False):
-        raise ValueError(
-            f"{checkpoint} has a PEFT adapter. Call merge_and_unload() on the PeftModel, and save the result."
-        )
+    validate_no_adapter(model, str(checkpoint))
     return prepare_for_export(model.float(), load_tokenizer(str(checkpoint)), to)

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
 from training.inference.translators import load_translator
+from training.recipe.reading import read_recipe
+from training.run.checkpoints import average_checkpoints
+from training.run.factories import load_base_model
 from vanilla_transformer.shared.loading import load_model, load_tokenizer, rust_panics_as_errors
 
 # tokenizers that make the tokenizers library panic
@@ -94,6 +98,20 @@ def test_lora_adapter_is_named(checkpoint):
     (checkpoint / "config.json").rename(checkpoint / "adapter_config.json")
     with pytest.raises(ValueError, match="It is a LoRA adapter .* Pass the output directory of the run"):
         load_model(checkpoint)
+
+
+def test_adapter_with_its_model_is_rejected(checkpoint, tmp_path):
+    """Transformers loads it with the model."""
+    model = load_model(checkpoint)
+    model.add_adapter(LoraConfig(target_modules=["q_proj"], r=1))
+    model.save_pretrained(checkpoint)
+    message = "has a PEFT adapter. Call merge_and_unload()"
+    with pytest.raises(ValueError, match=f"{checkpoint} {message}"):
+        average_checkpoints([checkpoint, checkpoint])
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"base_model: {checkpoint}\noutput_dir: {tmp_path}\nlearning_rate: 0.1\n")
+    with pytest.raises(ValueError, match=message):
+        load_base_model(read_recipe([str(recipe)]))
 
 
 def test_rejects_tokenizer_of_another_model(checkpoint, make_model):

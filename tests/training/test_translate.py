@@ -1,5 +1,6 @@
 """The command `training.translate`."""
 
+import itertools
 import json
 import math
 import re
@@ -102,6 +103,10 @@ def test_translates_document(programs, finished, tmp_path):
     assert text == f"{one_by_one[0]} {one_by_one[1]}\r\n\r\n  {one_by_one[2]}"
     rows = programs.run("training.translate", finished, "--document", "--json", "--input", source).stdout.splitlines()
     assert [json.loads(row)["span"] for row in rows] == [[0, 15], [16, 30], [36, 49]]
+    for encoding, options in itertools.product(("utf-16", "utf-16-le"), ((), ("--document",))):
+        source.write_bytes("The dog sleeps.\n".encode(encoding))
+        process = programs.run("training.translate", finished, *options, "--input", source, status=2)
+        assert "is in UTF-16 or UTF-32. Convert it to UTF-8." in process.stderr
     source.write_bytes(b"\xff")
     process = programs.run("training.translate", finished, "--document", "--input", source, status=2)
     assert process.stderr == "training.translate: byte 0 is not UTF-8 text: convert the document to UTF-8.\n"

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,6 +17,7 @@ import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 
 from vanilla_transformer.shared.command_line import logger
+from vanilla_transformer.shared.text_lines import validate_not_utf_16
 
 from ..recipe.arguments import DataArguments
 from .analysis.languages import SIDES, find_columns, language_code
@@ -120,9 +120,8 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
     """Context manager that opens a file for reading. Raises ValueError if it cannot be read or is in UTF-16."""
     try:
         with path.open("rb") as file:
-            start = file.peek(2)[:2]
-            if path.suffix != ".tmx" and (start in (BOM_UTF16_LE, BOM_UTF16_BE) or b"\0" in start):
-                raise ValueError(f"{path} is in UTF-16 or UTF-32. Convert it to UTF-8.")  # XML names its encoding
+            if path.suffix != ".tmx":  # XML names its encoding
+                validate_not_utf_16(file.peek(2), str(path))
             yield file
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}. Check --data-dir.") from error

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, TextIO
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.shared.atomic_io import atomic_write
 from vanilla_transformer.shared.command_line import logger, shows_progress
-from vanilla_transformer.shared.text_lines import sanitize_tsv_cell
+from vanilla_transformer.shared.text_lines import sanitize_tsv_cell, validate_not_utf_16
 from vanilla_transformer.text.documents import translate_document
 
 from .settings import TranslationSettings
@@ -89,6 +89,7 @@ def write_document(
     language: str,
     max_length: Any,
 ) -> None:
+    validate_not_utf_16(source, "the document")
     try:
         text = source.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -111,8 +112,10 @@ def write_document(
 
 
 def decode_lines(stream: BinaryIO) -> Iterator[str]:
-    """Yield decoded lines. A line that is not UTF-8 is logged and left empty."""
+    """Yield decoded lines. A line that is not UTF-8 is logged and left empty. Raises ValueError for UTF-16."""
     for number, line in enumerate(stream, start=1):
+        if number == 1:
+            validate_not_utf_16(line, "the input")
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").strip()  # as in training
         except UnicodeDecodeError as error:

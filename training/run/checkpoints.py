@@ -20,6 +20,7 @@ from transformers.trainer_utils import sort_checkpoints
 from vanilla_transformer.shared.atomic_io import atomic_write
 from vanilla_transformer.shared.command_line import logger
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
+from vanilla_transformer.shared.transformers_conversion import validate_no_adapter
 
 from ..inference.translators import RUN_CHECKPOINT, Paths, as_names, read_run_recipe, validate_same_tokenizer
 from ..recipe.resolution import LOWER_IS_BETTER, default_metric
@@ -120,6 +121,7 @@ def keep_only(run: Path, kept: Iterable[Path]) -> None:
 def average_checkpoints(folders: list[Path]) -> PreTrainedModel:
     """Return a model whose weights are the mean over checkpoints (section 6.1), summed in float64."""
     model = load_model(folders[0]).float()
+    validate_no_adapter(model, str(folders[0]))
     sums = {name: tensor.double() for name, tensor in model.state_dict().items()}
     for folder in folders[1:]:
         state = load_model(folder).state_dict()

@@ -16,6 +16,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForC
 from vanilla_transformer.shared.atomic_io import remove, wrap_write_errors
 from vanilla_transformer.shared.command_line import logger
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
+from vanilla_transformer.shared.transformers_conversion import validate_no_adapter
 
 from ..data.batching import TokenBatchSampler
 from ..data.parallel_text import ParallelText
@@ -174,6 +175,7 @@ def load_base_model(recipe: Recipe) -> Any:
     args = recipe.training
     dropouts = {name: value for name, value in vars(recipe.model).items() if name in recipe.explicit_keys}
     model = load_model(str(args.base_model), f"base_model={args.base_model}:", dtype=torch.float32, **dropouts)
+    validate_no_adapter(model, f"base_model={args.base_model}")
     if args.push_to_hub and model.config.model_type != VanillaTransformerConfig.model_type:  # see hub.push
         raise ValueError(
             f"push_to_hub does not support the {model.config.model_type} model base_model={args.base_model}. Remove "

@@ -132,9 +132,9 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             self._created_lr_scheduler = True
         warmup = self.args.get_warmup_steps(num_training_steps)
         is_polynomial = self.args.lr_scheduler_type == SchedulerType.POLYNOMIAL
-        if is_polynomial and warmup >= num_training_steps:  # it would divide by zero
-            updates = f"the {num_training_steps} updates. Reduce it, or choose another schedule"
-            raise ValueError(f"lr_scheduler_type=polynomial: warmup_steps={warmup} must be less than {updates}.")
+        if is_polynomial and warmup == num_training_steps:  # it would divide by zero
+            message = f"lr_scheduler_type=polynomial does not support warmup_steps={warmup}"
+            raise ValueError(f"{message}, the number of updates. Change one of them.")
         return super().create_scheduler(num_training_steps, optimizer)
 
     def _restore_losses(self) -> None:

@@ -19,6 +19,7 @@ from transformers import GenerationConfig
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.modeling_vanilla_transformer import TransformerStack, sinusoidal_encoding
 from vanilla_transformer.shared.generation_settings import masked_bias, special_token_ids, unsupported_settings
+from vanilla_transformer.shared.transformers_conversion import validate_no_adapter
 
 LOADER = BartLoader()  # copies the weights of modules that have the names of Bart
 MASKED_SCORE = -1e9  # logit bias that sets the probability of a token to 0
@@ -45,6 +46,7 @@ def to_spec(
 
     Raises ValueError if CTranslate2 does not support the architecture or the generation config.
     """
+    validate_no_adapter(model)
     model = copy.deepcopy(model).float()  # quantization writes to the arrays
     config: Any = model.config
     config.update(special_token_ids(model))

@@ -125,6 +125,12 @@ NATIVE_ARCHITECTURES = (  # `to_transformers` chooses the first one that fits
 )
 
 
+def validate_no_adapter(model: nn.Module, name: str = "the model") -> None:
+    """Raise ValueError if a model has or had an adapter of PEFT, which changes modules and names of weights."""
+    if hasattr(model, "peft_config") or any(".base_layer." in key for key, _ in model.named_parameters()):
+        raise ValueError(f"{name} has a PEFT adapter. Call merge_and_unload() on the PeftModel, and use the result.")
+
+
 def to_transformers(
     model: VanillaTransformerForConditionalGeneration, architecture: NativeArchitecture | None = None
 ) -> PreTrainedModel:
@@ -133,6 +139,7 @@ def to_transformers(
     Sinusoids become a table of `config.max_position_embeddings` positions, which limits the sentence length.
     `architecture` defaults to the first of `NATIVE_ARCHITECTURES` that fits. Raises ValueError if it does not fit.
     """
+    validate_no_adapter(model)
     architecture = architecture or find_native_architecture(model)
     if reasons := architecture.incompatibilities(model):
         raise ValueError(f"{architecture.model_class.__name__} cannot represent this model: {'; '.join(reasons)}.")
@@ -190,8 +197,7 @@ def from_transformers(native: PreTrainedModel) -> VanillaTransformerForCondition
     Raises ValueError if the class or the config is not supported, or the config contradicts the weights.
     """
     architecture, state = native_architecture_of(native.config), native.state_dict()
-    if getattr(native, "_hf_peft_config_loaded", False):
-        raise ValueError("the model has a PEFT adapter. Call merge_and_unload() on the PeftModel, and save the result.")
+    validate_no_adapter(native)
     config = from_native_config(architecture, native.config, state)
     model = VanillaTransformerForConditionalGeneration(config).to(native.dtype)
     order = architecture.hidden_permutation(config.d_model).argsort()

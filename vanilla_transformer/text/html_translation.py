@@ -6,7 +6,6 @@ translate_html(translate, "<p>The <b>red</b> car</p>")      # "<p>Das <b>rote</b
 import html
 import itertools
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -43,7 +42,8 @@ class Node:
     opening: str = ""
     closing: str = ""
     children: list["Node"] = field(default_factory=list)
-    is_spaced: bool = False  # white space on both sides of an empty element, of which the text has only the first
+    follows_space: bool = False  # white space precedes the element
+    precedes_space: bool = False  # white space follows the element
 
 
 PlacedNode = tuple[Node, int, int, int, int]  # element, and the word span and character span of its translation
@@ -154,8 +154,8 @@ def split_segments(tokens: Iterator[HtmlToken]) -> Iterator[list[HtmlToken]]:
         yield from [[token] for token in segment] if is_block else [segment]
 
 
-def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
-    """Return the text of a segment and the tree of its elements. Unmatched tags become empty elements."""
+def match_tags(segment: list[HtmlToken]) -> dict[int, int]:
+    """Return the index of the end tag for the index of each start tag that has one."""
     closing_index: dict[int, int] = {}
     unclosed: list[int] = []
     for i, token in enumerate(segment):
@@ -163,34 +163,45 @@ def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
             unclosed.append(i)
         elif token.kind == "close" and unclosed and segment[unclosed[-1]].name == token.name:
             closing_index[unclosed.pop()] = i
+    return closing_index
+
+
+def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
+    """Return the text of a segment and the tree of its elements. Unmatched tags become empty elements."""
+    closing_index = match_tags(segment)
+    closing = set(closing_index.values())
     root = Node(0, 0)
     path, text, content = [root], "", ""
-    nodes: dict[int, list[Node]] = defaultdict(list)  # by their start in the text
-    closing = set(closing_index.values())
+    last: list[Node] = []  # the last element without translated content, and comments and unmatched tags after it
     is_separated = False  # by an element without translated content, such as <code> or <img>
     for i, token in enumerate(segment):
         if token.kind == "text":
             content = html.unescape(token.raw).replace(BREAK, " ")
-            text += " " * (is_separated and text[-1:].isalnum() and content[:1].isalnum())
+            content = " " * (is_separated and text[-1:].isalnum() and content[:1].isalnum()) + content
             words = content.lstrip()
             indent = content[: len(content) - len(words)]
+            for node in last:
+                node.precedes_space |= bool(indent) and node.start == len(text)
             if not starts_sentence(text):  # white space inside a sentence is one space, as in a browser
-                if indent and text.endswith(" "):
-                    for node in nodes[len(text)]:
-                        node.is_spaced = True
                 indent = " " if indent and not text.endswith(" ") else ""
             text += indent + re.sub(r"\s+", " ", words)
             is_separated = False
         elif i in closing:
-            path.pop().end = len(text)
+            node = path.pop()
+            node.end = len(text)
+            last = [node] if node.start == node.end else last
         else:
-            is_closed = i in closing_index
-            node = Node(len(text), len(text), token.raw, segment[closing_index[i]].raw if is_closed else "")
-            nodes[node.start].append(node)
+            node = Node(len(text), len(text), token.raw, segment[closing_index[i]].raw if i in closing_index else "")
+            is_adjacent = any(each.start == node.start and not each.precedes_space for each in last)
+            node.follows_space = text.endswith(" ") and not is_adjacent
             path[-1].children.append(node)
-            path += [node] * is_closed
-            text += BREAK if token.name == "br" else ""
-            is_separated |= token.kind == "empty" and token.name not in ("", "wbr")
+            if i in closing_index:
+                path.append(node)
+            elif token.kind == "empty" and token.name not in ("", "wbr"):
+                last, is_separated = [node], True
+                text += BREAK if token.name == "br" else ""
+            else:
+                last.append(node)
     if text.endswith(" ") and not starts_sentence(text):
         text = text[:-1] + (content[len(content.rstrip()) :] or " ")  # the formatting of the source
     root.end = len(text)
@@ -244,12 +255,12 @@ class TagPlacer:
 
     def space_before(self, node: Node, position: int) -> str:
         """Return the space that precedes an empty element in the source, if the translation has none there."""
-        has_space = node.start == node.end and self.text[: node.start].endswith(" ")
+        has_space = node.start == node.end and node.follows_space
         return " " if has_space and position > 0 and not self.translation[position - 1].isspace() else ""
 
     def space_after(self, node: Node, position: int) -> str:
         """Return the space that follows an empty element in the source, if a word follows in the translation."""
-        has_space = node.start == node.end and (node.is_spaced or self.text[node.start :].startswith(" "))
+        has_space = node.start == node.end and node.precedes_space
         return " " if has_space and self.translation[position : position + 1].isalnum() else ""
 
     def locate_children(self, node: Node, low: int, high: int) -> list[tuple[int, int, int, int]]:

@@ -137,9 +137,10 @@ def test_evaluation_loss_is_unsmoothed_and_per_token(make_trainer, generate):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_polynomial_schedule_requires_updates_after_warmup(make_trainer):
-    make_trainer(lr_scheduler_type="polynomial", warmup_steps=2).train()
-    with pytest.raises(ValueError, match="warmup_steps=3 must be less than the 3 updates"):
+def test_polynomial_schedule_rejects_warmup_to_the_last_update(make_trainer):
+    for warmup in (2, 4):
+        make_trainer(lr_scheduler_type="polynomial", warmup_steps=warmup).train()
+    with pytest.raises(ValueError, match="does not support warmup_steps=3, the number of updates"):
         make_trainer(lr_scheduler_type="polynomial", warmup_steps=3).train()
 
 

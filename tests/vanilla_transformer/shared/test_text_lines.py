@@ -34,6 +34,9 @@ def test_rejects_other_encodings(tmp_path):
     path.write_bytes("é".encode("latin-1"))
     with pytest.raises(ValueError, match=r"mine.tsv is not UTF-8 text \(byte 0\)"):
         read_lines(path)
+    path.write_bytes("ab".encode("utf-16-be"))
+    with pytest.raises(ValueError, match=r"mine.tsv is in UTF-16 or UTF-32"):
+        read_lines(path)
 
 
 def test_sanitizes_tsv_cell():

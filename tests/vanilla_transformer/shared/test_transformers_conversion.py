@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -199,6 +200,28 @@ def test_keeps_dtype(make_native, model_type, dtype):
     assert not NATIVE_ARCHITECTURES[
         [each.model_type for each in NATIVE_ARCHITECTURES].index(model_type)
     ].incompatibilities(model)
+
+
+def test_rejects_adapters(make_native, make_model):
+    """The weights of an adapter belong to other modules."""
+    from vanilla_transformer.shared.ctranslate2_conversion import to_spec
+
+    tokens = list(map(str, range(make_model().config.vocab_size)))
+    conversions = (
+        (make_native("marian"), from_transformers),
+        (make_model(), to_transformers),
+        (make_model(), lambda model: to_spec(model, tokens, tokens, "3")),
+    )
+    for model, convert in conversions:
+        convert(model)
+        wrapper = get_peft_model(model, LoraConfig(target_modules=["q_proj"], r=1))
+        for each in (wrapper, model):
+            with pytest.raises(ValueError, match="the model has a PEFT adapter"):
+                convert(each)
+        convert(wrapper.merge_and_unload())
+        model.add_adapter(LoraConfig(target_modules=["q_proj"], r=1))
+        with pytest.raises(ValueError, match="the model has a PEFT adapter"):
+            convert(model)
 
 
 def test_rejects_unsupported_model_types():

@@ -91,8 +91,9 @@ def plot_cross_attention(
     source_tokens, target_tokens = ([tokens[i] for i in row] for tokens, row in zip(names, ids, strict=True))
     inches = 2 + 0.45 * len(source_tokens), 1.5 + 0.35 * len(target_tokens)
     figure = Figure(figsize=tuple(np.minimum(inches, MAX_FIGURE_INCHES)), layout="constrained")
-    fonts = {font.name for font in fontManager.ttflist}
-    with rc_context({"font.family": ["DejaVu Sans", *fonts.intersection(CJK_FONTS)]}), warnings.catch_warnings():
+    installed = {font.name for font in fontManager.ttflist}
+    fonts = ["DejaVu Sans", *(name for name in CJK_FONTS if name in installed)]
+    with rc_context({"font.family": fonts}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the plot has boxes for them
         axis = figure.subplots()
         image = axis.imshow(weights, cmap="viridis", vmin=0, vmax=1, aspect="auto")
