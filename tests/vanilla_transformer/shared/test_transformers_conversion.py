@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -204,8 +203,11 @@ def test_keeps_dtype(make_native, model_type, dtype):
 
 def test_rejects_adapters(make_native, make_model):
     """The weights of an adapter belong to other modules."""
+    pytest.importorskip("ctranslate2")
+    peft = pytest.importorskip("peft")
     from vanilla_transformer.shared.ctranslate2_conversion import to_spec
 
+    lora = peft.LoraConfig(target_modules=["q_proj"], r=1)
     tokens = list(map(str, range(make_model().config.vocab_size)))
     conversions = (
         (make_native("marian"), from_transformers),
@@ -214,12 +216,12 @@ def test_rejects_adapters(make_native, make_model):
     )
     for model, convert in conversions:
         convert(model)
-        wrapper = get_peft_model(model, LoraConfig(target_modules=["q_proj"], r=1))
+        wrapper = peft.get_peft_model(model, lora)
         for each in (wrapper, model):
             with pytest.raises(ValueError, match="the model has a PEFT adapter"):
                 convert(each)
         convert(wrapper.merge_and_unload())
-        model.add_adapter(LoraConfig(target_modules=["q_proj"], r=1))
+        model.add_adapter(lora)
         with pytest.raises(ValueError, match="the model has a PEFT adapter"):
             convert(model)
 
