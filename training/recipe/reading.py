@@ -229,14 +229,14 @@ def _read_value(node: yaml.Node, name: str, location: str, is_list: bool) -> Any
 
 def _to_text(name: str, value: Any) -> Any:
     """Convert a Python value to the form of `_read_yaml`."""
-    if value is None or isinstance(value, list | tuple):
-        return value and [str(each) for each in value]
+    if isinstance(value, list | tuple):
+        return [str(each) for each in value]
     if isinstance(value, Mapping):
         try:
             return json.dumps(dict(value), allow_nan=False)
         except (TypeError, ValueError) as error:  # such as a date or nan
             raise ValueError(f"the value of {name} cannot be used ({error}).") from error
-    return str(value.value if isinstance(value, Enum) else value)
+    return None if value is None else str(value.value if isinstance(value, Enum) else value)
 
 
 def _to_arguments(values: dict[str, Any]) -> list[str]:

@@ -121,10 +121,12 @@ def keep_only(run: Path, kept: Iterable[Path]) -> None:
 def average_checkpoints(folders: list[Path]) -> PreTrainedModel:
     """Return a model whose weights are the mean over checkpoints (section 6.1), summed in float64."""
     model = load_model(folders[0]).float()
-    validate_no_adapter(model, str(folders[0]))
     sums = {name: tensor.double() for name, tensor in model.state_dict().items()}
+    validate_no_adapter(model, str(folders[0]))
     for folder in folders[1:]:
-        state = load_model(folder).state_dict()
+        other = load_model(folder)
+        validate_no_adapter(other, str(folder))
+        state = other.state_dict()
         different = [name for name in sums if name not in state or state[name].shape != sums[name].shape]
         if different or len(state) != len(sums):
             name = (different or [next(name for name in state if name not in sums)])[0]

@@ -22,6 +22,7 @@ main menu meta nav noframes noscript ol optgroup option p pre script search sect
 template textarea tfoot th thead title tr ul"""
 BLOCKS = set(BLOCK_NAMES.split())  # elements that end a sentence; all others may occur inside a sentence
 UNTRANSLATED_ELEMENTS = set(re.findall("\\w+", "code kbd math pre samp script style svg template textarea tt var"))
+CLOSING = ".,;:!?)]}»”’…。，、；：！？）」』"
 BREAK = "\x1e"  # replaces <br> in the text to translate; as a line separator, it ends a sentence
 
 
@@ -66,7 +67,7 @@ def translate_html(translator: TranslationPipeline, source: str, **options: Any)
         ValueError: If several translations are requested or the tokenizer does not return offsets.
     """
     segments = list(split_segments(tokenize_html(source)))
-    trees = {i: build_inline_tree(each) for i, each in enumerate(segments) if "text" in {token.kind for token in each}}
+    trees = {i: build_inline_tree(each) for i, each in enumerate(segments) if any(map(has_text, each))}
     texts = [text for text, _ in trees.values()]
     documents = iter(translate_documents(translator, texts, **options | {"return_alignments": True}))
     return "".join(
@@ -154,6 +155,10 @@ def split_segments(tokens: Iterator[HtmlToken]) -> Iterator[list[HtmlToken]]:
         yield from [[token] for token in segment] if is_block else [segment]
 
 
+def has_text(token: HtmlToken) -> bool:
+    return token.kind == "text" and not html.unescape(token.raw).isspace()
+
+
 def match_tags(segment: list[HtmlToken]) -> dict[int, int]:
     """Return the index of the end tag for the index of each start tag that has one."""
     closing_index: dict[int, int] = {}
@@ -193,8 +198,11 @@ def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
         else:
             node = Node(len(text), len(text), token.raw, segment[closing_index[i]].raw if i in closing_index else "")
             is_adjacent = any(each.start == node.start and not each.precedes_space for each in last)
-            node.follows_space = text.endswith(" ") and not is_adjacent
-            path[-1].children.append(node)
+            parent = path[-1]
+            # then the space precedes the parent
+            is_first = not parent.children and parent.start == node.start and parent.follows_space
+            node.follows_space = text[-1:].isspace() and not (is_adjacent or is_first)
+            parent.children.append(node)
             if i in closing_index:
                 path.append(node)
             elif token.kind == "empty" and token.name not in ("", "wbr"):
@@ -244,24 +252,30 @@ class TagPlacer:
         order = sorted(range(len(spans)), key=lambda i: (spans[i][2], i))
         parts: list[str | PlacedNode] = []
         position = start
+        follows_element = False  # an empty one, without a space between
         for i in order:
             child, (first, last, child_start, child_end) = node.children[i], spans[i]
             child_start = min(max(child_start, position), end)
             child_end = min(max(child_end, child_start), end)
-            parts += [self.escape_text(position, child_start), self.space_before(child, child_start), child.opening]
-            parts += [(child, first, last, child_start, child_end), child.closing, self.space_after(child, child_end)]
+            follows_element &= position == child_start
+            before, after = self.space_before(child, child_start, follows_element), self.space_after(child, child_end)
+            parts += [self.escape_text(position, child_start), before, child.opening]
+            parts += [(child, first, last, child_start, child_end), child.closing, after]
             position = child_end
+            follows_element = child.start == child.end and not after
         return [*parts, self.escape_text(position, end)]
 
-    def space_before(self, node: Node, position: int) -> str:
+    def space_before(self, node: Node, position: int, follows_element: bool) -> str:
         """Return the space that precedes an empty element in the source, if the translation has none there."""
         has_space = node.start == node.end and node.follows_space
-        return " " if has_space and position > 0 and not self.translation[position - 1].isspace() else ""
+        is_missing = follows_element or (position > 0 and not self.translation[position - 1].isspace())
+        return " " if has_space and is_missing else ""
 
     def space_after(self, node: Node, position: int) -> str:
-        """Return the space that follows an empty element in the source, if a word follows in the translation."""
+        """Return the space that follows an empty element in the source, unless white space or punctuation follows."""
         has_space = node.start == node.end and node.precedes_space
-        return " " if has_space and self.translation[position : position + 1].isalnum() else ""
+        following = self.translation[position : position + 1]
+        return " " if has_space and following and not (following.isspace() or following in CLOSING) else ""
 
     def locate_children(self, node: Node, low: int, high: int) -> list[tuple[int, int, int, int]]:
         """Return the span of target words and the span of characters of each child."""
@@ -288,7 +302,11 @@ class TagPlacer:
                     start = part_end if start == part_start and part_end < end else start
                 spans[i] = low + first, low + last, start, end
             else:
-                position = self.empty_element_position(node.children[i].start)
+                child = node.children[i]
+                position = self.empty_element_position(child.start)
+                before, after = self.text[child.start - 1 : child.start], self.text[child.start : child.start + 1]
+                if after.isspace() and not before.isspace():  # it belongs to the previous word
+                    position = len(self.translation[:position].rstrip())
                 spans[i] = low, low, position, position
         return spans
 

@@ -71,6 +71,7 @@ def test_lists_may_be_empty_or_have_several_values(recipe, tmp_path, monkeypatch
         changed.write_text(f"{recipe.read_text()}\n{text}\n")
         lists = yaml.safe_load(text)
         read = [read_recipe([str(changed)]), read_recipe([str(recipe)], lists)]
+        read += [read_recipe([str(recipe)], {name: tuple(values) for name, values in lists.items()})]
         for resolved in read:
             values = {**vars(resolved.decoding), **vars(resolved.training)}
             assert {name: values[name] for name in lists} == lists

@@ -32,3 +32,16 @@ def random_translator(make_model, make_tokenizer):
 @pytest.fixture
 def reversing(random_translator):
     return ReversingPipeline(model=random_translator.model, tokenizer=random_translator.tokenizer)
+
+
+class CopyingPipeline(TranslationPipeline):
+    """Pipeline that returns its sentences as translations, with alignments."""
+
+    def _translate(self, sentences, *_, **__):
+        for sentence in sentences:
+            yield {"translation_text": sentence, "alignments": [(span, span) for span in word_spans(sentence)]}
+
+
+@pytest.fixture
+def copying(random_translator):
+    return CopyingPipeline(model=random_translator.model, tokenizer=random_translator.tokenizer)

@@ -79,6 +79,47 @@ def test_tags_move_with_their_words(reversing, source, expected):
     assert translate_html(reversing, source) == expected
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "Use <code>f()</code> (see below).",
+        "Press <kbd>Ctrl</kbd> + <kbd>C</kbd> now.",
+        'Call <code>f</code> "now".',
+        "Press <kbd>Ctrl</kbd> <kbd>C</kbd>.",
+        "Press <kbd>Ctrl</kbd> <kbd>C</kbd>",
+        "Follow us: <a href=1><img></a> <a href=2><img></a>",
+        "Follow us: <b><img> <img></b>",
+        "<span><img> <img></span>",
+        "<li><a href=1>\n  <img>\n  <img>\n</a></li>",
+        "one<img> two",
+        "one<img><img> two",
+        "one <code>x</code><img> two",
+        "(<code>x</code> [1]) one",
+    ],
+)
+def test_copied_text_keeps_its_white_space(copying, source):
+    assert translate_html(copying, source) == source
+
+
+def random_content(rng: random.Random, depth: int = 0) -> str:
+    """Return words and elements, separated by spaces."""
+    parts = ["one", "two", "(three)", "four,", '"five"', "+", "six.", "<code>x</code>", "<img>", "<a><img></a>"]
+    parts += ["<b>{}</b>", "<em> {}</em>", "<span>{} </span>"] * (depth < 2)
+    chosen = (rng.choice(parts) for _ in range(rng.randint(1, 6)))
+    return " ".join(part.format(random_content(rng, depth + 1)) if "{}" in part else part for part in chosen)
+
+
+def test_random_elements_keep_their_white_space(copying):
+    """Words and elements without words that are separated by white space stay separated, and in their order."""
+    rng = random.Random(19)
+    for _ in range(1000):
+        source = f"one {random_content(rng)}"
+        visible = [
+            re.sub("</?(?:a|b|em|span)>", "", page).split() for page in (source, translate_html(copying, source))
+        ]
+        assert visible[0] == visible[1], source
+
+
 @pytest.mark.parametrize("space", ["\n", "\n\t\t", "&nbsp;", " \t ", "\n        "])
 def test_white_space_inside_a_sentence_is_one_space(reversing, space):
     """Tokenizers can have no token for tabs and no-break spaces."""
