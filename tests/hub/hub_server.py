@@ -9,6 +9,7 @@ import json
 import re
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -187,12 +188,13 @@ class Handler(BaseHTTPRequestHandler):
         if files is None:
             self.answer({"error": "Revision not found"}, 404, {"X-Error-Code": "RevisionNotFound"})
             return
+        config: dict = {}
         siblings = [
             {"rfilename": file} | (hashes(files[file], is_large(file, files)) if query.get("blobs") else {})
             for file in sorted(files)
         ]
-        config = json.loads(files["config.json"]) if "config.json" in files else {}
-        config = {key: config[key] for key in ("architectures", "model_type") if key in config}
+        with suppress(ValueError, KeyError):  # not a config of transformers
+            config = {"model_type": json.loads(files["config.json"])["model_type"]}
         self.answer({"id": name, "modelId": name, "sha": sha_of(files), "private": repository.private,
                      "siblings": siblings, "tags": [], "downloads": 0, "likes": 0, "config": config})  # fmt: skip
 

@@ -198,11 +198,8 @@ def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
         else:
             node = Node(len(text), len(text), token.raw, segment[closing_index[i]].raw if i in closing_index else "")
             is_adjacent = any(each.start == node.start and not each.precedes_space for each in last)
-            parent = path[-1]
-            # then the space precedes the parent
-            is_first = not parent.children and parent.start == node.start and parent.follows_space
-            node.follows_space = text[-1:].isspace() and not (is_adjacent or is_first)
-            parent.children.append(node)
+            node.follows_space = text[-1:].isspace() and not is_adjacent
+            path[-1].children.append(node)
             if i in closing_index:
                 path.append(node)
             elif token.kind == "empty" and token.name not in ("", "wbr"):
@@ -258,7 +255,9 @@ class TagPlacer:
             child_start = min(max(child_start, position), end)
             child_end = min(max(child_end, child_start), end)
             follows_element &= position == child_start
-            before, after = self.space_before(child, child_start, follows_element), self.space_after(child, child_end)
+            has_space = node.start < node.end or bool(parts)  # otherwise the space precedes the parent, if it is empty
+            before = self.space_before(child, child_start, follows_element) if has_space else ""
+            after = self.space_after(child, child_end)
             parts += [self.escape_text(position, child_start), before, child.opening]
             parts += [(child, first, last, child_start, child_end), child.closing, after]
             position = child_end
@@ -302,13 +301,18 @@ class TagPlacer:
                     start = part_end if start == part_start and part_end < end else start
                 spans[i] = low + first, low + last, start, end
             else:
-                child = node.children[i]
-                position = self.empty_element_position(child.start)
-                before, after = self.text[child.start - 1 : child.start], self.text[child.start : child.start + 1]
-                if after.isspace() and not before.isspace():  # it belongs to the previous word
-                    position = len(self.translation[:position].rstrip())
+                position = self.empty_element_position(node.children[i].start)
+                following = self.text[node.children[i].start :][:1]
+                if following.isspace() and following != BREAK:  # it may touch the previous word
+                    position = self.end_of_previous_word(node.children[i].start, low, high) or position
                 spans[i] = low, low, position, position
         return spans
+
+    def end_of_previous_word(self, position: int, low: int, high: int) -> int | None:
+        """Return where the translation of the source word that ends at `position` ends, among words `low` to `high`."""
+        index = next((i for i, (_, end) in enumerate(self.source_words) if end == position), None)
+        linked = (j for j in reversed(range(low, high)) if index is not None and self.links[j] == index)
+        return next((self.target_words[j][1] for j in linked), None)
 
     def locate_part(self, node: Node, low: int, high: int) -> tuple[int, int, int, int] | None:
         """Return the span of an element that encloses a part of a word, if the translation contains the same part.
