@@ -32,7 +32,8 @@ def push(checkpoint: str, repo_id: str, private: bool = False, replace: bool = F
         info = HfApi().model_info(checkpoint)
     except (ValueError, OSError) as error:
         raise ValueError(hub_error_message(error, checkpoint)) from error
-    if (model_type := (info.config or {}).get("model_type")) != VanillaTransformerConfig.model_type:
+    model_type = (info.config or {}).get("model_type")  # None if the Hub has not read the config yet
+    if model_type not in (None, VanillaTransformerConfig.model_type):
         command = f"{start_of_command('hub.import_checkpoint')} {checkpoint} OUTPUT"
         raise ValueError(f"{checkpoint} has model_type={model_type}. Convert it with {command}, and push OUTPUT.")
     here = Path(__file__).parent

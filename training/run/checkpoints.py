@@ -121,8 +121,8 @@ def keep_only(run: Path, kept: Iterable[Path]) -> None:
 def average_checkpoints(folders: list[Path]) -> PreTrainedModel:
     """Return a model whose weights are the mean over checkpoints (section 6.1), summed in float64."""
     model = load_model(folders[0]).float()
-    sums = {name: tensor.double() for name, tensor in model.state_dict().items()}
     validate_no_adapter(model, str(folders[0]))
+    sums = {name: tensor.double() for name, tensor in model.state_dict().items()}
     for folder in folders[1:]:
         other = load_model(folder)
         validate_no_adapter(other, str(folder))
