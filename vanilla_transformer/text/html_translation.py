@@ -6,12 +6,14 @@ translate_html(translate, "<p>The <b>red</b> car</p>")      # "<p>Das <b>rote</b
 import html
 import itertools
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from operator import itemgetter
 from typing import Any, NamedTuple
 
-from vanilla_transformer.alignment_vanilla_transformer import Span, word_spans
+from vanilla_transformer.alignment_vanilla_transformer import Span, character_class, word_spans
 from vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
 from vanilla_transformer.text.documents import Document, translate_documents
 
@@ -22,7 +24,8 @@ main menu meta nav noframes noscript ol optgroup option p pre script search sect
 template textarea tfoot th thead title tr ul"""
 BLOCKS = set(BLOCK_NAMES.split())  # elements that end a sentence; all others may occur inside a sentence
 UNTRANSLATED_ELEMENTS = set(re.findall("\\w+", "code kbd math pre samp script style svg template textarea tt var"))
-CLOSING = ".,;:!?)]}»”’…。，、；：！？）」』"
+OPENING, CLOSING = "([{„‚¿¡（「『", ".,;:!?)]}»”’…%。，、；：！？）」』"  # no white space after, or before
+QUOTES = "\"'“”„‟«»‘’‚‹›"
 BREAK = "\x1e"  # replaces <br> in the text to translate; as a line separator, it ends a sentence
 
 
@@ -34,6 +37,13 @@ class HtmlToken(NamedTuple):
     name: str = ""
 
 
+class Neighbor(NamedTuple):
+    """Left or right neighbor of an element without words."""
+
+    has_space: bool  # whether white space is between
+    character: str  # of the text; empty next to another element without words and at both ends of a sentence
+
+
 @dataclass
 class Node:
     """An inline element with the character offsets of its text, which may be empty."""
@@ -43,8 +53,10 @@ class Node:
     opening: str = ""
     closing: str = ""
     children: list["Node"] = field(default_factory=list)
-    follows_space: bool = False  # white space precedes the element
-    precedes_space: bool = False  # white space follows the element
+    is_leaf: bool = False  # visible, but without words, such as <code>, <img> or an icon
+    before: Neighbor = Neighbor(False, "")
+    after: Neighbor = Neighbor(False, "")
+    previous_leaf: "Node | None" = None  # if no text is between
 
 
 PlacedNode = tuple[Node, int, int, int, int]  # element, and the word span and character span of its translation
@@ -67,7 +79,7 @@ def translate_html(translator: TranslationPipeline, source: str, **options: Any)
         ValueError: If several translations are requested or the tokenizer does not return offsets.
     """
     segments = list(split_segments(tokenize_html(source)))
-    trees = {i: build_inline_tree(each) for i, each in enumerate(segments) if any(map(has_text, each))}
+    trees = {i: InlineTreeBuilder(each).build() for i, each in enumerate(segments) if any(map(has_text, each))}
     texts = [text for text, _ in trees.values()]
     documents = iter(translate_documents(translator, texts, **options | {"return_alignments": True}))
     return "".join(
@@ -171,52 +183,91 @@ def match_tags(segment: list[HtmlToken]) -> dict[int, int]:
     return closing_index
 
 
-def build_inline_tree(segment: list[HtmlToken]) -> tuple[str, Node]:
-    """Return the text of a segment and the tree of its elements. Unmatched tags become empty elements."""
-    closing_index = match_tags(segment)
-    closing = set(closing_index.values())
-    root = Node(0, 0)
-    path, text, content = [root], "", ""
-    last: list[Node] = []  # the last element without translated content, and comments and unmatched tags after it
-    is_separated = False  # by an element without translated content, such as <code> or <img>
-    for i, token in enumerate(segment):
-        if token.kind == "text":
-            content = html.unescape(token.raw).replace(BREAK, " ")
-            content = " " * (is_separated and text[-1:].isalnum() and content[:1].isalnum()) + content
-            words = content.lstrip()
-            indent = content[: len(content) - len(words)]
-            for node in last:
-                node.precedes_space |= bool(indent) and node.start == len(text)
-            if not starts_sentence(text):  # white space inside a sentence is one space, as in a browser
-                indent = " " if indent and not text.endswith(" ") else ""
-            text += indent + re.sub(r"\s+", " ", words)
-            is_separated = False
-        elif i in closing:
-            node = path.pop()
-            node.end = len(text)
-            last = [node] if node.start == node.end else last
-        else:
-            node = Node(len(text), len(text), token.raw, segment[closing_index[i]].raw if i in closing_index else "")
-            is_adjacent = any(each.start == node.start and not each.precedes_space for each in last)
-            node.follows_space = text[-1:].isspace() and not is_adjacent
-            path[-1].children.append(node)
-            if i in closing_index:
-                path.append(node)
-            elif token.kind == "empty" and token.name not in ("", "wbr"):
-                last, is_separated = [node], True
-                text += BREAK if token.name == "br" else ""
+class InlineTreeBuilder:
+    """Builder of the text of a segment and the tree of its elements. Unmatched tags become empty elements.
+
+    White space is collapsed as in a browser. The text has the spaces that it would have without the leaves: "the
+    function <code>f</code>, which" becomes "the function, which". The leaves know their neighbors.
+    """
+
+    def __init__(self, segment: list[HtmlToken]):
+        self.segment = segment
+        self.text = ""
+        self.path = [Node(0, 0)]
+        self.spaces = [""]  # white space after the last word, between the leaves
+        self.pending: list[tuple[Node, int]] = []  # elements after the last word, and the length of the space before
+        self.last_leaf: Node | None = None  # after the last word
+        self.is_separated = False  # by an element such as <code> or <img> after the last word
+
+    def build(self) -> tuple[str, Node]:
+        closing_index = match_tags(self.segment)
+        closing = set(closing_index.values())
+        for i, token in enumerate(self.segment):
+            if token.kind == "text":
+                self.add_text(html.unescape(token.raw).replace(BREAK, " "))
+            elif i in closing:
+                node = self.path.pop()
+                node.end = len(self.text)
+                if node.start == node.end and not node.children:
+                    self.add_leaf(node)
             else:
-                last.append(node)
-    if text.endswith(" ") and not starts_sentence(text):
-        text = text[:-1] + (content[len(content.rstrip()) :] or " ")  # the formatting of the source
-    root.end = len(text)
-    return text, root
+                self.add_node(token, self.segment[closing_index[i]].raw if i in closing_index else "")
+        self.add_words("")
+        self.path[0].end = len(self.text)
+        return self.text, self.path[0]
 
+    def add_node(self, token: HtmlToken, closing: str) -> None:
+        neighbor = Neighbor(bool(self.spaces[-1]), "" if self.last_leaf else self.text[-1:].strip())
+        node = Node(len(self.text), len(self.text), token.raw, closing, before=neighbor, previous_leaf=self.last_leaf)
+        self.path[-1].children.append(node)
+        self.pending.append((node, sum(map(len, self.spaces))))
+        if closing:
+            self.path.append(node)
+        elif token.name == "br":
+            self.add_words(BREAK)
+        elif token.kind == "empty" and token.name not in ("", "wbr"):
+            self.is_separated = True
+            self.add_leaf(node)
 
-def starts_sentence(text: str) -> bool:
-    """Return whether a text ends where a sentence starts, apart from white space."""
-    before = text.rstrip()
-    return not before or BREAK in text[len(before) :]
+    def add_leaf(self, node: Node) -> None:
+        node.is_leaf = True
+        if self.last_leaf:
+            self.last_leaf.after = Neighbor(node.before.has_space, "")
+        self.last_leaf = node
+        self.spaces.append("")
+
+    def add_text(self, content: str) -> None:
+        words = content.strip()
+        if words:
+            before, _, after = content.partition(words)
+            self.spaces[-1] += before
+            self.add_words(re.sub(r"\s+", " ", words))
+            self.spaces = [after]
+        else:
+            self.spaces[-1] += content
+
+    def add_words(self, words: str) -> None:
+        """Append white space and words, or BREAK or nothing at the end of a sentence."""
+        space = self.collapsed_space(words)
+        limit = 0 if self.last_leaf and not words.strip() else len(space)  # a leaf precedes white space at the end
+        for node, offset in self.pending:
+            node.start = len(self.text) + min(offset, limit)
+            node.end = max(node.start, node.end)
+        if self.last_leaf:
+            self.last_leaf.after = Neighbor(bool(self.spaces[-1]), words[:1].strip())
+        self.text += space + words
+        self.spaces, self.pending, self.last_leaf, self.is_separated = [""], [], None, False
+
+    def collapsed_space(self, words: str) -> str:
+        """Return the white space between the text and the next words."""
+        previous, following = self.text[-1:].strip(), words[:1].strip()
+        first, last = self.spaces[0], self.spaces[-1]
+        if not previous or not following:  # the formatting of the source
+            return last if previous else first
+        if self.last_leaf and ((following in CLOSING and not last) or (previous in OPENING and not first)):
+            return ""
+        is_inside_word = previous.isalnum() and following.isalnum()
+        return " " * (any(self.spaces) or (self.is_separated and is_inside_word))
 
 
 class TagPlacer:
@@ -231,75 +282,65 @@ class TagPlacer:
         index = {span: i for i, span in enumerate(self.source_words)}
         links = {target: index.get(source) for source, target in document.alignments}
         self.links = [links.get(span) for span in self.target_words]  # source word index of each target word, or None
+        self.linked: list[list[int]] = [[] for _ in self.source_words]  # target word indices of each source word
+        for j, i in enumerate(self.links):
+            if i is not None:
+                self.linked[i].append(j)
 
     def render(self) -> str:
-        result: list[str] = []
-        stack: list[str | PlacedNode] = [(self.root, 0, len(self.target_words), 0, len(self.translation))]
+        writer = InlineWriter()
+        stack: list[str | Span | PlacedNode] = [(self.root, 0, len(self.target_words), 0, len(self.translation))]
         while stack:  # without recursion, because the nesting may exceed the recursion limit
             part = stack.pop()
             if isinstance(part, str):
-                result.append(part)
+                writer.write_tag(part, is_closing=True)
+            elif len(part) == 2:
+                writer.write_text(self.translation[part[0] : part[1]])
+            elif part[0].is_leaf:
+                writer.write_leaf(part[0])
             else:
-                stack += reversed(self.render_node(*part))
-        return "".join(result)
+                writer.write_tag(part[0].opening)
+                stack += [part[0].closing, *reversed(self.node_content(*part))]
+        return "".join(writer.parts)
 
-    def render_node(self, node: Node, low: int, high: int, start: int, end: int) -> list["str | PlacedNode"]:
+    def node_content(self, node: Node, low: int, high: int, start: int, end: int) -> list["Span | PlacedNode"]:
         """Return the content of a placed element: target words `low` to `high`, characters `start` to `end`."""
         spans = self.locate_children(node, low, high)
-        order = sorted(range(len(spans)), key=lambda i: (spans[i][2], i))
-        parts: list[str | PlacedNode] = []
-        position = start
-        follows_element = False  # an empty one, without a space between
-        for i in order:
-            child, (first, last, child_start, child_end) = node.children[i], spans[i]
-            child_start = min(max(child_start, position), end)
+        parts: list[Span | PlacedNode] = []
+        for i in sorted(range(len(spans)), key=lambda i: (spans[i][2], i)):
+            first, last, child_start, child_end = spans[i]
+            child_start = min(max(child_start, start), end)
             child_end = min(max(child_end, child_start), end)
-            follows_element &= position == child_start
-            has_space = node.start < node.end or bool(parts)  # otherwise the space precedes the parent, if it is empty
-            before = self.space_before(child, child_start, follows_element) if has_space else ""
-            after = self.space_after(child, child_end)
-            parts += [self.escape_text(position, child_start), before, child.opening]
-            parts += [(child, first, last, child_start, child_end), child.closing, after]
-            position = child_end
-            follows_element = child.start == child.end and not after
-        return [*parts, self.escape_text(position, end)]
-
-    def space_before(self, node: Node, position: int, follows_element: bool) -> str:
-        """Return the space that precedes an empty element in the source, if the translation has none there."""
-        has_space = node.start == node.end and node.follows_space
-        is_missing = follows_element or (position > 0 and not self.translation[position - 1].isspace())
-        return " " if has_space and is_missing else ""
-
-    def space_after(self, node: Node, position: int) -> str:
-        """Return the space that follows an empty element in the source, unless white space or punctuation follows."""
-        has_space = node.start == node.end and node.precedes_space
-        following = self.translation[position : position + 1]
-        return " " if has_space and following and not (following.isspace() or following in CLOSING) else ""
+            parts += [(start, child_start), (node.children[i], first, last, child_start, child_end)]
+            start = child_end
+        return [*parts, (start, end)]
 
     def locate_children(self, node: Node, low: int, high: int) -> list[tuple[int, int, int, int]]:
         """Return the span of target words and the span of characters of each child."""
         free = [True] * (high - low)
         parts = {i: part for i, child in enumerate(node.children) if (part := self.locate_part(child, low, high))}
         spans = [parts.get(i, (0, 0, 0, 0)) for i in range(len(node.children))]
-        indices = [self.source_word_indices(child) for child in node.children]
-        for i in sorted(parts.keys() ^ set(range(len(spans))), key=lambda i: (-len(indices[i]), i)):
+        ranges = [self.source_word_range(child) for child in node.children]
+        for i in sorted(parts.keys() ^ set(range(len(spans))), key=lambda i: (-len(ranges[i]), i)):
             # parts of words that this child shares with siblings
-            shared = [part for part in parts.values() if self.links[part[0]] in indices[i]]
-            occupied = {part[0] for part in parts.values() if part not in shared}
+            shared = [part for part in parts.values() if self.links[part[0]] in ranges[i]] if ranges[i] else []
+            occupied = {part[0] for part in parts.values() if part not in shared} if ranges[i] else set()
+            linked = [j for word in ranges[i] for j in self.linked[word] if low <= j < high]
+            start = min(linked, default=low)
             scores = []  # of target words: 1 if aligned to a word of the child, -1 if aligned to another word
-            for j, word in enumerate(self.links[low:high], low):
-                score = 0 if word is None else 1 if word in indices[i] else -1
+            for j in range(start, max(linked, default=low - 1) + 1):
+                score = 0 if self.links[j] is None else 1 if self.links[j] in ranges[i] else -1
                 scores.append(score if free[j - low] and j not in occupied else -len(free))
-            first, last = max_sum_run(scores)
+            first, last = (start + offset for offset in max_sum_run(scores))
             if first < last:
-                if indices[i] >= self.source_word_indices(node):
-                    first, last = 0, high - low
-                free[first:last] = [False] * (last - first)
-                start, end = self.target_words[low + first][0], self.target_words[low + last - 1][1]
+                if len(ranges[i]) == len(self.source_word_range(node)):
+                    first, last = low, high
+                free[first - low : last - low] = [False] * (last - first)
+                start, end = self.target_words[first][0], self.target_words[last - 1][1]
                 for *_, part_start, part_end in shared:
                     end = part_start if start < part_start < end else end
                     start = part_end if start == part_start and part_end < end else start
-                spans[i] = low + first, low + last, start, end
+                spans[i] = first, last, start, end
             else:
                 position = self.empty_element_position(node.children[i].start)
                 following = self.text[node.children[i].start :][:1]
@@ -310,16 +351,18 @@ class TagPlacer:
 
     def end_of_previous_word(self, position: int, low: int, high: int) -> int | None:
         """Return where the translation of the source word that ends at `position` ends, among words `low` to `high`."""
-        index = next((i for i, (_, end) in enumerate(self.source_words) if end == position), None)
-        linked = (j for j in reversed(range(low, high)) if index is not None and self.links[j] == index)
-        return next((self.target_words[j][1] for j in linked), None)
+        index = bisect_left(self.source_words, position, key=itemgetter(1))
+        if self.source_words[index : index + 1] and self.source_words[index][1] == position:
+            linked = (j for j in reversed(self.linked[index]) if low <= j < high)
+            return next((self.target_words[j][1] for j in linked), None)
+        return None
 
     def locate_part(self, node: Node, low: int, high: int) -> tuple[int, int, int, int] | None:
         """Return the span of an element that encloses a part of a word, if the translation contains the same part.
 
         Examples are formulas and footnotes, such as "H<sub>2</sub>O". The position must be the same, or the end.
         """
-        words = self.source_word_indices(node)
+        words = self.source_word_range(node)
         if len(words) != 1:
             return None
         (index,) = words
@@ -328,7 +371,7 @@ class TagPlacer:
         if (first, last) == (start, end):
             return None
         part = self.text[first:last]
-        for j in (j for j in range(low, high) if self.links[j] == index):
+        for j in (j for j in self.linked[index] if low <= j < high):
             target_start, target_end = self.target_words[j]
             word = self.translation[target_start:target_end]
             if last == end and word.endswith(part):
@@ -337,36 +380,94 @@ class TagPlacer:
                 return j, j + 1, target_start + first - start, target_start + last - start
         return None
 
-    def source_word_indices(self, node: Node) -> set[int]:
+    def source_word_range(self, node: Node) -> range:
         """Return the indices of the source words that overlap an element, none for an empty one."""
         if node.start == node.end:
-            return set()
-        return {i for i, (start, end) in enumerate(self.source_words) if start < node.end and node.start < end}
+            return range(0)
+        first = bisect_right(self.source_words, node.start, key=itemgetter(1))
+        return range(first, bisect_left(self.source_words, node.end, key=itemgetter(0)))
 
     def empty_element_position(self, position: int) -> int:
         """Return the character of the translation before which an element without words is placed."""
-        source_end = target_end = 0
-        for sentence in self.document.sentences:
-            if position <= sentence.source[0]:
-                break
-            if position < sentence.source[1]:
-                return self.position_in_sentence(position, sentence.target)
-            source_end, target_end = sentence.source[1], sentence.target[1]
-        return target_end + position - source_end
+        sentences = self.document.sentences
+        n = bisect_left(sentences, position, key=lambda sentence: sentence.source[0])  # that start before
+        if not n:
+            return position
+        source, target = sentences[n - 1].source, sentences[n - 1].target
+        if position < source[1]:
+            return self.position_in_sentence(position, source, target)
+        return target[1] + position - source[1]
 
-    def position_in_sentence(self, position: int, target: Span) -> int:
+    def position_in_sentence(self, position: int, source: Span, target: Span) -> int:
         """Return the start of this or the next source word's translation, else the end of the previous word's."""
-        next_word = next((i for i, (_, end) in enumerate(self.source_words) if end > position), None)
-        links = [(j, word) for j, word in enumerate(self.links) if target[0] <= self.target_words[j][0] < target[1]]
-        if matches := [j for j, word in links if word == next_word is not None]:
-            return self.target_words[matches[0]][0]
-        if matches := [j for j, word in links if word is not None and self.source_words[word][1] <= position]:
-            return self.target_words[max(matches, key=lambda j: (self.links[j], j))][1]
+        next_word = bisect_right(self.source_words, position, key=itemgetter(1))
+        first = bisect_right(self.source_words, source[0], key=itemgetter(1))
+        for word in [next_word, *range(next_word - 1, first - 1, -1)]:
+            linked = self.linked[word] if word < len(self.linked) else []
+            spans = [self.target_words[j] for j in linked if target[0] <= self.target_words[j][0] < target[1]]
+            if spans:
+                return spans[0][0] if word == next_word else spans[-1][1]
         return target[1]
 
-    def escape_text(self, start: int, end: int) -> str:
-        text = html.escape(self.translation[start:end].replace(BREAK, ""), quote=False)
-        return text.replace("\xa0", "&nbsp;")
+
+class InlineWriter:
+    """Writer that separates leaves from their neighbors by white space as in the source."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = [""]
+        self.space_index = 0  # of the part where white space after the last text or leaf is inserted
+        self.last: Node | str = ""  # the last leaf or character
+
+    def write_tag(self, tag: str, is_closing: bool = False) -> None:
+        self.parts.append(tag)
+        if is_closing and self.space_index == len(self.parts) - 2:  # white space belongs to the outer element
+            self.parts[-2:] = [tag, ""]
+            self.space_index += 1
+
+    def write_text(self, text: str) -> None:
+        if text:
+            has_space = isinstance(self.last, Node) and needs_space(self.last.after, text[0], CLOSING)
+            escaped = html.escape(text.replace(BREAK, ""), quote=False).replace("\xa0", "&nbsp;")
+            self.write(escaped, has_space, text[-1])
+
+    def write_leaf(self, leaf: Node) -> None:
+        if isinstance(self.last, Node):
+            has_space = leaf.before.has_space or leaf.previous_leaf is not self.last
+        else:
+            has_space = needs_space(leaf.before, self.last, OPENING)
+        self.write(leaf.opening + leaf.closing, has_space, leaf)
+
+    def write(self, part: str, has_space: bool, last: Node | str) -> None:
+        self.parts[self.space_index] = " " * has_space
+        self.parts += [part, ""]
+        self.space_index = len(self.parts) - 1
+        self.last = last
+
+
+def needs_space(neighbor: Neighbor, character: str, unspaced: str) -> bool:
+    """Return whether white space separates a leaf from a character of the translation.
+
+    Args:
+        neighbor: Neighbor of the leaf in the source.
+        character: Neighbor in the translation, or an empty string at both ends.
+        unspaced: Characters that have no white space on this side, unless they have it in the source.
+    """
+    if not character or character.isspace():
+        return False
+    kind = character_kind(character)
+    if kind == character_kind(neighbor.character):
+        return neighbor.has_space
+    return character not in unspaced and kind != "symbol"
+
+
+def character_kind(character: str) -> str:
+    """Return "word", "symbol" (in unsegmented scripts), "quote", or any other character itself."""
+    if not character:
+        return ""
+    if character in QUOTES:
+        return "quote"
+    kind = character_class(character)
+    return "word" if kind in ("word", "mark") else kind if character.isalnum() else character
 
 
 def max_sum_run(scores: list[int]) -> Span:

@@ -1,5 +1,7 @@
 """Pipelines for the tests of documents and HTML."""
 
+import random
+
 import pytest
 
 from vanilla_transformer import TranslationPipeline
@@ -45,3 +47,29 @@ class CopyingPipeline(TranslationPipeline):
 @pytest.fixture
 def copying(random_translator):
     return CopyingPipeline(model=random_translator.model, tokenizer=random_translator.tokenizer)
+
+
+class ShufflingPipeline(TranslationPipeline):
+    """Pipeline that returns the words in random order, without spaces before closing punctuation.
+
+    Some words are missing, and some have no alignment.
+    """
+
+    rng = random.Random(29)
+
+    def _translate(self, sentences, *_, **__):
+        for sentence in sentences:
+            spans = [span for span in word_spans(sentence) if self.rng.random() < 0.9] or word_spans(sentence)[:1]
+            text, links = "", []
+            for start, end in self.rng.sample(spans, len(spans)):
+                word = sentence[start:end]
+                text += " " * (bool(text) and word not in ".,)!" and text[-1] != "(")
+                if self.rng.random() < 0.8:
+                    links.append(((start, end), (len(text), len(text) + len(word))))
+                text += word
+            yield {"translation_text": text, "alignments": links}
+
+
+@pytest.fixture
+def shuffling(random_translator):
+    return ShufflingPipeline(model=random_translator.model, tokenizer=random_translator.tokenizer)
