@@ -8,14 +8,8 @@ import pytest
 pytest.importorskip("sentencex")
 
 from vanilla_transformer.alignment_vanilla_transformer import word_spans  # noqa: E402
-from vanilla_transformer.text.html_translation import (  # noqa: E402
-    VOID,
-    InlineTreeBuilder,
-    TagPlacer,
-    max_sum_run,
-    tokenize_html,
-    translate_html,
-)
+from vanilla_transformer.text.html_parsing import VOID, InlineTreeBuilder, tokenize_html  # noqa: E402
+from vanilla_transformer.text.html_translation import TagPlacer, max_sum_run, translate_html  # noqa: E402
 
 
 @pytest.mark.parametrize(
