@@ -34,6 +34,8 @@ def main() -> None:
     )
     parser.add_settings(TranslationSettings)
     options = parser.parse_options()
+    if options["source_lang"] and not options["is_document"]:
+        parser.error("--source-lang requires --document.")
 
     from .inference.file_translation import translate_file  # slow imports
     from .run.hardware import configure_malloc

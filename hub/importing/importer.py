@@ -15,7 +15,7 @@ from .checkpoint_file import prefix_errors_with, read_checkpoint
 from .conversion import SPECIAL_IDS, ImportResult, convert
 from .layout import Layout
 from .layout_detection import find_layout
-from .layout_settings import resolve_settings
+from .layout_settings import format_setting, resolve_settings
 from .layouts import LAYOUTS
 from .parity import compare_with_user_model
 from .tokenizer import TokenizerPair, read_tokenizers
@@ -50,7 +50,7 @@ def import_checkpoint(file: str | Path, output: str | Path, **options: Any) -> I
     validate_new_dir(output)
     if is_transformers_model(file):
         for each in fields(settings):
-            if getattr(settings, each.name):
+            if getattr(settings, each.name) != each.default:
                 option = each.metadata.get("name", option_name(each.name))
                 raise ValueError(f"{option} is not supported for {file}: its config defines it. Remove {option}.")
         imported, tokenizer, report = import_transformers_model(file)
@@ -78,7 +78,7 @@ def import_file(
     with prefix_errors_with(f"{file}: "):
         layout, evidence = find_layout(state, settings.layout)
     layout_settings = resolve_settings(list(settings.settings or ()), metadata, layout)
-    tokenizers = load_tokenizers(file, settings, layout, metadata | layout_settings)
+    tokenizers = load_tokenizers(file, settings, layout, metadata, layout_settings)
     special_ids = {name: getattr(settings, name) for name in SPECIAL_IDS if getattr(settings, name) is not None}
     with prefix_errors_with(f"{file}: "):
         imported = convert(state, layout, layout_settings, settings.num_heads, special_ids)
@@ -91,7 +91,7 @@ def import_file(
     if tokenizers and layout.name not in TOOLKITS and "source_begins" not in layout_settings:
         imported.user_notes.append(
             "Sources do not begin with the BOS token. If the original code puts BOS before sources, as most tutorials "
-            "do, import again with a tokenizer for each side and --set source_begins=true."
+            "do, import again with --set source_begins=true."
         )
     report |= imported.report()
     if settings.compare_with:
@@ -100,9 +100,9 @@ def import_file(
 
 
 def load_tokenizers(
-    file: Path, settings: ImportSettings, layout: Layout, metadata: dict[str, Any]
+    file: Path, settings: ImportSettings, layout: Layout, metadata: dict[str, Any], layout_settings: dict[str, Any]
 ) -> TokenizerPair | None:
-    """Return the tokenizers of the given files, or of the toolkit's dictionaries. `metadata` includes the settings."""
+    """Return the tokenizers of the given files, or of the toolkit's dictionaries."""
     paths = (settings.source_tokenizer, settings.target_tokenizer, settings.fairseq_data)
     source, target, data = (None if path is None else Path(path) for path in paths)
     files, codes = [source, target], [Path(each) for each in settings.bpe_codes]
@@ -112,6 +112,11 @@ def load_tokenizers(
             raise ValueError(f"{option} {reason}. It requires a checkpoint of {' or '.join(layouts)}.")
     if len(codes) > 2:
         raise ValueError(f"--bpe-codes must be one file or one file per side, got {len(codes)} files.")
-    if any(files) or layout.name not in TOOLKITS or metadata.get("source_begins"):
-        return read_tokenizers(source, target, metadata.get("source_begins"))
-    return read_toolkit_tokenizers(layout.name, file, metadata, data, codes)
+    defaults = {"source_begins": False, "source_ends": layout.name != "opennmt"}
+    affixes = {name: layout_settings.get(name, default) for name, default in defaults.items()}
+    if changed := [name for name in affixes if affixes[name] != defaults[name] and source is None]:
+        setting = f"{changed[0]}={format_setting(affixes[changed[0]])}"
+        raise ValueError(f"--set {setting} requires a tokenizer. Set --source-tokenizer.")
+    if any(files) or layout.name not in TOOLKITS:
+        return read_tokenizers(source, target, **affixes)
+    return read_toolkit_tokenizers(layout.name, file, metadata | layout_settings, data, codes)

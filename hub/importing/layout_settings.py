@@ -10,7 +10,7 @@ from .layout import Kind, Layout
 
 def resolve_settings(texts: list[str], metadata: dict[str, Any], layout: Layout) -> dict[str, Any]:
     """Merge the values of `--set KEY=VALUE` with those of the file; `--set` has priority."""
-    kinds: dict[str, Kind] = layout.settings | {"source_begins": bool}
+    kinds: dict[str, Kind] = layout.settings | {"source_begins": bool, "source_ends": bool}
     settings: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -119,23 +118,22 @@ def select_rows(
     return result.eval(), rows
 
 
-def read_tokenizers(source: Path | None, target: Path | None, source_begins: Any = None) -> TokenizerPair | None:
+def read_tokenizers(
+    source: Path | None, target: Path | None, source_begins: bool = False, source_ends: bool = True
+) -> TokenizerPair | None:
     """Read the tokenizers of both sides, or one tokenizer for both sides. Return None without files.
 
     If the special tokens have different ids on both sides, they get the first ids. Raises ValueError if a file is not a
-    tokenizer or has no pad, BOS or EOS token, or if `source_begins` is set without a tokenizer for each side.
+    tokenizer or has no pad, BOS or EOS token, or if there is only one for the target.
     """
-    if source_begins and (source is None or target is None):
-        raise ValueError(
-            "--set source_begins=true requires a separate tokenizer for each side, because targets have no BOS token. "
-            "Set --source-tokenizer and --target-tokenizer, which may be the same file."
-        )
     if source is None and target is None:
         return None
     if source is None:
         raise ValueError("--target-tokenizer requires --source-tokenizer.")
+    if source_begins or not source_ends:  # unlike targets
+        target = target or source
     sides = [read_side_tokenizer(path) for path in ((source, target) if target else (source,))]
-    return combine_tokenizers(sides, source_begins=bool(source_begins))
+    return combine_tokenizers(sides, source_begins, source_ends)
 
 
 def combine_tokenizers(

@@ -8,9 +8,10 @@
 The files of the page do not import this repository, because a Space does not contain it.
 """
 
+from dataclasses import fields
 from functools import partial
 
-from vanilla_transformer.shared.command_line import CommandLineParser, checkpoint_name, new_path
+from vanilla_transformer.shared.command_line import CommandLineParser, checkpoint_name, new_path, option_name
 
 from ..publishing import UploadSettings
 
@@ -25,6 +26,10 @@ def main() -> None:
     parser.add_argument("--static", metavar="OUTPUT", type=new_path, help=static_help)
     parser.add_settings(UploadSettings)
     options = parser.parse_options()
+    if unused := [each.name for each in fields(UploadSettings) if options[each.name] and not options["push"]]:
+        parser.error(f"{option_name(unused[0])} requires --push.")
+    if options["port"] is not None and (options["push"] or options["static"]):
+        parser.error("--port requires a page on this machine. Remove --port, or --push and --static.")
     from ..commits import resolve_repo_id  # slow imports
     from ..hub_errors import TransportError, hub_error_message, import_with_extra
     from .publishing import push, push_static_page

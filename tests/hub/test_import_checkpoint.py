@@ -215,21 +215,25 @@ def test_reports_assumed_settings(save_reference, command, tmp_path, capsys):
     assert (config.norm_position, config.activation_function) == ("pre", "gelu")
 
 
-def test_source_bos_requires_two_tokenizers(save_reference, command, tmp_path, capsys):
+def test_source_bos_requires_a_tokenizer(save_reference, command, tmp_path, capsys):
     path, file = (
         save_reference("hkproj C", sizes=(37, 37)),
         word_level([*SPECIAL, *(f"w{i}" for i in range(33))], tmp_path / "t"),
     )
     options = ("--num-heads", 4, "--set", "source_begins=true")
-    for option in ((), ("--source-tokenizer", file)):
-        command(path, tmp_path / "out", *options, *option, status=2)
-        assert "requires a separate tokenizer for each side" in capsys.readouterr().err
-        assert not (tmp_path / "out").exists()
-    command(path, tmp_path / "out", *options, "--source-tokenizer", file, "--target-tokenizer", file)
+    command(path, tmp_path / "out", *options, status=2)
+    assert "--set source_begins=true requires a tokenizer" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
     line = "check: Sources do not begin with the BOS token"
-    assert line not in capsys.readouterr().out
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert tokenizer("w3")["input_ids"] == [2, 7, 3]
+    for name, target in (("one", ()), ("two", ("--target-tokenizer", file))):
+        command(path, tmp_path / name, *options, "--source-tokenizer", file, *target)
+        assert line not in capsys.readouterr().out
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / name)
+        assert tokenizer("w3")["input_ids"] == [2, 7, 3]
+        assert tokenizer(text_target="w3")["input_ids"] == [7, 3]
+    command(path, tmp_path / "bare", *options, "source_ends=false", "--source-tokenizer", file)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "bare")
+    assert tokenizer("w3")["input_ids"] == [2, 7]
     assert tokenizer(text_target="w3")["input_ids"] == [7, 3]
     command(path, tmp_path / "default", "--num-heads", 4, "--source-tokenizer", file)
     assert line in capsys.readouterr().out
@@ -287,15 +291,37 @@ def test_reports_full_disk_and_removes_partial_output(save_reference, command, t
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("name", ["opennmt 3", "fairseq base"])
-def test_toolkit_rejects_source_begins(toolkits, command, tmp_path, capsys, name):
-    """Without tokenizers, the sources start as in the toolkit."""
+@pytest.mark.parametrize("two", [True, False])
+def test_opennmt_sources_have_no_eos_token_with_other_tokenizers(toolkits, command, tmp_path, two):
+    """The result is the same as with the vocabulary of the file."""
+    reference = toolkits.make("opennmt 3", sizes=(31, 31))
+    tokens = ["<unk>", "<blank>", "<s>", "</s>", *(f"w{i}" for i in range(27))]
+    reference.tokens = lambda: [tokens, tokens]
+    path = toolkits.save(reference.content(), tmp_path / "model.pt")
+    (tmp_path / "vocabulary.txt").write_text("\n".join(tokens))
+    target = ("--target-tokenizer", tmp_path / "vocabulary.txt") if two else ()
+    command(path, tmp_path / "own")
+    command(path, tmp_path / "given", "--source-tokenizer", tmp_path / "vocabulary.txt", *target)
+    own, given = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("own", "given"))
+    assert own("w1 w2")["input_ids"] == given("w1 w2")["input_ids"] == [5, 6]
+    assert own(text_target="w1 w2")["input_ids"] == given(text_target="w1 w2")["input_ids"] == [5, 6, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        *(("opennmt 3", "source_begins=true"), ("opennmt 3", "source_ends=true")),
+        *(("fairseq base", "source_begins=true"), ("fairseq base", "source_ends=false")),
+    ],
+)
+def test_toolkit_rejects_other_affixes(toolkits, command, tmp_path, capsys, name, setting):
+    """Without tokenizers, the sources start and end as in the toolkit."""
     reference = toolkits.make(name)
     for side, size in zip(("de", "en"), (31, 37), strict=True):
         (tmp_path / f"dict.{side}.txt").write_text("".join(f"{side}{i} 1\n" for i in range(size - 4)))
     path = toolkits.save(reference.content(), tmp_path / "model.pt")
-    command(path, tmp_path / "out", "--set", "source_begins=true", status=2)
-    assert "source_begins=true requires a separate tokenizer for each side" in capsys.readouterr().err
+    command(path, tmp_path / "out", "--set", setting, status=2)
+    assert f"--set {setting} requires a tokenizer" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

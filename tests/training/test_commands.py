@@ -174,6 +174,7 @@ def test_translate_warns_about_unknown_characters(checkpoint, caplog):
         ({"length_penalty": 101}, "length_penalty=101 must be from -100 to 100"),
         ({"length_penalty": float("nan")}, "length_penalty=nan must be a finite number"),
         ({"rerank_weight": float("inf")}, "rerank_weight=inf must be a finite number"),
+        ({"rerank_weight": 2}, "rerank_weight=2 requires rerank"),
     ],
 )
 def test_translate_rejects_wrong_options(checkpoint, options, message):

@@ -88,6 +88,8 @@ class TranslationSettings(DecodingSettings):
         super().__post_init__()
         if (self.num_beams or self.nbest) < self.nbest:
             raise ValueError(f"nbest={self.nbest} must be at most num_beams={self.num_beams}.")
+        if self.rerank is None and self.rerank_weight != type(self).rerank_weight:
+            raise ValueError(f"rerank_weight={self.rerank_weight} requires rerank.")
         if self.rerank and self.num_beams == 1:
             raise ValueError("rerank requires num_beams of at least 2.")
 

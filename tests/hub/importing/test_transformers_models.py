@@ -183,6 +183,7 @@ def test_errors_are_one_line(opus_folder, save_checkpoint, command, tmp_path, ca
 
     folder = opus_folder()
     assert_rejected(folder, "--num-heads", 4, reason="--num-heads is not supported for")
+    assert_rejected(folder, "--pad-token-id", 0, reason="--pad-token-id is not supported for")
     assert_rejected(save_checkpoint()[2], reason="is already a vanilla_transformer model")
     assert_rejected("user/missing", reason="not a local directory, and HF_HUB_OFFLINE is set")
     T5ForConditionalGeneration(

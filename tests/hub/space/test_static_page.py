@@ -52,6 +52,20 @@ def test_writes_all_files(save_checkpoint, command, no_graphs, tmp_path, capsys,
     assert "already exists" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--private",), "--private requires --push"),
+        (("--static", "page", "--replace"), "--replace requires --push"),
+        (("--static", "page", "--port", "8000"), "--port requires a page on this machine"),
+        (("--push", "user/space", "--port", "8000"), "--port requires a page on this machine"),
+    ],
+)
+def test_options_without_effect_are_errors(command, tmp_path, capsys, options, reason):
+    command(tmp_path, *options, status=2)
+    assert reason in capsys.readouterr().err
+
+
 def test_page_name_is_directory_name(save_checkpoint, command, no_graphs, tmp_path):
     """The path of the checkpoint may end with "..". Tokens with the embedding of <unk> are listed."""
     model, tokenizer, folder = save_checkpoint()
