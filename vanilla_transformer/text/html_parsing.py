@@ -152,8 +152,9 @@ def match_tags(segment: list[HtmlToken]) -> dict[int, int]:
 class InlineTreeBuilder:
     """Builder of the text of a segment and the tree of its elements. Unmatched tags become empty elements.
 
-    White space inside a sentence, such as a no-break space, becomes one space. The text has the spaces that it would have without the leaves: "the
-    function <code>f</code>, which" becomes "the function, which". The leaves know their neighbors.
+    White space inside a sentence, such as a no-break space, becomes one space. The text has the spaces that it would
+    have without the leaves: "the function <code>f</code>, which" becomes "the function, which". The leaves know their
+    neighbors.
     """
 
     def __init__(self, segment: list[HtmlToken]):
