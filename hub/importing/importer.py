@@ -50,7 +50,7 @@ def import_checkpoint(file: str | Path, output: str | Path, **options: Any) -> I
     validate_new_dir(output)
     if is_transformers_model(file):
         for each in fields(settings):
-            if getattr(settings, each.name) != each.default:
+            if getattr(settings, each.name) not in (None, [], ()):
                 option = each.metadata.get("name", option_name(each.name))
                 raise ValueError(f"{option} is not supported for {file}: its config defines it. Remove {option}.")
         imported, tokenizer, report = import_transformers_model(file)

@@ -1,4 +1,4 @@
-"""Publication on the Hub: model card, upload, and a repository for `beam_search`."""
+"""Publication on the Hub: model card and upload."""
 
 import re
 from argparse import ArgumentTypeError

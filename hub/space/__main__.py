@@ -36,13 +36,14 @@ def main() -> None:
 
     checkpoint, port, repo_id, out = (options.pop(name) for name in ("checkpoint", "port", "push", "static"))
     with parser.exit_on_user_error(TransportError, formatter=partial(hub_error_message, repo_id=repo_id or checkpoint)):
+        repo_id = resolve_repo_id(repo_id) if repo_id else None
         if out:
             import_with_extra(".space.static_page", "hub.space").create_page(checkpoint, out)
         elif not repo_id:
             import_with_extra(".space.app", "hub.space").show(checkpoint, port)
             return
         publish = partial(push_static_page, out) if out else partial(push, checkpoint)
-        url = publish(resolve_repo_id(repo_id), **options) if repo_id else None
+        url = publish(repo_id, **options) if repo_id else None
         usage = f"{out} contains the page. To view it, run: python -m http.server --directory {out}"
         parser.print_result({"folder": out, "url": url}, "\n".join(filter(None, [out and usage, url])))
 

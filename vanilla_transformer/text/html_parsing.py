@@ -48,6 +48,7 @@ class Node:
     closing: str = ""
     children: list["Node"] = field(default_factory=list)
     is_leaf: bool = False  # visible, but without words, such as <code>, <img> or an icon
+    is_break: bool = False  # <br>
     before: Neighbor = Neighbor(False, "")
     after: Neighbor = Neighbor(False, "")
     previous_leaf: "Node | None" = None  # if no text is between
@@ -164,7 +165,8 @@ class InlineTreeBuilder:
         self.spaces = [""]  # white space after the last word, between the leaves
         self.pending: list[tuple[Node, int]] = []  # elements after the last word, and the length of the space before
         self.last_leaf: Node | None = None  # after the last word
-        self.is_separated = False  # by an element such as <code> or <img> after the last word
+        self.is_separated = False  # by an element such as <code> or <img>, or between two links, after the last word
+        self.follows_link = False  # directly
 
     def build(self) -> tuple[str, Node]:
         """Return the text and the root of the tree."""
@@ -178,6 +180,7 @@ class InlineTreeBuilder:
                 node.end = len(self.text)
                 if node.start == node.end and not node.children:
                     self.add_leaf(node)
+                self.follows_link = token.name == "a"
             else:
                 self.add_node(token, self.segment[closing_index[i]].raw if i in closing_index else "")
         self.add_words("")
@@ -190,9 +193,11 @@ class InlineTreeBuilder:
         node = Node(len(self.text), len(self.text), token.raw, closing, before=neighbor, previous_leaf=self.last_leaf)
         self.path[-1].children.append(node)
         self.pending.append((node, sum(map(len, self.spaces))))
+        self.is_separated |= self.follows_link and token.name == "a"
         if closing:
             self.path.append(node)
         elif token.name == "br":
+            node.is_break = True
             self.add_words(BREAK)
         elif token.kind == "empty" and token.name not in ("", "wbr"):
             self.is_separated = True
@@ -208,6 +213,7 @@ class InlineTreeBuilder:
 
     def add_text(self, content: str) -> None:
         """Add words and white space."""
+        self.follows_link = False
         words = content.strip()
         if words:
             before, _, after = content.partition(words)

@@ -79,11 +79,12 @@ class TagPlacer:
             if isinstance(part, str):
                 writer.add_tag(part, is_closing=True)
             elif len(part) == 2:
-                writer.add_text(self.translation[part[0] : part[1]])
+                writer.add_text(self.translation[part[0] : part[1]].replace(BREAK, ""))
             elif part[0].is_leaf:
                 writer.add_leaf(part[0])
             else:
                 writer.add_tag(part[0].opening)
+                writer.last = BREAK if part[0].is_break else writer.last
                 stack += [part[0].closing, *reversed(self.node_content(*part))]
         return "".join(writer.parts)
 
@@ -211,7 +212,7 @@ class InlineWriter:
     def add_text(self, text: str) -> None:
         if text:
             has_space = isinstance(self.last, Node) and needs_space(self.last.after, text[0], CLOSING)
-            escaped = html.escape(text.replace(BREAK, ""), quote=False).replace("\xa0", "&nbsp;")
+            escaped = html.escape(text, quote=False).replace("\xa0", "&nbsp;")
             self.add(escaped, has_space, text[-1])
 
     def add_leaf(self, leaf: Node) -> None:

@@ -211,9 +211,17 @@ def build_sentencepiece_tokenizer(tokens: list[str], path: Path, content: bytes,
         split.append(pre_tokenizers.Split(Regex(f"{MARKERS[0]}[^{MARKERS[1]}]*{MARKERS[1]}"), "isolated"))
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
-    marks = [decoders.Replace(mark, "") for mark in MARKERS]
-    tokenizer.decoder = decoders.Sequence([*marks, decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme)])
+    tokenizer.decoder = sentencepiece_decoder(normal)
     return tokenizer
+
+
+def sentencepiece_decoder(normal: Any) -> Any:
+    """Return a decoder for a `NormalizerSpec`. decoders.Metaspace would join the words of a phrase at the start."""
+    steps: list[Any] = [decoders.Replace(mark, "") for mark in MARKERS]
+    steps += [decoders.ByteFallback(), decoders.Replace("▁", " "), decoders.Fuse()]
+    if normal.remove_extra_whitespaces or normal.add_dummy_prefix:
+        steps.append(decoders.Replace(Regex("^ +" if normal.remove_extra_whitespaces else "^ "), ""))
+    return decoders.Sequence(steps)
 
 
 def run_marker_normalizers(letters: set[str]) -> list[Any]:

@@ -59,11 +59,14 @@ def test_writes_all_files(save_checkpoint, command, no_graphs, tmp_path, capsys,
         (("--static", "page", "--replace"), "--replace requires --push"),
         (("--static", "page", "--port", "8000"), "--port requires a page on this machine"),
         (("--push", "user/space", "--port", "8000"), "--port requires a page on this machine"),
+        (("--static", "page", "--push", "user/space/page"), "user/space/page"),
     ],
 )
-def test_options_without_effect_are_errors(command, tmp_path, capsys, options, reason):
+def test_errors_before_the_export(command, tmp_path, capsys, monkeypatch, options, reason):
+    monkeypatch.chdir(tmp_path)
     command(tmp_path, *options, status=2)
     assert reason in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_page_name_is_directory_name(save_checkpoint, command, no_graphs, tmp_path):

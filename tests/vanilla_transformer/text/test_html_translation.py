@@ -99,6 +99,11 @@ def test_tags_move_with_their_words(reversing, source, expected):
         "one <img>\n",
         " <img> one",
         "One. <img>Two. <code>x</code> <code>y</code>",
+        "<p><label>Name<br><input></label> <label>City<br><input></label></p>",
+        "<b>Usage:<br><code>f</code></b> prints it.",
+        "<b>Usage:<br><code>f</code></b> <code>g</code>.",
+        "one <b><br><img></b> two",
+        "one <img><br><img> two",
     ],
 )
 def test_copied_text_keeps_its_white_space(copying, source):
@@ -126,6 +131,8 @@ def test_white_space_at_a_tag_moves_to_the_outer_element(copying, source, expect
         ("one <i class=x></i>.", "one."),
         ("one <code>x</code> .", "one ."),
         ("one<code>x</code>two", "one two"),
+        ("<a>one</a><a>two</a><a><b>three</b></a>", "one two three"),
+        ("<a>one</a>s <a>two</a><b>s</b>", "ones twos"),
         ("one <b>two</b> , three", "one two , three"),
     ],
 )
