@@ -14,7 +14,9 @@ MASKED_SCORE = 1e9  # subtracted from the logits of added rows; finite, because 
 DEFAULT_LIMIT = 20  # default limit of new tokens of generate() in transformers 5; 19 in transformers 4.40
 USAGE = """{out} is a native Transformers model. To load it with transformers only:
     model = AutoModelForSeq2SeqLM.from_pretrained("{out}")
-    tokenizer = AutoTokenizer.from_pretrained("{source}")"""
+    source, target = (AutoTokenizer.from_pretrained(folder) for folder in ("{source}", "{target}"))
+    ids = model.generate(**source("a sentence", return_tensors="pt"))
+    print(target.decode(ids[0], skip_special_tokens=True))"""
 
 
 def convert(

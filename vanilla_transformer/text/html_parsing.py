@@ -197,8 +197,8 @@ class InlineTreeBuilder:
         if closing:
             self.path.append(node)
         elif token.name == "br":
-            node.is_break = True
             self.add_words(BREAK)
+            node.start, node.end, node.is_break = len(self.text) - 1, len(self.text), True
         elif token.kind == "empty" and token.name not in ("", "wbr"):
             self.is_separated = True
             self.add_leaf(node)

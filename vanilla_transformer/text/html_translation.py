@@ -63,6 +63,8 @@ class TagPlacer:
         start = len(text) - len(text.lstrip())
         stop = max(len(text.rstrip()) - len(text), start - len(text)) or None
         self.translation = text[:start] + document.translation[start:stop] + (text[stop:] if stop else "")
+        # line breaks have the same order in both texts
+        self.breaks = [[i for i, each in enumerate(side) if each == BREAK] for side in (text, self.translation)]
         index = {span: i for i, span in enumerate(self.source_words)}
         links = {target: index.get(source) for source, target in document.alignments}
         self.links = [links.get(span) for span in self.target_words]  # source word index of each target word, or None
@@ -106,7 +108,8 @@ class TagPlacer:
         parts = {i: part for i, child in enumerate(node.children) if (part := self.locate_part(child, low, high))}
         spans = [parts.get(i, (0, 0, 0, 0)) for i in range(len(node.children))]
         ranges = [self.source_word_range(child) for child in node.children]
-        for i in sorted(parts.keys() ^ set(range(len(spans))), key=lambda i: (-len(ranges[i]), i)):
+        breaks = [self.target_breaks(child) for child in node.children]
+        for i in sorted(parts.keys() ^ set(range(len(spans))), key=lambda i: (not breaks[i], -len(ranges[i]), i)):
             # parts of words that this child shares with siblings
             shared = [part for part in parts.values() if self.links[part[0]] in ranges[i]] if ranges[i] else []
             occupied = {part[0] for part in parts.values() if part not in shared} if ranges[i] else set()
@@ -120,12 +123,15 @@ class TagPlacer:
             if first < last:
                 if len(ranges[i]) == len(self.source_word_range(node)):
                     first, last = low, high
-                free[first - low : last - low] = [False] * (last - first)
                 start, end = self.target_words[first][0], self.target_words[last - 1][1]
                 for *_, part_start, part_end in shared:
                     end = part_start if start < part_start < end else end
                     start = part_end if start == part_start and part_end < end else start
-                spans[i] = first, last, start, end
+                spans[i] = self.enclose(breaks[i], (start, end), low, high) if breaks[i] else (first, last, start, end)
+                first, last, *_ = spans[i]
+                free[first - low : last - low] = [False] * (last - first)
+            elif breaks[i]:
+                spans[i] = self.enclose(breaks[i], (breaks[i][0], breaks[i][-1] + 1), low, high)
             else:
                 position = self.empty_element_position(node.children[i].start)
                 following = self.text[node.children[i].start :][:1]
@@ -133,6 +139,17 @@ class TagPlacer:
                     position = self.end_of_previous_word(node.children[i].start, low, high) or position
                 spans[i] = low, low, position, position
         return spans
+
+    def target_breaks(self, node: Node) -> list[int]:
+        """Return the positions of an element's line breaks in the translation."""
+        source, target = self.breaks
+        return target[bisect_left(source, node.start) : bisect_left(source, node.end)]
+
+    def enclose(self, breaks: list[int], span: Span, low: int, high: int) -> tuple[int, int, int, int]:
+        """Return the span of words, from `low` to `high`, and of characters that also encloses line breaks."""
+        start, end = min(breaks[0], span[0]), max(breaks[-1] + 1, span[1])
+        first, last = (bisect_left(self.target_words, each, key=itemgetter(0)) for each in (start, end))
+        return min(max(first, low), high), min(max(last, low), high), start, end
 
     def end_of_previous_word(self, position: int, low: int, high: int) -> int | None:
         """Return where the translation of the source word that ends at `position` ends, among words `low` to `high`."""

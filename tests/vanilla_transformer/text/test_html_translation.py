@@ -66,6 +66,11 @@ from vanilla_transformer.text.html_translation import TagPlacer, max_sum_run, tr
         ("one <b>two <img></b><i> three</i>", "<i>THREE</i> <b><img> TWO</b> ONE"),
         ("one<!-- -->two", "<!-- -->ONETWO"),
         ("<b>one <code>x</code></b>, two", "TWO , <b><code>x</code> ONE</b>"),
+        ("one <b>two<br></b>three", "<b>TWO ONE<br></b>THREE"),
+        ("<b>one<br></b>two", "<b>ONE<br></b>TWO"),
+        ("one two <b><i>three<br>four</i> five</b> six", "THREE TWO ONE<b><i><br>SIX FIVE FOUR</i></b>"),
+        ("one<i><br>two</i> three", "ONE<i><br>THREE TWO</i>"),
+        ("<span>one<br></span> <span>two<br></span>", "<span>ONE<br></span> <span>TWO<br></span>"),
         ("one (<code>x</code> two)", ") <code>x</code> TWO ( ONE"),
         ("", ""),
         ("<p> </p>", "<p> </p>"),
@@ -104,6 +109,7 @@ def test_tags_move_with_their_words(reversing, source, expected):
         "<b>Usage:<br><code>f</code></b> <code>g</code>.",
         "one <b><br><img></b> two",
         "one <img><br><img> two",
+        "<b>one <br></b>, two",
     ],
 )
 def test_copied_text_keeps_its_white_space(copying, source):
@@ -116,7 +122,6 @@ def test_copied_text_keeps_its_white_space(copying, source):
         ("Keys: <b><kbd>A</kbd> </b><kbd>B</kbd>", "Keys: <b><kbd>A</kbd></b> <kbd>B</kbd>"),
         ("Keys: <kbd>A</kbd><b> <kbd>B</kbd></b>.", "Keys: <kbd>A</kbd> <b><kbd>B</kbd></b>."),
         ("Share: <img><a> <img></a>", "Share: <img> <a><img></a>"),
-        ("<b>one <br></b>, two", "<b>one<br></b> , two"),
     ],
 )
 def test_white_space_at_a_tag_moves_to_the_outer_element(copying, source, expected):
@@ -195,6 +200,19 @@ def test_random_elements_stay_separated_from_words(shuffling):
         text = visible_text(translate_html(shuffling, source))
         assert text.count("@") == visible_text(source).count("@")
         assert not re.search(r"[^\W_]@|@[^\W_]|@@", text), source
+
+
+def test_random_elements_keep_the_lines(reversing):
+    """The words of each line are those that the same page without inline elements has in this line."""
+    rng = random.Random(31)
+    for _ in range(500):
+        source = re.sub("<img>|<code>x</code>", lambda _: rng.choice(["<br>", "two"]), f"one {random_content(rng)}")
+        plain = re.sub("<(?!br>)[^<>]*>", "", source)
+        lines = [
+            [" ".join(line.split()) for line in re.sub("<(?!br>)[^<>]*>", "", page).split("<br>")]
+            for page in (translate_html(reversing, source), translate_html(reversing, plain))
+        ]
+        assert lines[0] == lines[1], source
 
 
 @pytest.mark.parametrize("space", ["\n", "\n\t\t", "&nbsp;", " \t ", "\n        "])
