@@ -196,10 +196,12 @@ def build_sentencepiece_tokenizer(tokens: list[str], path: Path, content: bytes,
         options = {"ignore_merges": bool(foreign), "byte_fallback": trainer.byte_fallback}
         model = models.BPE(ids, merges, unk_token=unk, fuse_unk=True, **options)
     tokenizer = Tokenizer(model)
-    # Precompiled drops combining marks after a letter, and separates those of half-width katakana
+    # Precompiled drops combining marks after a letter that it replaces, and separates those of half-width katakana
     compose: list[Any] = [normalizers.NFC()] if "nfkc" in normal.name else []
     charsmap = [normalizers.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
-    steps = [*compose, *charsmap, *compose]
+    isolate = [normalizers.Replace(Regex(r"(?<=.)(?=\p{M})"), MARKERS[0])] if compose and charsmap else []
+    join = [normalizers.Replace(MARKERS[0], "")] if isolate else []
+    steps = [*compose, *isolate, *charsmap, *join, *compose]
     if normal.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex(pattern), left) for pattern, left in (("^ +| +$", ""), (" {2,}", " "))]
     elif normal.add_dummy_prefix:  # Metaspace adds no prefix before a space

@@ -212,8 +212,9 @@ def test_sentencepiece_options(lines, tmp_path, kind, options):
 
 @pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "identity"])
 def test_sentencepiece_normalization(lines, tmp_path, rule):
-    """Covers letters with separate combining marks, half-width katakana, and leading and trailing white space."""
+    """Covers combining marks, half-width katakana, and leading and trailing white space."""
     words = ["École", "Zürich", "Ånd", "Việt", "각", "が", "ﾊﾞｽ", "バス", "Čechy", "ño", "\t", "\u3000", "_"]
+    words += ["А\u0301нна", "Ọ\u0301ba", "²\u0304", "\ufee3\u064e\ufeae"]  # marks without a composed form
     texts = [" ".join(words[i:] + words[:i]) for i in range(len(words))]
     processor = train_sentencepiece(
         [*lines[:300], *texts], tmp_path / "x.model", "unigram", normalization_rule_name=rule
