@@ -48,7 +48,6 @@ class Node:
     closing: str = ""
     children: list["Node"] = field(default_factory=list)
     is_leaf: bool = False  # visible, but without words, such as <code>, <img> or an icon
-    is_break: bool = False  # <br>
     before: Neighbor = Neighbor(False, "")
     after: Neighbor = Neighbor(False, "")
     previous_leaf: "Node | None" = None  # if no text is between
@@ -166,7 +165,7 @@ class InlineTreeBuilder:
         self.pending: list[tuple[Node, int]] = []  # elements after the last word, and the length of the space before
         self.last_leaf: Node | None = None  # after the last word
         self.is_separated = False  # by an element such as <code> or <img>, or between two links, after the last word
-        self.follows_link = False  # directly
+        self.follows_link = False  # without text between
 
     def build(self) -> tuple[str, Node]:
         """Return the text and the root of the tree."""
@@ -180,7 +179,7 @@ class InlineTreeBuilder:
                 node.end = len(self.text)
                 if node.start == node.end and not node.children:
                     self.add_leaf(node)
-                self.follows_link = token.name == "a"
+                self.follows_link |= token.name == "a"
             else:
                 self.add_node(token, self.segment[closing_index[i]].raw if i in closing_index else "")
         self.add_words("")
@@ -198,7 +197,7 @@ class InlineTreeBuilder:
             self.path.append(node)
         elif token.name == "br":
             self.add_words(BREAK)
-            node.start, node.end, node.is_break = len(self.text) - 1, len(self.text), True
+            node.start, node.end = len(self.text) - 1, len(self.text)
         elif token.kind == "empty" and token.name not in ("", "wbr"):
             self.is_separated = True
             self.add_leaf(node)

@@ -81,12 +81,11 @@ class TagPlacer:
             if isinstance(part, str):
                 writer.add_tag(part, is_closing=True)
             elif len(part) == 2:
-                writer.add_text(self.translation[part[0] : part[1]].replace(BREAK, ""))
+                writer.add_text(self.translation[part[0] : part[1]])
             elif part[0].is_leaf:
                 writer.add_leaf(part[0])
             else:
                 writer.add_tag(part[0].opening)
-                writer.last = BREAK if part[0].is_break else writer.last
                 stack += [part[0].closing, *reversed(self.node_content(*part))]
         return "".join(writer.parts)
 
@@ -105,10 +104,11 @@ class TagPlacer:
     def locate_children(self, node: Node, low: int, high: int) -> list[tuple[int, int, int, int]]:
         """Return the span of target words and the span of characters of each child."""
         free = [True] * (high - low)
-        parts = {i: part for i, child in enumerate(node.children) if (part := self.locate_part(child, low, high))}
+        breaks = [self.target_breaks(child) for child in node.children]
+        located = {i: self.locate_part(child, low, high) for i, child in enumerate(node.children) if not breaks[i]}
+        parts = {i: part for i, part in located.items() if part}
         spans = [parts.get(i, (0, 0, 0, 0)) for i in range(len(node.children))]
         ranges = [self.source_word_range(child) for child in node.children]
-        breaks = [self.target_breaks(child) for child in node.children]
         for i in sorted(parts.keys() ^ set(range(len(spans))), key=lambda i: (not breaks[i], -len(ranges[i]), i)):
             # parts of words that this child shares with siblings
             shared = [part for part in parts.values() if self.links[part[0]] in ranges[i]] if ranges[i] else []
@@ -229,7 +229,7 @@ class InlineWriter:
     def add_text(self, text: str) -> None:
         if text:
             has_space = isinstance(self.last, Node) and needs_space(self.last.after, text[0], CLOSING)
-            escaped = html.escape(text, quote=False).replace("\xa0", "&nbsp;")
+            escaped = html.escape(text.replace(BREAK, ""), quote=False).replace("\xa0", "&nbsp;")
             self.add(escaped, has_space, text[-1])
 
     def add_leaf(self, leaf: Node) -> None:

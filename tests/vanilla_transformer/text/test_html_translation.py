@@ -68,6 +68,7 @@ from vanilla_transformer.text.html_translation import TagPlacer, max_sum_run, tr
         ("<b>one <code>x</code></b>, two", "TWO , <b><code>x</code> ONE</b>"),
         ("one <b>two<br></b>three", "<b>TWO ONE<br></b>THREE"),
         ("<b>one<br></b>two", "<b>ONE<br></b>TWO"),
+        ("one two<b>three<br></b>four", "<b>TWOTHREE ONE<br></b>FOUR"),
         ("one two <b><i>three<br>four</i> five</b> six", "THREE TWO ONE<b><i><br>SIX FIVE FOUR</i></b>"),
         ("one<i><br>two</i> three", "ONE<i><br>THREE TWO</i>"),
         ("<span>one<br></span> <span>two<br></span>", "<span>ONE<br></span> <span>TWO<br></span>"),
@@ -138,6 +139,7 @@ def test_white_space_at_a_tag_moves_to_the_outer_element(copying, source, expect
         ("one<code>x</code>two", "one two"),
         ("<a>one</a><a>two</a><a><b>three</b></a>", "one two three"),
         ("<a>one</a>s <a>two</a><b>s</b>", "ones twos"),
+        ("<b><a>one</a></b><a>two</a>", "one two"),
         ("one <b>two</b> , three", "one two , three"),
     ],
 )
