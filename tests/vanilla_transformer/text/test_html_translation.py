@@ -68,7 +68,7 @@ from vanilla_transformer.text.html_translation import TagPlacer, max_sum_run, tr
         ("<b>one <code>x</code></b>, two", "TWO , <b><code>x</code> ONE</b>"),
         ("one <b>two<br></b>three", "<b>TWO ONE<br></b>THREE"),
         ("<b>one<br></b>two", "<b>ONE<br></b>TWO"),
-        ("one two<b>three<br></b>four", "<b>TWOTHREE ONE<br></b>FOUR"),
+        ("one 2<b>3<br></b>four", "<b>23 ONE<br></b>FOUR"),
         ("one two <b><i>three<br>four</i> five</b> six", "THREE TWO ONE<b><i><br>SIX FIVE FOUR</i></b>"),
         ("one<i><br>two</i> three", "ONE<i><br>THREE TWO</i>"),
         ("<span>one<br></span> <span>two<br></span>", "<span>ONE<br></span> <span>TWO<br></span>"),
