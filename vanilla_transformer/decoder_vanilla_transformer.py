@@ -132,7 +132,7 @@ class IncrementalDecoder:
         hidden_states = self.decoder.embed(self.decoder.embed_tokens(self.tokens), positions)
         masks = {"attention_mask": self_mask, "encoder_attention_mask": self.source_mask}
         for layer in self.decoder.layers:
-            hidden_states = layer(hidden_states, self.states, **masks, past_key_values=self)
+            hidden_states = layer(hidden_states, self.states, **masks, cache=self)
         self.position += 1
         self.slots += self.num_beams
         return self.lm_head(self.decoder.norm(hidden_states)).flatten(0, 1)

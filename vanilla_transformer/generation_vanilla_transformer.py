@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from itertools import chain
 from types import SimpleNamespace
@@ -38,6 +38,21 @@ from .beam_search_vanilla_transformer import BeamSearch, DecodingInputs, greedy_
 from .decoder_vanilla_transformer import Ensemble, is_async_device
 
 logger = logging.get_logger(__name__)
+
+# Argument and field of outputs. Before version 5.24 of transformers, it was `past_key_values`
+CACHE_NAME = "cache" if "cache" in GenerateBeamEncoderDecoderOutput.__dataclass_fields__ else "past_key_values"
+
+
+def accept_past_key_values(forward: Callable) -> Callable:
+    """Return `forward` so that it also accepts `cache` under its name before transformers 5.24, `past_key_values`."""
+
+    @wraps(forward)
+    def renamed(*args: Any, **kwargs: Any) -> Any:
+        if "past_key_values" in kwargs:
+            kwargs.setdefault("cache", kwargs.pop("past_key_values"))
+        return forward(*args, **kwargs)
+
+    return renamed
 
 
 def beam_search(
@@ -79,7 +94,7 @@ def beam_search(
 
     Returns:
         Token ids (B * n, T) for n returned sequences. With `return_dict_in_generate`, the output class of beam search
-        in `generate()`, with `sequences_scores` (B * n) and without `past_key_values`.
+        in `generate()`, with `sequences_scores` (B * n) and without a cache.
 
     Raises:
         ValueError: If options exclude each other, vocabularies of the ensemble differ, or a penalty overflows.
@@ -187,7 +202,7 @@ OWN_ARGUMENTS = {"alpha": "alpha", "extra_tokens": "extra_tokens", "ensemble": "
 # Arguments of generate() with which the loops of this package decode; others require a loop of transformers
 SUPPORTED_ARGUMENTS = {
     *("inputs", "input_ids", "inputs_embeds", "attention_mask", "encoder_outputs"),
-    *("decoder_input_ids", "decoder_attention_mask", "past_key_values", "use_cache"),
+    *("decoder_input_ids", "decoder_attention_mask", CACHE_NAME, "use_cache"),
     *("output_attentions", "output_hidden_states", "return_dict"),
     *("generation_config", "logits_processor", "tokenizer", "custom_generate", *OWN_ARGUMENTS),
 }
@@ -230,9 +245,9 @@ def find_unsupported(
     ]
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH):
         unsupported.append(mode.value)
-    cache = given.get("past_key_values")  # generate() extends a cache of the user in place
+    cache = given.get(CACHE_NAME)  # generate() extends a cache of the user in place
     if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
-        unsupported.append("past_key_values")
+        unsupported.append(CACHE_NAME)
     if "decoder_attention_mask" in given:
         if given["decoder_attention_mask"].ndim != 2:
             unsupported.append("decoder_attention_mask that is not 2-dimensional")
@@ -338,7 +353,9 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         """Override of `GenerationMixin.generate` that decides for each call which loops decode."""
         if hasattr(kwargs.get("tokenizer"), "stock"):  # stop strings use the target vocabulary
             kwargs["tokenizer"] = kwargs["tokenizer"].stock("target")
-        prefix, cache = kwargs.get("decoder_input_ids"), kwargs.get("past_key_values")
+        for name in {"cache", "past_key_values"} & kwargs.keys():
+            kwargs[CACHE_NAME] = kwargs.pop(name)
+        prefix, cache = kwargs.get("decoder_input_ids"), kwargs.get(CACHE_NAME)
         if prefix is not None and isinstance(cache, Cache) and cache.get_seq_length():
             # without a mask, cached tokens would be decoded again. This mask assumes no padding, as `forward` does
             kwargs.setdefault("decoder_attention_mask", torch.ones_like(prefix))
@@ -376,7 +393,9 @@ SHARED_VOCABULARY_OPTIONS = {  # option: value that disables it
 }
 
 __all__ = [
+    "CACHE_NAME",
     "VanillaTransformerGenerationMixin",
+    "accept_past_key_values",
     "beam_search",
     "find_unsupported",
     "resolve_generation_config",

@@ -39,7 +39,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig, include_code
 from .dropout_vanilla_transformer import apply_dropout
-from .generation_vanilla_transformer import VanillaTransformerGenerationMixin
+from .generation_vanilla_transformer import CACHE_NAME, VanillaTransformerGenerationMixin, accept_past_key_values
 from .loss_vanilla_transformer import fused_linear_cross_entropy, is_eager_on_cpu
 
 if TYPE_CHECKING:  # only so that transformers copies this file into a saved checkpoint
@@ -105,7 +105,7 @@ class MultiHeadAttention(nn.Module):
         hidden_states: torch.Tensor,
         encoder_hidden_states: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: EncoderDecoderCache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from `hidden_states` (B, T, D) to `encoder_hidden_states` (B, S, D), or to itself if that is None.
@@ -114,7 +114,7 @@ class MultiHeadAttention(nn.Module):
             The output (B, T, D), and the attention weights (B, H, T, S) if the attention function computes them.
         """
         query = self.split_heads(self.q_proj(hidden_states), self.key_head_dim)  # (B, H, T, K)
-        key, value = self.get_key_value_states(hidden_states, encoder_hidden_states, past_key_values)
+        key, value = self.get_key_value_states(hidden_states, encoder_hidden_states, cache)
         implementation = self.config._attn_implementation
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, scaled_dot_product_attention)
         dropout = self.config.attention_dropout if self.training else 0.0
@@ -309,17 +309,18 @@ class DecoderLayer(TransformerLayer):
         self.feed_forward = PositionWiseFeedForward(config, config.decoder_ffn_dim)
         self.feed_forward_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
+    @accept_past_key_values
     def forward(
         self,
         hidden_states: torch.Tensor,
         encoder_hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: EncoderDecoderCache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """(B, T, D) and encoder states (B, S, D) -> (B, T, D)."""
-        options = {"past_key_values": past_key_values, **kwargs}
+        options = {"cache": cache, **kwargs}
         hidden_states = self.apply_sublayer(
             self.self_attn_layer_norm,
             hidden_states,
@@ -341,7 +342,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _no_split_modules = ["EncoderLayer", "DecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["cache", "past_key_values"]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -483,6 +484,7 @@ class Decoder(TransformerStack):
         layers = [DecoderLayer(config, i) for i in range(config.decoder_layers)]
         super().__init__(config, config.decoder_vocab_size, layers)  # type: ignore[arg-type]  # never None in a config
 
+    @accept_past_key_values
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -491,32 +493,30 @@ class Decoder(TransformerStack):
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode target tokens (B, T) or their unscaled embeddings (B, T, D). Attention is causal.
 
-        With `past_key_values`, which is extended in place, only the new tokens are given.
+        With `cache`, which is extended in place, only the new tokens are given.
         `attention_mask` is a padding mask (B, past and new tokens) or a 4D mask. It defaults to no padding.
         `encoder_hidden_states` (B, S, D) has the padding mask `encoder_attention_mask` (B, S).
         """
         vocab_size: int = self.config.decoder_vocab_size  # type: ignore[assignment]  # never None in a config
         inputs_embeds = resolve_inputs_embeds(self.embed_tokens, vocab_size, input_ids, inputs_embeds, "decoder_")
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
-            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
-        self_cache = past_key_values.self_attention_cache if past_key_values is not None else None
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
+        if cache is not None and not isinstance(cache, EncoderDecoderCache):
+            cache = EncoderDecoderCache(cache, DynamicCache(config=self.config))
+        self_cache = cache.self_attention_cache if cache is not None else None
 
-        past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
+        past_length = cache.get_seq_length() if cache is not None else 0
         positions = create_position_ids(attention_mask, inputs_embeds, past_length)
         hidden_states = self.embed(inputs_embeds, positions)
 
-        causal_mask = create_causal_mask(
-            config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask, past_key_values=self_cache
-        )
+        causal_mask = create_causal_mask(self.config, inputs_embeds, attention_mask, self_cache)
         encoder_attention_mask = create_bidirectional_mask(
             config=self.config,
             inputs_embeds=inputs_embeds,
@@ -530,11 +530,11 @@ class Decoder(TransformerStack):
                 encoder_hidden_states,
                 attention_mask=causal_mask,
                 encoder_attention_mask=encoder_attention_mask,
-                past_key_values=past_key_values,
+                **{CACHE_NAME: cache},  # as GradientCheckpointingLayer expects it
                 **kwargs,
             )
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values if use_cache else None
+            last_hidden_state=self.norm(hidden_states), **{CACHE_NAME: cache if use_cache else None}
         )
 
 
@@ -574,6 +574,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         return self.decoder.embed_tokens
 
     @can_return_tuple
+    @accept_past_key_values
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -581,7 +582,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: tuple[torch.Tensor] | BaseModelOutput | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
@@ -595,10 +596,11 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             decoder_input_ids: Target ids (B, T), starting with `decoder_start_token_id`.
             decoder_attention_mask: Padding mask of the target (B, T). Only left padding requires it.
             encoder_outputs: Return value of `get_encoder()(...)` for the source.
-            past_key_values: Cache of earlier steps. `decoder_input_ids` then contains only the new tokens.
+            cache: Cache of earlier steps, also accepted as `past_key_values`. `decoder_input_ids` then contains only
+                the new tokens.
             inputs_embeds: Unscaled source embeddings (B, S, D), instead of `input_ids`.
             decoder_inputs_embeds: Unscaled target embeddings (B, T, D), instead of `decoder_input_ids`.
-            use_cache: Whether to return `past_key_values`. Defaults to `config.use_cache`.
+            use_cache: Whether to return the cache. Defaults to `config.use_cache`.
             **kwargs: Further options, such as `output_attentions`.
 
         Returns:
@@ -617,14 +619,14 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             attention_mask=decoder_attention_mask,
             encoder_hidden_states=encoded.last_hidden_state,
             encoder_attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             **kwargs,
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
+            **{CACHE_NAME: getattr(decoder_outputs, CACHE_NAME)},
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -651,6 +653,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         self.post_init()
 
     @can_return_tuple
+    @accept_past_key_values
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -658,7 +661,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: tuple[torch.Tensor] | BaseModelOutput | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
@@ -693,7 +696,7 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
@@ -712,10 +715,10 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerPreTrainedMod
         return Seq2SeqLMOutput(loss=loss, logits=logits, **other_outputs)
 
     @staticmethod
-    def _reorder_cache(past_key_values: EncoderDecoderCache, beam_idx: torch.Tensor) -> EncoderDecoderCache:
+    def _reorder_cache(cache: EncoderDecoderCache, beam_idx: torch.Tensor) -> EncoderDecoderCache:
         """Reorder the self-attention cache only: all beams of a source have the same cross-attention cache."""
-        past_key_values.self_attention_cache.reorder_cache(beam_idx)
-        return past_key_values
+        cache.self_attention_cache.reorder_cache(beam_idx)
+        return cache
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Shift labels (B, T) right (section 3.1: "the output embeddings are offset by one position")."""

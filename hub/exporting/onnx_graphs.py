@@ -112,7 +112,7 @@ class NextStepGraph(nn.Module):
             for layer in self.decoder.layers
         ]
         for layer in self.decoder.layers:
-            states = layer(states, states, causal, to_additive_mask(mask, states), past_key_values=cache)
+            states = layer(states, states, causal, to_additive_mask(mask, states), cache=cache)
         for hook in hooks:
             hook.remove()
         logits = self.lm_head(self.decoder.norm(states))

@@ -100,7 +100,7 @@ def test_lora_adapter_is_named(checkpoint):
         load_model(checkpoint)
 
 
-def test_adapter_with_its_model_is_rejected(checkpoint, tmp_path):
+def test_adapter_with_its_model_is_rejected(checkpoint, tmp_path, any_peft_version):
     """Transformers loads it with the model."""
     model = load_model(checkpoint)
     model.add_adapter(LoraConfig(target_modules=["q_proj"], r=1))

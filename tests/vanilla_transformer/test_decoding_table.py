@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import GenerationConfig, TokenizersBackend, WatermarkingConfig
 
-from vanilla_transformer.generation_vanilla_transformer import beam_search
+from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME, beam_search
 
 pytestmark = pytest.mark.usefixtures("search_mode")
 
@@ -168,9 +168,7 @@ class Comparison:
         if isinstance(expected, torch.Tensor):
             return "equal" if strip_padding(found) == strip_padding(expected) else "DIFFERENT ids"
         names = (
-            {"sequences_scores", "beam_indices"} & set(found)
-            if scored
-            else set(expected) - {"past_key_values", "sequences"}
+            {"sequences_scores", "beam_indices"} & set(found) if scored else set(expected) - {CACHE_NAME, "sequences"}
         )
         wrong = [name for name in names if not is_equal(found[name], expected[name])]
         wrong += [] if strip_padding(found.sequences) == strip_padding(expected.sequences) else ["sequences"]

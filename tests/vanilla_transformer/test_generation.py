@@ -5,6 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
 
 VARIANTS = [
     {},
@@ -64,7 +65,7 @@ def test_encoder_runs_once_and_cross_attention_keys_are_computed_once(make_model
 def test_cross_attention_cache_does_not_grow(make_model, source):
     model = make_model()
     outputs = model.generate(**source, **SETTINGS, return_dict_in_generate=True)
-    cache = outputs.past_key_values
+    cache = outputs[CACHE_NAME]
     assert cache.cross_attention_cache.layers[0].keys.shape[-2] == source["input_ids"].shape[1]
     assert cache.self_attention_cache.get_seq_length() == outputs.sequences.shape[1] - 1
 
@@ -80,9 +81,11 @@ def test_separate_calls_of_encoder_decoder_and_lm_head(make_model, batch):
         torch.testing.assert_close(model.lm_head(decoded), model(**batch).logits)
 
 
-@pytest.mark.parametrize("cache", [None, DynamicCache()], ids=["default", "dynamic"])
-def test_forward_in_steps_with_a_cache(make_model, batch, cache):
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+@pytest.mark.parametrize("cache_class", [None, DynamicCache], ids=["default", "dynamic"])
+def test_forward_in_steps_with_a_cache(make_model, batch, cache_class, name):
     model = make_model()
+    cache = cache_class() if cache_class else None
     with torch.no_grad():
         expected = model(**batch).logits
         source = {name: batch[name] for name in ("input_ids", "attention_mask")}
@@ -91,10 +94,10 @@ def test_forward_in_steps_with_a_cache(make_model, batch, cache):
             outputs = model(
                 **source,
                 decoder_input_ids=batch["decoder_input_ids"][:, position : position + 1],
-                past_key_values=cache,
                 use_cache=True,
+                **{name: cache},
             )
-            cache = outputs.past_key_values
+            cache = outputs[CACHE_NAME]
             steps.append(outputs.logits)
     torch.testing.assert_close(torch.cat(steps, dim=1), expected, atol=1e-5, rtol=0)
 

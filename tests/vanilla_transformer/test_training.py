@@ -5,6 +5,8 @@ import torch
 from torch.nn import functional
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TokenizersBackend
 
+from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
+
 
 @pytest.fixture
 def labels():
@@ -24,7 +26,7 @@ def test_loss_is_mean_over_labels(make_model, batch, labels):
     torch.testing.assert_close(outputs.logits, logits)
     expected = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
     torch.testing.assert_close(outputs.loss, expected)
-    assert outputs.past_key_values is None
+    assert outputs.get(CACHE_NAME) is None
 
 
 def test_loss_is_divided_by_num_items_in_batch(make_model, batch, labels):
@@ -45,9 +47,9 @@ def test_labels_require_decoder_start_token_id(make_model, batch, labels):
 def test_no_cache_in_training(make_model, batch):
     """A Trainer with label smoothing removes the labels. An unneeded cache is not created then."""
     model = make_model()
-    assert model.train()(**batch).past_key_values is None
-    assert model.eval()(**batch).past_key_values is not None
-    assert model.train()(**batch, use_cache=True).past_key_values is not None
+    assert CACHE_NAME not in model.train()(**batch)
+    assert CACHE_NAME in model.eval()(**batch)
+    assert CACHE_NAME in model.train()(**batch, use_cache=True)
 
 
 def test_dropout_is_off_in_evaluation_and_on_in_training(make_model, batch):

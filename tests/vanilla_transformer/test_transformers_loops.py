@@ -1,5 +1,7 @@
 """Calls that `beam_search` continues in the loops of transformers return the same ids as `generate()`."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -15,7 +17,7 @@ from vanilla_transformer import (
     generation_vanilla_transformer,
     modeling_vanilla_transformer,
 )
-from vanilla_transformer.generation_vanilla_transformer import beam_search, find_unsupported
+from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME, beam_search, find_unsupported
 
 CLASSES = (
     *("VanillaTransformerForConditionalGeneration", "VanillaTransformerModel", "Decoder", "DecoderLayer"),
@@ -234,13 +236,13 @@ def test_filled_cache_continues_the_generation(model, source, loops):
     """The cache is extended in place. Without a mask, transformers would decode the cached tokens again."""
     complete = model.generate(**source, max_new_tokens=9, min_new_tokens=9)
     prefix = complete[:, :4]
-    for options in ({}, {"custom_generate": beam_search}):
+    for options, name in product(({}, {"custom_generate": beam_search}), ("cache", "past_key_values")):
         with torch.no_grad():
-            cache = model(**source, decoder_input_ids=prefix[:, :3], use_cache=True).past_key_values
-        inputs = source | {"decoder_input_ids": prefix, "past_key_values": cache}
+            cache = model(**source, decoder_input_ids=prefix[:, :3], use_cache=True)[CACHE_NAME]
+        inputs = source | {"decoder_input_ids": prefix, name: cache}
         assert torch.equal(model.generate(**inputs, max_new_tokens=6, min_new_tokens=6, **options), complete)
         assert cache.get_seq_length() == complete.shape[1] - 1
-    assert loops == ["greedy_search"]
+    assert loops == ["greedy_search"] * 2
 
 
 @pytest.mark.parametrize("sizes", [(30, 40), (40, 30)])

@@ -174,7 +174,7 @@ def test_rejects_m2m100_with_pad_start_token(command, tmp_path, capsys):
     assert not (tmp_path / "imported").exists()
 
 
-def test_errors_are_one_line(opus_folder, save_checkpoint, command, tmp_path, capsys):
+def test_errors_are_one_line(opus_folder, save_checkpoint, command, tmp_path, capsys, any_peft_version):
     def assert_rejected(location, *options, reason: str) -> None:
         command(location, tmp_path / "out", *options, status=2)
         (line,) = capsys.readouterr().err.splitlines()

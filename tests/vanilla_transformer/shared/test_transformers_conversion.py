@@ -201,7 +201,7 @@ def test_keeps_dtype(make_native, model_type, dtype):
     ].incompatibilities(model)
 
 
-def test_rejects_adapters(make_native, make_model):
+def test_rejects_adapters(make_native, make_model, any_peft_version):
     """The weights of an adapter belong to other modules."""
     pytest.importorskip("ctranslate2")
     peft = pytest.importorskip("peft")
