@@ -31,7 +31,7 @@ test-oldest: $(OLDEST)/package.installed  ## the package's fast tests with the o
 conformance: $(VENV)/dev.installed  ## the model tests of Transformers, from its source distribution on PyPI
 	$(RUN) tests/conformance/fetch.py $(CONFORMANCE)
 	PYTHONPATH=$$(echo $(CONFORMANCE)/transformers-*) $(RUN) -m pytest --import-mode=prepend -n 2 --dist worksteal \
-		-W ignore -o addopts= -o pythonpath=. -q tests/conformance
+		-W ignore -W always::FutureWarning --disable-warnings -o addopts= -o pythonpath=. -q tests/conformance
 
 lint: $(VENV)/dev.installed  ## style, format, types, terms, conventions of model files (mlinter)
 	$(VENV)/bin/ruff check .

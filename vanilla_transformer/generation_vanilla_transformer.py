@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from itertools import chain
@@ -49,6 +50,8 @@ def accept_past_key_values(forward: Callable) -> Callable:
     @wraps(forward)
     def renamed(*args: Any, **kwargs: Any) -> Any:
         if "past_key_values" in kwargs:
+            if CACHE_NAME == "cache" and not torch.compiler.is_compiling():
+                warnings.warn("`past_key_values` is deprecated. Use `cache` instead.", FutureWarning, stacklevel=2)
             kwargs.setdefault("cache", kwargs.pop("past_key_values"))
         return forward(*args, **kwargs)
 

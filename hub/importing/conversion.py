@@ -8,7 +8,6 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.shared.command_line import option_name
 
 from .layout import CheckpointInfo, Layout, State, TensorRule, compile_pattern, expand_pattern
 from .layout_settings import format_setting
@@ -84,7 +83,7 @@ def convert(
     validate_tied_weights(config, mapped)
     model = build_model(config, mapped, layout, metadata)
     shapes = {name: getattr(config, name) for name in shapes}
-    notes = collect_user_notes(layout, metadata, state, config)
+    notes = collect_user_notes(layout, metadata, state)
     return ImportResult(model, shapes, mapped.folds, mapped.dropped, notes, mapped.used)
 
 
@@ -240,17 +239,12 @@ def missing_key_message(name: str, layout: Layout) -> str:
     return f"the file lacks a tensor for {name}."
 
 
-def collect_user_notes(
-    layout: Layout, metadata: dict[str, Any], state: State, config: VanillaTransformerConfig
-) -> list[str]:
-    """Return report lines on what the file does not show: properties, settings, positions and special token ids."""
+def collect_user_notes(layout: Layout, metadata: dict[str, Any], state: State) -> list[str]:
+    """Return report lines on what the file does not show: properties, settings and positions."""
     notes = list(layout.user_notes)
     if names := [name for name in layout.default_settings if name not in metadata]:
         values = ", ".join(f"{name}={format_setting(layout.default_settings[name])}" for name in names)
         notes.append(f"The file does not specify {', '.join(names)}. Assumed: {values}. Use --set to change this.")
     if names := [key for key, rule in layout.rules().items() if rule.is_recomputed and key not in state]:
         notes.append(f"The file lacks {', '.join(names)}: the positions of section 3.5 are used.")
-    if names := [name for name in SPECIAL_IDS if getattr(config, name) is None]:
-        unknown = f"The file does not specify {', '.join(names)}, which generation needs."
-        notes.append(f"{unknown} Import again with {' '.join(f'{option_name(name)} N' for name in names)}.")
     return notes

@@ -93,6 +93,11 @@ def import_file(
             "Sources do not begin with the BOS token. If the original code puts BOS before sources, as most tutorials "
             "do, import again with --set source_begins=true."
         )
+    if names := [name for name in SPECIAL_IDS if getattr(imported.model.config, name) is None]:
+        options = " ".join(f"{option_name(name)} N" for name in names)
+        imported.user_notes.append(
+            f"The file does not specify {', '.join(names)}, which generation needs. Import again with {options}."
+        )
     report |= imported.report()
     if settings.compare_with:
         report["parity"] = compare_with_user_model(settings.compare_with, layout, state, imported.model, rows)

@@ -29,9 +29,11 @@ SMALL_FILE_PATTERNS = (  # except for the weights, other files such as optimizer
 )
 CARD = "README.md"
 SMOKE_TEST_SCRIPT = """
+import inspect
 import sys
 sys.modules["vanilla_transformer"] = None  # the package cannot be imported
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.modeling_outputs import Seq2SeqLMOutput
 model, info = AutoModelForSeq2SeqLM.from_pretrained(".", trust_remote_code=True, output_loading_info=True)
 parameters = dict(model.named_parameters())
 missing = [name for name in sorted(info["missing_keys"]) if name in parameters]  # would be initialized at random
@@ -40,6 +42,8 @@ invalid = [name for name in parameters if not parameters[name].isfinite().all()]
 for names, problem in ((missing, "missing weights"), (unexpected, "unexpected weights"), (invalid, "invalid weights")):
     if names:
         sys.exit(f"{problem}: {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1))
+if hasattr(Seq2SeqLMOutput, "cache") and "cache" not in inspect.signature(model.forward).parameters:
+    sys.exit("its code is for transformers before 5.24. Load the model with the package, and save it again")
 tokenizer = AutoTokenizer.from_pretrained(".", trust_remote_code=True)
 positions = model.config.max_position_embeddings
 text = sys.stdin.buffer.read().decode()

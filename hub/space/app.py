@@ -6,6 +6,7 @@ tokenizers of OPUS-MT models. The model's code is loaded from the checkpoint.
 """
 
 import html
+import inspect
 import queue
 import sys
 import threading
@@ -20,6 +21,7 @@ import gradio as gr
 import torch
 from huggingface_hub import RepoCard
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.modeling_outputs import Seq2SeqLMOutput
 
 MAX_SOURCE_TOKENS = 200
 MODEL_TYPE = "vanilla_transformer"
@@ -59,6 +61,8 @@ class Translator:
         if config.model_type != MODEL_TYPE:
             command = f"vanilla-transformer import {checkpoint} OUTPUT"
             raise ValueError(f"it is a {type(model).__name__}. Convert it with: {command}")
+        if hasattr(Seq2SeqLMOutput, "cache") and "cache" not in inspect.signature(model.forward).parameters:
+            raise ValueError("its code is for transformers before 5.24. Load the model with the package, and save it.")
         self.positions = config.max_position_embeddings if config.position_embedding_type == "learned" else sys.maxsize
         table, unknown = self.model.get_input_embeddings().weight, self.tokenizer.unk_token_id
         self.unknown_ids = set() if unknown is None else {*(table == table[unknown]).all(-1).nonzero()[:, 0].tolist()}
@@ -110,12 +114,13 @@ class Translator:
     def candidates(self, batch: dict[str, torch.Tensor], beams: int) -> list[tuple[torch.Tensor, float]]:
         """Return the best translations: ids (T), and the score of beam search.
 
-        The score of one beam is the mean log-probability of its tokens. Several beams have the processed scores.
+        The score of one beam is the mean log-probability of its tokens. Several beams have the processed scores,
+        with the length penalty of the generation config.
         """
         outputs = self.model.generate(
-            **batch, num_beams=beams, num_return_sequences=beams, length_penalty=1.0, do_sample=False,
+            **batch, num_beams=beams, num_return_sequences=beams, do_sample=False, tokenizer=self.target,
             max_new_tokens=self.max_new_tokens(batch), output_scores=True, output_logits=True,
-            return_dict_in_generate=True, tokenizer=self.target,
+            return_dict_in_generate=True,
         )  # fmt: skip
         if beams > 1:
             return list(zip(outputs.sequences, outputs.sequences_scores.tolist(), strict=True))

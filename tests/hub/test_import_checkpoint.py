@@ -105,13 +105,14 @@ def test_rejects_two_orders_of_one_matrix(toolkits, command, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_reads_token_list_as_tokenizer(save_reference, command, tmp_path):
+def test_reads_token_list_as_tokenizer(save_reference, command, tmp_path, capsys):
     for name, letter, count in (("en.txt", "w", 27), ("de.txt", "z", 33)):
         tokens = ["<s>", "</s>", "<blank>", "<unk>", *(f"{letter}{i}" for i in range(count))]
         (tmp_path / name).write_text("\n".join(tokens) + "\n")
     path = save_reference("annotated")
     tokenizers = ("--source-tokenizer", tmp_path / "en.txt", "--target-tokenizer", tmp_path / "de.txt")
     command(path, tmp_path / "out", "--num-heads", 4, *tokenizers)
+    assert "_token_id" not in capsys.readouterr().out
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     config = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").config
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (2, 0, 1)

@@ -369,6 +369,11 @@ def save_weights(folder: Path, state: dict) -> None:
     save_file(state, folder / "model.safetensors", {"format": "pt"})
 
 
+def rename_cache(folder: Path) -> None:
+    path = folder / "modeling_vanilla_transformer.py"
+    path.write_text(path.read_text().replace("cache: Cache | None = None", "past_key_values: Cache | None = None"))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -387,6 +392,7 @@ def save_weights(folder: Path, state: dict) -> None:
             "contains a local path",
         ),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json is not valid JSON"),
+        (rename_cache, "without the vanilla_transformer package: its code is for transformers before 5.24."),
     ],
 )
 def test_rejects_invalid_and_sensitive_files(programs, hub, checkpoint, change, message):

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,22 @@ def test_keeps_stderr_of_other_libraries_while_loading(capfd):
     with pytest.raises(KeyError), rust_panics_as_errors():
         {}[os.write(2, b"before an error\n")]
     assert sorted(capfd.readouterr().err.splitlines()) == ["before an error", "below Python", "by Python"]
+
+
+def test_keeps_stderr_while_two_threads_load(capfd):
+    second_entered = threading.Event()
+
+    def load_second() -> None:
+        with rust_panics_as_errors():
+            second_entered.set()
+            first_left.wait(10)
+
+    first_left = threading.Event()
+    thread = threading.Thread(target=load_second)
+    with rust_panics_as_errors():
+        thread.start()
+        second_entered.wait(0.2)  # without a lock, it takes the file of the first thread for stderr
+    first_left.set()
+    thread.join()
+    os.write(2, b"after loading\n")
+    assert "after loading" in capfd.readouterr().err

@@ -360,7 +360,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
 batch = tokenizer("the dog runs", text_target="der Hund rennt", return_tensors="pt")
-ids = model.generate(**tokenizer("the dog runs", return_tensors="pt"))[0]
+source = tokenizer("the dog runs", return_tensors="pt")
+ids = model.generate(**source, use_cache=False)[0]  # transformers 5.24 renamed the argument for the cache
 text = tokenizer.decode(ids, skip_special_tokens=True)
 print(json.dumps({"logits": model(**batch).logits[0].tolist(), "text": text}))
 """

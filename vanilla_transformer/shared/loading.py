@@ -10,6 +10,7 @@ often with several lines. Here each becomes a `ValueError` that names the checkp
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from vanilla_transformer import VanillaTransformerConfig  # registers the model 
 
 from .vocabularies import backend_tokenizers, disable_bpe_dropout
 
+STDERR_LOCK = threading.RLock()  # two threads would restore each other's temporary file
 EMA_SUBFOLDER = "ema"  # in a checkpoint of a run: moving average of the weights, in the format of save_pretrained
 MAX_OUTPUT_TOKENS = 100_000  # a larger limit is probably a typo, and beam search allocates memory for it
 MAX_LAYERS = 1000  # all layers are built before the weights are read, so a typo would exhaust the memory
@@ -113,7 +115,7 @@ def rust_panics_as_errors() -> Iterator[None]:
     Output to file descriptor 2 is buffered, because Rust writes its message there. After a panic, it is discarded.
     """
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as file, os.fdopen(os.dup(2), "wb") as stderr:
+    with STDERR_LOCK, tempfile.TemporaryFile() as file, os.fdopen(os.dup(2), "wb") as stderr:
         os.dup2(file.fileno(), 2)
         panic: ValueError | None = None
         try:

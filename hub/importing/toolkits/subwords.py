@@ -3,6 +3,8 @@
 If the training used a word tokenizer such as Moses, the input must be tokenized with it first, as in these programs.
 """
 
+import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -196,16 +198,7 @@ def build_sentencepiece_tokenizer(tokens: list[str], path: Path, content: bytes,
         options = {"ignore_merges": bool(foreign), "byte_fallback": trainer.byte_fallback}
         model = models.BPE(ids, merges, unk_token=unk, fuse_unk=True, **options)
     tokenizer = Tokenizer(model)
-    # Precompiled drops combining marks after a letter that it replaces, and separates those of half-width katakana
-    compose: list[Any] = [normalizers.NFC()] if "nfkc" in normal.name else []
-    charsmap = [normalizers.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
-    isolate = [normalizers.Replace(Regex(r"(?<=.)(?=\p{M})"), MARKERS[0])] if compose and charsmap else []
-    join = [normalizers.Replace(MARKERS[0], "")] if isolate else []
-    steps = [*compose, *isolate, *charsmap, *join, *compose]
-    if normal.remove_extra_whitespaces:
-        steps += [normalizers.Replace(Regex(pattern), left) for pattern, left in (("^ +| +$", ""), (" {2,}", " "))]
-    elif normal.add_dummy_prefix:  # Metaspace adds no prefix before a space
-        steps.append(normalizers.Prepend(" "))
+    steps = sentencepiece_normalizers(normal)
     scheme = "always" if normal.add_dummy_prefix else "never"
     split: list[Any] = [pre_tokenizers.Metaspace(prepend_scheme=scheme, split=trainer.split_by_whitespace)]
     if foreign:
@@ -217,12 +210,47 @@ def build_sentencepiece_tokenizer(tokens: list[str], path: Path, content: bytes,
     return tokenizer
 
 
+def sentencepiece_normalizers(normal: Any) -> list[Any]:
+    """Return the normalizers for a `NormalizerSpec`.
+
+    Precompiled drops marks and joiners after a letter that it replaces, and separates those of half-width katakana.
+    """
+    compose: list[Any] = [normalizers.NFC()] if "nfkc" in normal.name else []
+    charsmap = [normalizers.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
+    isolate = (
+        [normalizers.Replace(Regex(r"(?<=.)(?=[\p{M}\x{200C}\x{200D}])"), MARKERS[0])] if compose and charsmap else []
+    )
+    join = [normalizers.Replace(MARKERS[0], "")] if isolate else []
+    steps = [*compose, *isolate, *charsmap, *join, *compose]
+    if compose:
+        keep_apart = Regex("(?<=[{}])(?=[{}])".format(*find_composed_letters()))
+        steps = [normalizers.Replace(keep_apart, MARKERS[1]), *steps, normalizers.Replace(MARKERS[1], "")]
+    if normal.remove_extra_whitespaces:
+        steps += [normalizers.Replace(Regex(pattern), left) for pattern, left in ((r"\A +| +\z", ""), (" {2,}", " "))]
+    elif normal.add_dummy_prefix:  # Metaspace adds no prefix before a space
+        steps.append(normalizers.Prepend(" "))
+    return steps
+
+
+def find_composed_letters() -> tuple[str, str]:
+    """Return letters such as "ê", and the marks that NFC adds to them, but not SentencePiece."""
+    letters, marks = set(), set()
+    for code in range(sys.maxunicode + 1):
+        parts = unicodedata.normalize("NFD", chr(code))
+        for i in range(1, len(parts)) if len(parts) > 2 else ():
+            letter = unicodedata.normalize("NFC", parts[:i] + parts[i + 1 :])
+            if len(letter) == 1:
+                letters.add(letter)
+                marks.add(parts[i])
+    return "".join(sorted(letters)), "".join(sorted(marks))
+
+
 def sentencepiece_decoder(normal: Any) -> Any:
     """Return a decoder for a `NormalizerSpec`. decoders.Metaspace would join the words of a phrase at the start."""
     steps: list[Any] = [decoders.Replace(mark, "") for mark in MARKERS]
     steps += [decoders.ByteFallback(), decoders.Replace("▁", " "), decoders.Fuse()]
     if normal.remove_extra_whitespaces or normal.add_dummy_prefix:
-        steps.append(decoders.Replace(Regex("^ +" if normal.remove_extra_whitespaces else "^ "), ""))
+        steps.append(decoders.Replace(Regex(r"\A +" if normal.remove_extra_whitespaces else r"\A "), ""))
     return decoders.Sequence(steps)
 
 
@@ -230,6 +258,6 @@ def run_marker_normalizers(letters: set[str]) -> list[Any]:
     """Return normalizers that mark runs of characters without a piece. SentencePiece treats a run as one piece."""
     known = "".join(f"\\{letter}" if letter in "\\[]^-&~" else letter for letter in sorted(letters))
     return [
-        normalizers.Replace(Regex(f"(?<=[{known}]|^)(?=[^{known}])"), MARKERS[0]),
-        normalizers.Replace(Regex(f"(?<=[^{known}{MARKERS[0]}])(?=[{known}]|$)"), MARKERS[1]),
+        normalizers.Replace(Regex(rf"(?<=[{known}]|\A)(?=[^{known}])"), MARKERS[0]),
+        normalizers.Replace(Regex(rf"(?<=[^{known}{MARKERS[0]}])(?=[{known}]|\z)"), MARKERS[1]),
     ]

@@ -96,6 +96,15 @@ def test_page_reports_corrupt_checkpoint(app, make_translator, tmp_path, content
     assert "cannot be loaded: " in status
 
 
+def test_page_reports_code_for_earlier_transformers(app, make_translator, tmp_path):
+    make_translator()
+    path = tmp_path / "model" / "modeling_vanilla_transformer.py"
+    path.write_text(path.read_text().replace("cache: Cache | None = None", "past_key_values: Cache | None = None"))
+    load = next(each.fn for each in app.make_page(str(tmp_path / "model")).fns.values() if each.name == "load")
+    *_, (status, *_) = load()
+    assert "cannot be loaded: its code is for transformers before 5.24." in status
+
+
 def test_page_reports_model_of_other_class(app, make_translator, tmp_path):
     model = to_transformers(make_translator(lm_head_bias=False).model)
     model.save_pretrained(tmp_path / "model")
@@ -168,6 +177,19 @@ def test_learned_positions_limit_length(make_translator):
         translator.encode("the dog runs in the house and sings")
     batch = translator.encode("the dog")
     assert len(list(translator.stream(batch))) <= 12
+
+
+def test_length_penalty_of_the_checkpoint_applies(make_translator):
+    translator = make_translator(lm_head_bias=True)
+    translator.model.lm_head.bias.data[translator.model.config.eos_token_id] += 4  # so that lengths differ
+    pipeline = TranslationPipeline(model=translator.model, tokenizer=translator.tokenizer)
+    found = []
+    for penalty in (-3.0, 1.0, 3.0):
+        translator.model.generation_config.update(num_beams=3, max_new_tokens=8, length_penalty=penalty)
+        best, _ = translator.candidates(translator.encode("the dog runs"), 3)[0]
+        found.append(translator.decode(best))
+        assert found[-1] == pipeline("the dog runs")[0]["translation_text"]
+    assert len(set(found)) > 1
 
 
 @pytest.mark.parametrize("limits", [{"max_new_tokens": 4}, {"max_length": 4}, {}])

@@ -162,6 +162,14 @@ def test_long_sentence_is_split_at_mark_or_space(reversing, text, parts):
     assert len(document.translation.split()) == len(text.replace(",", " ,").split())
 
 
+def test_long_sentence_is_not_split_inside_of_numbers(reversing):
+    """A mark without white space after it is not the end of a clause."""
+    for word in ("1,234", "10:45", "3–5", "5;6"):
+        translate_document(reversing, f"the dog runs {word} a cat sings", max_sentence_tokens=8)
+        assert len(reversing.sentences) > 1
+        assert " ".join(reversing.sentences).split() == f"the dog runs {word} a cat sings".split()
+
+
 def test_parts_of_a_long_sentence_have_no_surrounding_space(reversing):
     """The translation of a part has none, so the space would be missing in the document."""
     for i in range(16):
