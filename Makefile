@@ -6,6 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 OLDEST := .venv-oldest
 CONFORMANCE := .conformance
+CONSTRAINTS := constraints.txt
 
 .PHONY: help demo test test-slow test-oldest fuzz conformance lint bench docs clean
 
@@ -54,7 +55,7 @@ clean:  ## remove environments and build outputs, but no runs
 # .venv/training.installed, .venv/dev.installed: the package with that extra
 $(VENV)/%.installed: pyproject.toml constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --constraint constraints.txt --editable ".[$*]"
+	$(RUN) -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[$*]"
 	touch $@
 
 # The package without extras, each requirement at its lower bound, and the test requirements
