@@ -50,12 +50,24 @@ def accept_past_key_values(forward: Callable) -> Callable:
     @wraps(forward)
     def renamed(*args: Any, **kwargs: Any) -> Any:
         if "past_key_values" in kwargs:
-            if CACHE_NAME == "cache" and not torch.compiler.is_compiling():
-                warnings.warn("`past_key_values` is deprecated. Use `cache` instead.", FutureWarning, stacklevel=2)
-            kwargs.setdefault("cache", kwargs.pop("past_key_values"))
+            rename_cache(kwargs, "cache")
         return forward(*args, **kwargs)
 
     return renamed
+
+
+def rename_cache(arguments: dict[str, Any], name: str) -> None:
+    """Rename the argument `cache` or `past_key_values` to `name`.
+
+    If both are given, `past_key_values` replaces an empty `cache`: so PEFT adds a prefix to each call of `generate()`.
+    """
+    if CACHE_NAME == "cache" and "past_key_values" in arguments and not torch.compiler.is_compiling():
+        warnings.warn("`past_key_values` is deprecated. Use `cache` instead.", FutureWarning, stacklevel=2)
+    cache, previous = arguments.pop("cache", None), arguments.pop("past_key_values", None)
+    if cache is None or (previous is not None and not cache.get_seq_length()):
+        cache = previous
+    if cache is not None:
+        arguments[name] = cache
 
 
 def beam_search(
@@ -283,7 +295,8 @@ def iter_modifications(model: Any, with_encoder: bool = False) -> Iterator[str]:
         return
     if model.training:
         yield "a model in training mode"
-    if torch.is_autocast_enabled(model.device.type):
+    device = model.device.type
+    if device != "meta" and torch.is_autocast_enabled(device):  # meta: accelerate has moved the weights elsewhere
         yield "autocast"
     if nn.modules.module._has_any_global_hook():
         yield "hooks of all modules"
@@ -337,6 +350,8 @@ def prepare_custom_generate_kwargs(model: Any, arguments: dict[str, Any]) -> dic
     """
     models = (model, *(arguments.get("ensemble") or ()))
     unsupported = find_unsupported(models, resolve_generation_config(model, arguments), arguments)
+    if arguments.get(CACHE_NAME) is not None:  # generate() extends it in place, also if it is empty
+        unsupported = unsupported or CACHE_NAME
     if unsupported is None:
         return arguments
     names = [label for name, label in OWN_ARGUMENTS.items() if arguments.get(name) not in (None, (), [])]
@@ -356,8 +371,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         """Override of `GenerationMixin.generate` that decides for each call which loops decode."""
         if hasattr(kwargs.get("tokenizer"), "stock"):  # stop strings use the target vocabulary
             kwargs["tokenizer"] = kwargs["tokenizer"].stock("target")
-        for name in {"cache", "past_key_values"} & kwargs.keys():
-            kwargs[CACHE_NAME] = kwargs.pop(name)
+        rename_cache(kwargs, CACHE_NAME)
         prefix, cache = kwargs.get("decoder_input_ids"), kwargs.get(CACHE_NAME)
         if prefix is not None and isinstance(cache, Cache) and cache.get_seq_length():
             # without a mask, cached tokens would be decoded again. This mask assumes no padding, as `forward` does

@@ -100,6 +100,7 @@ class MultiHeadAttention(nn.Module):
         self.v_proj = nn.Linear(config.d_model, num_heads * self.value_head_dim)
         self.out_proj = nn.Linear(num_heads * self.value_head_dim, config.d_model)
 
+    @accept_past_key_values
     def forward(
         self,
         hidden_states: torch.Tensor,

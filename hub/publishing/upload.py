@@ -42,7 +42,7 @@ invalid = [name for name in parameters if not parameters[name].isfinite().all()]
 for names, problem in ((missing, "missing weights"), (unexpected, "unexpected weights"), (invalid, "invalid weights")):
     if names:
         sys.exit(f"{problem}: {names[0]}" + f" and {len(names) - 1} more" * (len(names) > 1))
-if hasattr(Seq2SeqLMOutput, "cache") and "cache" not in inspect.signature(model.forward).parameters:
+if hasattr(Seq2SeqLMOutput, "cache") and "past_key_values" in inspect.signature(model.forward).parameters:
     sys.exit("its code is for transformers before 5.24. Load the model with the package, and save it again")
 tokenizer = AutoTokenizer.from_pretrained(".", trust_remote_code=True)
 positions = model.config.max_position_embeddings

@@ -61,7 +61,7 @@ class Translator:
         if config.model_type != MODEL_TYPE:
             command = f"vanilla-transformer import {checkpoint} OUTPUT"
             raise ValueError(f"it is a {type(model).__name__}. Convert it with: {command}")
-        if hasattr(Seq2SeqLMOutput, "cache") and "cache" not in inspect.signature(model.forward).parameters:
+        if hasattr(Seq2SeqLMOutput, "cache") and "past_key_values" in inspect.signature(model.forward).parameters:
             raise ValueError("its code is for transformers before 5.24. Load the model with the package, and save it.")
         self.positions = config.max_position_embeddings if config.position_embedding_type == "learned" else sys.maxsize
         table, unknown = self.model.get_input_embeddings().weight, self.tokenizer.unk_token_id

@@ -5,7 +5,14 @@ from itertools import product
 import pytest
 import torch
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin, LogitsProcessor, StoppingCriteria
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DynamicCache,
+    GenerationMixin,
+    LogitsProcessor,
+    StoppingCriteria,
+)
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -214,6 +221,25 @@ def test_peft(model, assert_equal_ids):
         assert_equal_ids(tuned.eval())
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_prefix_tuning_generates_what_forward_predicts(model, source):
+    peft = pytest.importorskip("peft")
+    base = model.generate(**source, max_new_tokens=6, min_new_tokens=6)
+    tuned = peft.get_peft_model(model, peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3)).eval()
+    for parameter in tuned.prompt_encoder.parameters():
+        nn.init.normal_(parameter, std=3.0)
+    ids = base[:, :1]
+    with torch.no_grad():
+        for _ in range(6):
+            logits = tuned(**source, decoder_input_ids=ids, use_cache=False).logits[:, -1]
+            logits[:, model.generation_config.eos_token_id] = -torch.inf
+            ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], dim=1)
+    options = {"max_new_tokens": 6, "min_new_tokens": 6}
+    for search in ({}, {"custom_generate": beam_search}):
+        assert torch.equal(tuned.generate(**source, **options, **search), ids)
+    assert not torch.equal(ids, base)
+
+
 def test_quantized_weights(make_model, assert_equal_ids):
     """The weights are tensors of another class, which the layers of the model apply."""
     torchao = pytest.importorskip("torchao.quantization")
@@ -243,6 +269,36 @@ def test_filled_cache_continues_the_generation(model, source, loops):
         assert torch.equal(model.generate(**inputs, max_new_tokens=6, min_new_tokens=6, **options), complete)
         assert cache.get_seq_length() == complete.shape[1] - 1
     assert loops == ["greedy_search"] * 2
+
+
+@pytest.mark.parametrize("filled", ["cache", "past_key_values"])
+def test_filled_cache_counts_if_both_names_are_given(model, source, filled):
+    ids = model.generate(**source, max_new_tokens=5, min_new_tokens=5)
+    with torch.no_grad():
+        expected = model(**source, decoder_input_ids=ids).logits[:, -1]
+        for other in (None, DynamicCache()):
+            cache = model(**source, decoder_input_ids=ids[:, :-1], use_cache=True)[CACHE_NAME]
+            caches = {"cache": other, "past_key_values": other, filled: cache}
+            got = model(**source, decoder_input_ids=ids[:, -1:], **caches).logits[:, -1]
+            torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+
+
+def test_empty_cache_is_filled(model, source, loops):
+    for name in ("cache", "past_key_values"):
+        cache = DynamicCache()
+        ids = model.generate(**source, **{name: cache}, max_new_tokens=5, custom_generate=beam_search)
+        assert torch.equal(ids, model.generate(**source, max_new_tokens=5))
+        assert cache.get_seq_length() == ids.shape[1] - 1
+    assert loops == ["greedy_search"] * 2
+
+
+def test_offloaded_weights(make_model, source, loops):
+    accelerate = pytest.importorskip("accelerate")
+    model = make_model(1, vocab_size=30)
+    expected = model.generate(**source, max_new_tokens=5)
+    offloaded = accelerate.cpu_offload(model, execution_device="cpu")
+    assert torch.equal(offloaded.generate(**source, max_new_tokens=5, custom_generate=beam_search), expected)
+    assert loops == ["greedy_search"]
 
 
 @pytest.mark.parametrize("sizes", [(30, 40), (40, 30)])
