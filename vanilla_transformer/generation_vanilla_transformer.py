@@ -295,8 +295,7 @@ def iter_modifications(model: Any, with_encoder: bool = False) -> Iterator[str]:
         return
     if model.training:
         yield "a model in training mode"
-    device = model.device.type
-    if device != "meta" and torch.is_autocast_enabled(device):  # meta: accelerate has moved the weights elsewhere
+    if model.device.type != "meta" and torch.is_autocast_enabled(model.device.type):  # meta: offloaded by accelerate
         yield "autocast"
     if nn.modules.module._has_any_global_hook():
         yield "hooks of all modules"

@@ -16,7 +16,7 @@ from vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
 SentencePart = tuple[int, int, int]  # start, end, and the number of parts of its sentence; 1 after the first part
 
 LINE = re.compile("[^\\n\\r\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029]+")  # text between two Unicode line separators
-CLAUSE = re.compile("[,;:–]\\s+|[،؛、，；：—]\\s*")  # not in "1,234", "10:45" or "3–5"
+CLAUSE = re.compile("[,;:،؛、，；：–—](?!(?<=\\d.)\\d|//)\\s*")  # not in "1,234", "10:45" or "https://"
 SPACE = re.compile("\\s+")
 NON_ASCII_SPACE = re.compile("[^\\S\\x00-\\x7f]")  # several bytes in UTF-8
 SURROGATE = re.compile("[\\ud800-\\udfff]")

@@ -21,6 +21,7 @@ FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")  # ids 0 to 3 of each fairseq dictio
 CODE_FILES = ("code", "bpecodes", "sentencepiece.bpe.model")  # file names that fairseq uses
 MARKERS = ("\ue000", "\ue001")  # private characters around text that no SentencePiece piece covers
 UNIGRAM, BPE = 1, 2  # model types of SentencePiece
+START, END = r"(?<![\s\S])", r"(?![\s\S])"  # of a text; transformers.js lacks \A and \z
 
 
 def read_toolkit_tokenizers(
@@ -217,16 +218,16 @@ def sentencepiece_normalizers(normal: Any) -> list[Any]:
     """
     compose: list[Any] = [normalizers.NFC()] if "nfkc" in normal.name else []
     charsmap = [normalizers.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
-    isolate = (
-        [normalizers.Replace(Regex(r"(?<=.)(?=[\p{M}\x{200C}\x{200D}])"), MARKERS[0])] if compose and charsmap else []
-    )
+    isolate = [normalizers.Replace(Regex("(?<=.)(?=[\\p{M}\u200c\u200d])"), MARKERS[0])] if compose and charsmap else []
     join = [normalizers.Replace(MARKERS[0], "")] if isolate else []
     steps = [*compose, *isolate, *charsmap, *join, *compose]
     if compose:
         keep_apart = Regex("(?<=[{}])(?=[{}])".format(*find_composed_letters()))
         steps = [normalizers.Replace(keep_apart, MARKERS[1]), *steps, normalizers.Replace(MARKERS[1], "")]
     if normal.remove_extra_whitespaces:
-        steps += [normalizers.Replace(Regex(pattern), left) for pattern, left in ((r"\A +| +\z", ""), (" {2,}", " "))]
+        steps += [
+            normalizers.Replace(Regex(pattern), left) for pattern, left in ((f"{START} +| +{END}", ""), (" {2,}", " "))
+        ]
     elif normal.add_dummy_prefix:  # Metaspace adds no prefix before a space
         steps.append(normalizers.Prepend(" "))
     return steps
@@ -250,7 +251,7 @@ def sentencepiece_decoder(normal: Any) -> Any:
     steps: list[Any] = [decoders.Replace(mark, "") for mark in MARKERS]
     steps += [decoders.ByteFallback(), decoders.Replace("▁", " "), decoders.Fuse()]
     if normal.remove_extra_whitespaces or normal.add_dummy_prefix:
-        steps.append(decoders.Replace(Regex(r"\A +" if normal.remove_extra_whitespaces else r"\A "), ""))
+        steps.append(decoders.Replace(Regex(f"{START} +" if normal.remove_extra_whitespaces else f"{START} "), ""))
     return decoders.Sequence(steps)
 
 
@@ -258,6 +259,6 @@ def run_marker_normalizers(letters: set[str]) -> list[Any]:
     """Return normalizers that mark runs of characters without a piece. SentencePiece treats a run as one piece."""
     known = "".join(f"\\{letter}" if letter in "\\[]^-&~" else letter for letter in sorted(letters))
     return [
-        normalizers.Replace(Regex(rf"(?<=[{known}]|\A)(?=[^{known}])"), MARKERS[0]),
-        normalizers.Replace(Regex(rf"(?<=[^{known}{MARKERS[0]}])(?=[{known}]|\z)"), MARKERS[1]),
+        normalizers.Replace(Regex(f"(?<![^{known}])(?=[^{known}])"), MARKERS[0]),
+        normalizers.Replace(Regex(f"(?<=[^{known}{MARKERS[0]}])(?![^{known}])"), MARKERS[1]),
     ]

@@ -170,6 +170,13 @@ def test_long_sentence_is_not_split_inside_of_numbers(reversing):
         assert " ".join(reversing.sentences).split() == f"the dog runs {word} a cat sings".split()
 
 
+def test_long_sentence_without_spaces_is_split_at_marks(reversing):
+    text = "the:dog,the:cat,the:house"
+    translate_document(reversing, text, max_sentence_tokens=len(reversing.preprocess("the:house")["input_ids"]))
+    assert "".join(reversing.sentences) == text
+    assert {part[-1] for part in reversing.sentences[:-1]} <= {":", ","}
+
+
 def test_parts_of_a_long_sentence_have_no_surrounding_space(reversing):
     """The translation of a part has none, so the space would be missing in the document."""
     for i in range(16):
