@@ -16,7 +16,9 @@ from vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
 SentencePart = tuple[int, int, int]  # start, end, and the number of parts of its sentence; 1 after the first part
 
 LINE = re.compile("[^\\n\\r\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029]+")  # text between two Unicode line separators
-CLAUSE = re.compile("[,;:،؛、，；：–—](?!(?<=\\d.)\\d|//)\\s*")  # not in "1,234", "10:45" or "https://"
+MARK = re.compile("[,;:،؛、，；：–—]\\s*")
+# group 1 is not inside of a URL or a number, such as "1,234" or "10:45"
+CLAUSE = re.compile(f"\\b\\w{{1,16}}://[!-~]*|(?<!\\d)\\d+(?:[,;:–]\\d+)+|({MARK.pattern})")
 SPACE = re.compile("\\s+")
 NON_ASCII_SPACE = re.compile("[^\\S\\x00-\\x7f]")  # several bytes in UTF-8
 SURROGATE = re.compile("[\\ud800-\\udfff]")
@@ -153,8 +155,9 @@ def split_long_sentence(translator: TranslationPipeline, text: str, start: int, 
         return
     middle, quarter = (start + end) // 2, (end - start) // 4
     cut = middle, middle
-    for pattern, reach in ((CLAUSE, quarter), (SPACE, 2 * quarter)):
-        if matches := list(pattern.finditer(text, middle - reach, middle + reach)):
+    for pattern, reach in ((CLAUSE, quarter), (SPACE, 2 * quarter), (MARK, quarter)):
+        found = (match for match in pattern.finditer(text, start, end) if match[pattern.groups])
+        if matches := [match for match in found if middle - reach <= match.start() and match.end() <= middle + reach]:
             best = min(matches, key=lambda match: abs(match.end() - middle))
             cut = (best.start() + len(best[0].rstrip()), best.end())
             break

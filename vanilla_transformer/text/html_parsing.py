@@ -48,6 +48,7 @@ class Node:
     closing: str = ""
     children: list["Node"] = field(default_factory=list)
     is_leaf: bool = False  # visible, but without words, such as <code>, <img> or an icon
+    is_unmatched: bool = False  # a start or end tag alone
     before: Neighbor = Neighbor(False, "")
     after: Neighbor = Neighbor(False, "")
     previous_leaf: "Node | None" = None  # if no text is between
@@ -190,6 +191,7 @@ class InlineTreeBuilder:
         """Add an element, and enter it if it has an end tag."""
         neighbor = Neighbor(bool(self.spaces[-1]), "" if self.last_leaf else self.text[-1:].strip())
         node = Node(len(self.text), len(self.text), token.raw, closing, before=neighbor, previous_leaf=self.last_leaf)
+        node.is_unmatched = not closing and token.kind in ("open", "close")
         self.path[-1].children.append(node)
         self.pending.append((node, sum(map(len, self.spaces))))
         self.is_separated |= self.follows_link and token.name == "a"

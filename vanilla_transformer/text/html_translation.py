@@ -138,6 +138,10 @@ class TagPlacer:
                 if following.isspace() and following != BREAK:  # it may touch the previous word
                     position = self.end_of_previous_word(node.children[i].start, low, high) or position
                 spans[i] = low, low, position, position
+        position = len(self.translation)
+        for i in reversed([i for i, child in enumerate(node.children) if child.is_unmatched]):  # keep their order
+            position = min(position, spans[i][2])
+            spans[i] = low, low, position, position
         return spans
 
     def target_breaks(self, node: Node) -> list[int]:

@@ -214,11 +214,13 @@ def build_sentencepiece_tokenizer(tokens: list[str], path: Path, content: bytes,
 def sentencepiece_normalizers(normal: Any) -> list[Any]:
     """Return the normalizers for a `NormalizerSpec`.
 
-    Precompiled drops marks and joiners after a letter that it replaces, and separates those of half-width katakana.
+    Precompiled drops what continues a grapheme after a character that it replaces, such as a mark, a joiner or the line
+    feed of a Windows line break. It also separates the marks of half-width katakana.
     """
     compose: list[Any] = [normalizers.NFC()] if "nfkc" in normal.name else []
     charsmap = [normalizers.Precompiled(normal.precompiled_charsmap)] if normal.precompiled_charsmap else []
-    isolate = [normalizers.Replace(Regex("(?<=.)(?=[\\p{M}\u200c\u200d])"), MARKERS[0])] if compose and charsmap else []
+    continued = Regex("(?<=.)(?=[\\p{M}\u200c\u200d\u0e33\u0eb3\\n])")
+    isolate = [normalizers.Replace(continued, MARKERS[0])] if compose and charsmap else []
     join = [normalizers.Replace(MARKERS[0], "")] if isolate else []
     steps = [*compose, *isolate, *charsmap, *join, *compose]
     if compose:

@@ -216,13 +216,20 @@ def test_sentencepiece_normalization(lines, tmp_path, rule):
     """Covers combining marks, half-width katakana, white space at the ends, and several lines."""
     words = ["École", "Zürich", "Ånd", "Việt", "각", "が", "ﾊﾞｽ", "バス", "Čechy", "ño", "\t", "\u3000", "_"]
     words += ["А\u0301нна", "Ọ\u0301ba", "²\u0304", "\ufee3\u064e\ufeae"]  # marks without a composed form
-    words += ["tiê\u0301ng", "nươ\u0300c", "nü\u030c", "가\u11a8", "T\u200db"]  # added to composed letters; joiner
+    words += [
+        "tiê\u0301ng",
+        "nươ\u0300c",
+        "nü\u030c",
+        "가\u11a8",
+        "T\u200db",
+        "A\u0e33",
+    ]  # added to composed letters; joiner
     texts = [" ".join(words[i:] + words[:i]) for i in range(len(words))]
     processor = train_sentencepiece(
         [*lines[:300], *texts], tmp_path / "x.model", "unigram", normalization_rule_name=rule
     )
     tokenizer = read_toolkit_tokenizers("fairseq", tmp_path / "model.pt", {}, None, [tmp_path / "x.model"]).tokenizer
-    several = [] if rule == "identity" else ["a \nb", "a\n b", " a \n \n b "]
+    several = [] if rule == "identity" else ["a \nb", "a\n b", " a \n \n b ", "a\r\nb"]
     assert not re.search(r"\\\\(A|z|x{)", tokenizer.backend_tokenizer.to_str())  # regular expressions in JavaScript
     for text in [*texts, *(unicodedata.normalize("NFD", text) for text in texts), *several]:
         pieces = [processor.id_to_piece(i) for i in processor.encode(text)]

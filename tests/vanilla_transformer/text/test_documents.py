@@ -1,3 +1,4 @@
+import itertools
 import random
 import sys
 
@@ -164,10 +165,19 @@ def test_long_sentence_is_split_at_mark_or_space(reversing, text, parts):
 
 def test_long_sentence_is_not_split_inside_of_numbers(reversing):
     """A mark without white space after it is not the end of a clause."""
-    for word in ("1,234", "10:45", "3–5", "5;6"):
-        translate_document(reversing, f"the dog runs {word} a cat sings", max_sentence_tokens=8)
+    words = ["the", "dog", "runs", "a", "cat", "sings", "the", "house"]
+    for word, i in itertools.product(("1,234", "10:45", "3–5", "5;6", "a://b:1"), range(len(words))):
+        text = " ".join([*words[:i], word, *words[i:]])
+        translate_document(reversing, text, max_sentence_tokens=len(reversing.preprocess(word)["input_ids"]) + 1)
         assert len(reversing.sentences) > 1
-        assert " ".join(reversing.sentences).split() == f"the dog runs {word} a cat sings".split()
+        assert word in " ".join(reversing.sentences).split()
+
+
+def test_list_of_numbers_is_split_at_marks(reversing):
+    text = ",".join(["12"] * 40)
+    translate_document(reversing, text, max_sentence_tokens=20)
+    assert "".join(reversing.sentences) == text
+    assert {part[-1] for part in reversing.sentences[:-1]} == {","}
 
 
 def test_long_sentence_without_spaces_is_split_at_marks(reversing):

@@ -266,6 +266,22 @@ def test_malformed_html_keeps_all_tags(reversing, source):
         assert word.upper() in found
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("<b>Note <i>important<p>Text</p></i></b>", "<b><i>IMPORTANT NOTE<p>TEXT</p></i></b>"),
+        (
+            '<a href="1"><p>A</p>first</a> or <a href="2">second<p>B</p></a>',
+            '<a href="1"><p>A</p></a><a href="2">SECOND OR FIRST<p>B</p></a>',
+        ),
+        ("<u>one <b>two<p>A</p>three</b> four</u>", "<u><b>TWO ONE<p>A</p>FOUR THREE</b></u>"),
+    ],
+)
+def test_inline_elements_around_blocks_keep_their_nesting(reversing, source, expected):
+    """A block divides the sentence, so one of their tags is in another sentence."""
+    assert translate_html(reversing, source) == expected
+
+
 def test_separated_words_keep_one_element(reversing, monkeypatch):
     """The translation of the element is split into two words at both ends of the sentence."""
 
