@@ -48,7 +48,7 @@ class Node:
     closing: str = ""
     children: list["Node"] = field(default_factory=list)
     is_leaf: bool = False  # visible, but without words, such as <code>, <img> or an icon
-    is_unmatched: bool = False  # a start or end tag alone
+    is_unmatched: bool = False  # a tag without the other one of its element
     before: Neighbor = Neighbor(False, "")
     after: Neighbor = Neighbor(False, "")
     previous_leaf: "Node | None" = None  # if no text is between
