@@ -6,7 +6,7 @@ document.translation          # "Der Hund schläft. Die Katze wartet.\n\nWo ist 
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,10 @@ from vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
 SentencePart = tuple[int, int, int]  # start, end, and the number of parts of its sentence; 1 after the first part
 
 LINE = re.compile("[^\\n\\r\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029]+")  # text between two Unicode line separators
-MARK = re.compile("[,;:،؛、，；：–—]\\s*")
-# group 1 is not inside of a URL or a number, such as "1,234" or "10:45"
-CLAUSE = re.compile(f"\\b\\w{{1,16}}://[!-~]*|(?<!\\d)\\d+(?:[,;:–]\\d+)+|({MARK.pattern})")
+MARK = re.compile("[,;:،؛、，；：–—](?!//)\\s*")
+URL = "(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,15}://[!-~]*"
+NUMBER = "(?<!\\d)\\d+(?:[,;:،؛、，；：–—]\\d+)+"  # such as "1,234" or "10:45"
+CLAUSE = re.compile(f"{URL}|{NUMBER}|({MARK.pattern})")  # group 1 is a mark between two clauses
 SPACE = re.compile("\\s+")
 NON_ASCII_SPACE = re.compile("[^\\S\\x00-\\x7f]")  # several bytes in UTF-8
 SURROGATE = re.compile("[\\ud800-\\udfff]")
@@ -145,6 +146,24 @@ def sentence_spans(text: str, language: str = "en") -> Iterator[Span]:
             offset += len(sentence)
 
 
+def find_cut(text: str, start: int, end: int) -> Span:
+    """Return the characters between the two parts of a span, which may be none, near its middle."""
+    middle, quarter = (start + end) // 2, (end - start) // 4
+
+    def nearest(spans: Iterable[Span], reach: int) -> Span | None:
+        near = [(a, b) for a, b in spans if middle - reach <= a and b <= middle + reach]
+        return min(near, key=lambda span: abs(span[1] - middle), default=None)
+
+    matches = list(CLAUSE.finditer(text, start, end))
+    clauses = ((match.start() + len(match[1].rstrip()), match.end()) for match in matches if match[1])
+    spaces = (match.span() for match in SPACE.finditer(text, start, end))
+    if cut := nearest(clauses, quarter) or nearest(spaces, 2 * quarter):
+        return cut
+    whole = next((match.span() for match in matches if match.start() < middle < match.end()), ())  # a URL or a number
+    marks = ((match.end(), match.end()) for match in MARK.finditer(text, start, end) if whole)
+    return nearest(((edge, edge) for edge in whole), quarter) or nearest(marks, quarter) or (middle, middle)
+
+
 def split_long_sentence(translator: TranslationPipeline, text: str, start: int, end: int, limit: int) -> Iterator[Span]:
     """Split a span recursively into parts of at most `limit` tokens, near the middle, at punctuation or white space."""
     is_longer = end - start > 1 and not SURROGATE.search(text, start, end)  # tokenizers reject surrogates
@@ -153,14 +172,7 @@ def split_long_sentence(translator: TranslationPipeline, text: str, start: int, 
     if not is_longer:
         yield start, end
         return
-    middle, quarter = (start + end) // 2, (end - start) // 4
-    cut = middle, middle
-    for pattern, reach in ((CLAUSE, quarter), (SPACE, 2 * quarter), (MARK, quarter)):
-        found = (match for match in pattern.finditer(text, start, end) if match[pattern.groups])
-        if matches := [match for match in found if middle - reach <= match.start() and match.end() <= middle + reach]:
-            best = min(matches, key=lambda match: abs(match.end() - middle))
-            cut = (best.start() + len(best[0].rstrip()), best.end())
-            break
+    cut = find_cut(text, start, end)
     for part_start, part_end in ((start, cut[0]), (cut[1], end)):
         if stripped := text[part_start:part_end].strip():  # the range may end inside of white space
             part_start = text.index(stripped, part_start)

@@ -173,6 +173,16 @@ def test_long_sentence_is_not_split_inside_of_numbers(reversing):
         assert word in " ".join(reversing.sentences).split()
 
 
+@pytest.mark.parametrize("word", ["1,234", "10：45", "https://a.b"])
+def test_numbers_between_letters_stay_whole(reversing, word):
+    for i in range(8, 33):
+        text = "字" * i + word + "字" * (40 - i)
+        translate_document(reversing, text, max_sentence_tokens=(len(text) + 3) // 2)
+        assert "".join(reversing.sentences) == text
+        assert len(reversing.sentences) > 1
+        assert any(word in part for part in reversing.sentences)
+
+
 def test_list_of_numbers_is_split_at_marks(reversing):
     text = ",".join(["12"] * 40)
     translate_document(reversing, text, max_sentence_tokens=20)
