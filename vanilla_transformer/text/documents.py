@@ -159,9 +159,10 @@ def find_cut(text: str, start: int, end: int) -> Span:
     spaces = (match.span() for match in SPACE.finditer(text, start, end))
     if cut := nearest(clauses, quarter) or nearest(spaces, 2 * quarter):
         return cut
-    whole = next((match.span() for match in matches if match.start() < middle < match.end()), ())  # a URL or a number
-    marks = ((match.end(), match.end()) for match in MARK.finditer(text, start, end) if whole)
-    return nearest(((edge, edge) for edge in whole), quarter) or nearest(marks, quarter) or (middle, middle)
+    # a URL or a number
+    unbroken = next((match.span() for match in matches if match.start() < middle < match.end()), ())
+    marks = ((match.end(), match.end()) for match in MARK.finditer(text, start, end) if unbroken)
+    return nearest(((edge, edge) for edge in unbroken), quarter) or nearest(marks, quarter) or (middle, middle)
 
 
 def split_long_sentence(translator: TranslationPipeline, text: str, start: int, end: int, limit: int) -> Iterator[Span]:

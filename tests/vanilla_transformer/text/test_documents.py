@@ -174,7 +174,7 @@ def test_long_sentence_is_not_split_inside_of_numbers(reversing):
 
 
 @pytest.mark.parametrize("word", ["1,234", "10：45", "https://a.b"])
-def test_numbers_between_letters_stay_whole(reversing, word):
+def test_numbers_between_letters_are_not_split(reversing, word):
     for i in range(8, 33):
         text = "字" * i + word + "字" * (40 - i)
         translate_document(reversing, text, max_sentence_tokens=(len(text) + 3) // 2)
