@@ -199,7 +199,7 @@ def train_sentencepiece(lines: list[str], path: Path, kind: str, **options):
 def test_sentencepiece_options(lines, tmp_path, kind, options):
     processor = train_sentencepiece(lines[:1000], tmp_path / "x.model", kind, **options)
     tokenizers = read_toolkit_tokenizers("fairseq", tmp_path / "model.pt", {}, None, [tmp_path / "x.model"])
-    for line in [*lines[1000:1200], " one  space ", "日本語 Ω", "a Ω"]:
+    for line in [*lines[1000:1200], " one  space ", "日本語 Ω", "a Ω", "dog\r\nruns"]:
         expected = processor.encode(line, out_type=str)
         ids = tokenizers.tokenizer(line)["input_ids"][:-1]
         tokens = tokenizers.tokenizer.convert_ids_to_tokens(ids)
@@ -216,14 +216,8 @@ def test_sentencepiece_normalization(lines, tmp_path, rule):
     """Covers combining marks, half-width katakana, white space at the ends, and several lines."""
     words = ["École", "Zürich", "Ånd", "Việt", "각", "が", "ﾊﾞｽ", "バス", "Čechy", "ño", "\t", "\u3000", "_"]
     words += ["А\u0301нна", "Ọ\u0301ba", "²\u0304", "\ufee3\u064e\ufeae"]  # marks without a composed form
-    words += [
-        "tiê\u0301ng",
-        "nươ\u0300c",
-        "nü\u030c",
-        "가\u11a8",
-        "T\u200db",
-        "A\u0e33",
-    ]  # added to composed letters; joiner
+    words += ["tiê\u0301ng", "nươ\u0300c", "nü\u030c", "가\u11a8"]  # added to composed letters
+    words += ["T\u200db", "A\u0e33", "A\u0eb3"]  # continue a grapheme
     texts = [" ".join(words[i:] + words[:i]) for i in range(len(words))]
     processor = train_sentencepiece(
         [*lines[:300], *texts], tmp_path / "x.model", "unigram", normalization_rule_name=rule

@@ -164,7 +164,7 @@ def test_long_sentence_is_split_at_mark_or_space(reversing, text, parts):
 
 
 def test_long_sentence_is_not_split_inside_of_numbers(reversing):
-    """A mark without white space after it is not the end of a clause."""
+    """A mark inside of a number or a URL is not the end of a clause."""
     words = ["the", "dog", "runs", "a", "cat", "sings", "the", "house"]
     for word, i in itertools.product(("1,234", "10:45", "3–5", "5;6", "a://b:1"), range(len(words))):
         text = " ".join([*words[:i], word, *words[i:]])
