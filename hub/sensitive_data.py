@@ -15,7 +15,7 @@ CREDENTIALS = re.compile(
     r"|\b(?:github_pat_|wandb_v1_|glpat-|nvapi-)[A-Za-z0-9_-]{20,}"
     r"|\bsk-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{20,}"  # OpenAI, Anthropic and others
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"  # Amazon
-    r"|\bAIza[A-Za-z0-9_-]{35}"  # Google
+    r"|\b(?:AIza[A-Za-z0-9_-]{35}|ya29\.[A-Za-z0-9_-]{20,})"  # Google
     r"|\bxox[abeoprs]-[A-Za-z0-9-]{10,}"  # Slack
     r"|\bpypi-[A-Za-z0-9_-]{40,}"
     r"|\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}"  # JSON web tokens
@@ -25,7 +25,7 @@ CREDENTIALS = re.compile(
 )
 SECRET_KEYS = re.compile(
     r"(?i)(?:^|[._-])(?:api_?key|secret(?:_key)?|access_key|private_key|password|passwd|"
-    r"(?:hub|hf|auth|access|api|bearer)_token)$"
+    r"passphrase|credentials?|(?:hub|hf|auth|access|api|bearer|refresh|private|session)_token)$"
 )
 SERVICE_KEYS = re.compile(  # secrets if the value looks random
     r"(?i)(?:^token|(?:^|[._-])(?:wandb|comet|neptune|openai|anthropic|deepl|aws|azure|google|github|hf|hub|auth)_key)$"

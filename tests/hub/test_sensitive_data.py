@@ -11,11 +11,12 @@ from hub.sensitive_data import find_sensitive_text, strip_metadata
 
 SECRETS = (
     *("hf_" + "a" * 34, "sk-proj-" + "a1" * 20, "ghp_" + "a" * 36, "github_pat_" + "a1" * 20, "AKIA" + "A1" * 8),
-    *("glpat-" + "a" * 20, "xoxb-" + "1" * 12, "AIza" + "a" * 35, "npm_" + "a" * 36, "https://me:secret@there/x"),
-    *("redis://:secret@host:6379/0", "postgres://me:se:cret@host/db", "HTTPS://me:secret@there"),
+    *("glpat-" + "a" * 20, "xoxb-" + "1" * 12, "AIza" + "a" * 35, "ya29." + "a" * 30, "https://me:secret@there/x"),
+    *("npm_" + "a" * 36, "redis://:secret@host:6379/0", "postgres://me:se:cret@host/db", "HTTPS://me:secret@there"),
     *("https://h/x?token=abcdefgh12345", "https://h/x?a=1&api_key=abcdefgh"),
     *("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abcdefghijkl", "-----BEGIN RSA PRIVATE KEY-----"),
 )
+KEYS = ("api_key", "wandb_api_key", "password", "passphrase", "hub_token", "refresh_token", "AWS_SECRET_ACCESS_KEY")
 
 
 @pytest.mark.parametrize("secret", SECRETS)
@@ -33,7 +34,7 @@ def test_finds_all_kinds_of_credentials(secret):
         assert "contains a credential" in (find_sensitive_text(name, text.encode()) or ""), (name, text[:100])
 
 
-@pytest.mark.parametrize("key", ["api_key", "wandb_api_key", "password", "hub_token", "AWS_SECRET_ACCESS_KEY"])
+@pytest.mark.parametrize("key", KEYS)
 def test_finds_secrets_by_key(key):
     assert "contains a credential" in find_sensitive_text("all_results.json", json.dumps({"x": {key: "0123"}}).encode())
     assert "contains a credential" in find_sensitive_text("recipe.yaml", f"db.{key}: 12345678\n".encode())

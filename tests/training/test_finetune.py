@@ -137,6 +137,17 @@ def test_trains_all_weights(make_base, tune):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["vanilla", "marian", "bart"])
+def test_saved_model_is_the_trained_one(make_base, tune, kind):
+    """The validation scores are those of the model in training, the test scores those of the saved model."""
+    arguments = ("--validation-file", "test", "--num-beams", "1", "--learning-rate", "0.01", "--max-steps", "12")
+    folder = tune(make_base(kind), *arguments, "--eval-steps", "12", "--save-steps", "12", "--dropout", "0")
+    results = json.loads((folder / "all_results.json").read_text())
+    for name in ("bleu", "chrf", "loss"):
+        assert results[f"eval_{name}"] == pytest.approx(results[f"test_{name}"], rel=1e-5), name
+
+
+@pytest.mark.slow
 def test_processes_may_have_unused_parameters(make_base, tune):
     """LED does not use its projections of global attention, and layerdrop skips layers at random."""
     folder = tune(make_base("led"), "--num_processes", "2")
@@ -162,18 +173,19 @@ def test_lora_is_merged_and_saved_as_adapter(make_base, tune, kind):
 
 
 @pytest.mark.slow
-def test_lora_resumes_bit_for_bit(make_base, tune, programs, tmp_path):
-    base = make_base("vanilla")
+@pytest.mark.parametrize(("kind", "lora"), [("vanilla", ["--lora-rank", "2"]), ("marian", [])])
+def test_resumes_bit_for_bit(make_base, tune, tmp_path, kind, lora):
+    base = make_base(kind)
     uninterrupted = tmp_path / "uninterrupted"
-    tune(base, "--lora-rank", "2", "--output-dir", str(uninterrupted))
-    tune(base, "--lora-rank", "2")
+    tune(base, *lora, "--output-dir", str(uninterrupted))
+    tune(base, *lora)
     resumed = tmp_path / "tuned"
     (resumed / "all_results.json").unlink()
     (resumed / "model.safetensors").unlink()
     for path in (resumed / "checkpoint-6").iterdir():
         if path.is_file():
             path.unlink()  # only checkpoint-3 is valid
-    tune(base, "--lora-rank", "2")
+    tune(base, *lora)
     first, second = (load_file(folder / "model.safetensors") for folder in (uninterrupted, resumed))
     assert all(torch.equal(first[name], second[name]) for name in first)
 

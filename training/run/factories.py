@@ -176,6 +176,7 @@ def load_base_model(recipe: Recipe) -> Any:
     dropouts = {name: value for name, value in vars(recipe.model).items() if name in recipe.explicit_keys}
     model = load_model(str(args.base_model), f"base_model={args.base_model}:", dtype=torch.float32, **dropouts)
     validate_no_adapter(model, f"base_model={args.base_model}")
+    freeze_constants(model)
     if args.push_to_hub and model.config.model_type != VanillaTransformerConfig.model_type:  # see hub.push
         raise ValueError(
             f"push_to_hub does not support the {model.config.model_type} model base_model={args.base_model}. Remove "
@@ -191,6 +192,18 @@ def load_base_model(recipe: Recipe) -> Any:
         return model
     lora = LoraConfig("SEQ_2_SEQ_LM", r=args.lora_rank, lora_alpha=2 * args.lora_rank, target_modules="all-linear")
     return get_peft_model(model, lora)
+
+
+def freeze_constants(model: Any) -> None:
+    """Freeze the parameters that are frozen in a new model. `from_pretrained` makes them trainable.
+
+    They are the sinusoids of Marian and Pegasus. Marian does not save them, so training them would be lost.
+    """
+    with torch.device("meta"):
+        new = type(model)(model.config)
+    for name, parameter in new.named_parameters():
+        if not parameter.requires_grad:
+            model.get_parameter(name).requires_grad_(False)
 
 
 def resolve_precision_and_attention(recipe: Recipe, model: Any, train_set: Any, collator: Any, folder: Path) -> None:

@@ -20,6 +20,7 @@ MARK = re.compile("[,;:،؛、，；：–—](?!//)\\s*")
 URL = "(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,15}://[!-~]*"
 NUMBER = "(?<!\\d)\\d+(?:[,;:،؛、，；：–—]\\d+)+"  # such as "1,234" or "10:45"
 CLAUSE = re.compile(f"{URL}|{NUMBER}|({MARK.pattern})")  # group 1 is a mark between two clauses
+UNBROKEN = re.compile(f"(?:{NUMBER}|\\d+|[!-/:-~]+)+")  # a number, or a word, address or URL of ASCII characters
 SPACE = re.compile("\\s+")
 NON_ASCII_SPACE = re.compile("[^\\S\\x00-\\x7f]")  # several bytes in UTF-8
 SURROGATE = re.compile("[\\ud800-\\udfff]")
@@ -154,13 +155,13 @@ def find_cut(text: str, start: int, end: int) -> Span:
         near = [(a, b) for a, b in spans if middle - reach <= a and b <= middle + reach]
         return min(near, key=lambda span: abs(span[1] - middle), default=None)
 
-    matches = list(CLAUSE.finditer(text, start, end))
-    clauses = ((match.start() + len(match[1].rstrip()), match.end()) for match in matches if match[1])
+    matches = (match for match in CLAUSE.finditer(text, start, end) if match[1])
+    clauses = ((match.start() + len(match[1].rstrip()), match.end()) for match in matches)
     spaces = (match.span() for match in SPACE.finditer(text, start, end))
-    if cut := nearest(clauses, quarter) or nearest(spaces, 2 * quarter):
+    if cut := nearest(clauses, quarter) or nearest(spaces, end - start):
         return cut
-    # a URL or a number
-    unbroken = next((match.span() for match in matches if match.start() < middle < match.end()), ())
+    spans = (match.span() for match in UNBROKEN.finditer(text, start, end))
+    unbroken: tuple[int, ...] = next((span for span in spans if span[0] < middle < span[1]), ())
     marks = ((match.end(), match.end()) for match in MARK.finditer(text, start, end) if unbroken)
     return nearest(((edge, edge) for edge in unbroken), quarter) or nearest(marks, quarter) or (middle, middle)
 

@@ -18,6 +18,8 @@ from transformers import (
     M2M100ForConditionalGeneration,
     MarianConfig,
     MarianMTModel,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -175,3 +177,18 @@ def test_half_precision_base_model_is_trained_in_float32(make_settings, make_mod
         )
     model.save_pretrained(tmp_path / "tuned")
     assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "tuned").dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config_class", "frozen"),
+    [
+        (MarianMTModel, MarianConfig, ["decoder", "encoder"]),
+        (PegasusForConditionalGeneration, PegasusConfig, ["decoder", "encoder"]),
+        (BartForConditionalGeneration, BartConfig, []),
+    ],
+)
+def test_sinusoids_of_the_base_model_are_frozen(make_settings, tmp_path, model_class, config_class, frozen):
+    model_class(config_class(vocab_size=40, **SIZES, **IDS)).save_pretrained(tmp_path / "base")
+    parameters = load_base_model(make_settings(base_model=tmp_path / "base")).named_parameters()
+    names = sorted(name for name, parameter in parameters if not parameter.requires_grad)
+    assert names == [f"model.{side}.embed_positions.weight" for side in frozen]

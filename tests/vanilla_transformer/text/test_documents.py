@@ -11,6 +11,7 @@ pytest.importorskip("sentencex")
 
 from vanilla_transformer.text.documents import (  # noqa: E402
     assemble_document,
+    find_cut,
     sentence_spans,
     translate_document,
     translate_documents,
@@ -173,7 +174,9 @@ def test_long_sentence_is_not_split_inside_of_numbers(reversing):
         assert word in " ".join(reversing.sentences).split()
 
 
-@pytest.mark.parametrize("word", ["1,234", "10：45", "https://a.b"])
+@pytest.mark.parametrize(
+    "word", ["1,234", "10：45", "https://a.b", "12345", "１２３", "3.14", "www.a.b", "me@a.b", "B12"]
+)
 def test_numbers_between_letters_are_not_split(reversing, word):
     for i in range(8, 33):
         text = "字" * i + word + "字" * (40 - i)
@@ -181,6 +184,10 @@ def test_numbers_between_letters_are_not_split(reversing, word):
         assert "".join(reversing.sentences) == text
         assert len(reversing.sentences) > 1
         assert any(word in part for part in reversing.sentences)
+
+
+def test_space_near_the_end_is_found():
+    assert find_cut("1,234 ,", 0, 7) == (5, 6)
 
 
 def test_list_of_numbers_is_split_at_marks(reversing):
