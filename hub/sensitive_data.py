@@ -42,7 +42,7 @@ PATHS = re.compile(  # in running text
 # `PATHS` is not searched for in these files, because it matches words that contain slashes.
 TEXT_DATA = (
     *("README.md", "samples.tsv"),
-    *("vocab.json", "vocab.txt", "dict.txt", "merges.txt", "bpe.codes", "tokenizer.json"),
+    *("vocab.json", "vocab.txt", "dict.txt", "merges.txt", "bpe.codes", "tokenizer.json", "added_tokens.json"),
 )
 BINARY = (".png", ".spm", ".model", ".onnx")  # searched as text
 
@@ -147,10 +147,11 @@ def find_sensitive_text(name: str, content: bytes | Path, paths: tuple[str, ...]
         except (ValueError, yaml.YAMLError, RecursionError) as error:
             message = f"{name} cannot be read ({error or type(error).__name__}). Nothing was uploaded."
             raise ValueError(message) from error
-    find = find_path_in_binary if kind in BINARY else find_exact_path if name.endswith(TEXT_DATA) else find_local_path
+    is_text = name.endswith(TEXT_DATA)  # keys are words, such as "secret"
+    find = find_path_in_binary if kind in BINARY else find_exact_path if is_text else find_local_path
     for key, each in [("", text), *iter_strings(value)]:
         location = f"{name}, {key}," if key else name
-        if (credential := find_credential(each)) or is_secret(key, each):
+        if (credential := find_credential(each)) or (not is_text and is_secret(key, each)):
             return f"{location} contains a credential ({credential or f'{each[:3]}...'})"
         if (value is None or each is not text) and (path := find(each, paths)):
             return f"{location} contains a local path ({path})"

@@ -234,7 +234,9 @@ def compute_token_log_probs(
     """
     (size, n, _), device = sequences.shape, model.device
     decoder_input_ids, labels = sequences.to(device)[..., :-1], sequences.to(device)[..., 1:]
-    rows = max(1, MAX_LOGITS_PER_BATCH // (labels.shape[-1] * model.get_output_embeddings().weight.shape[0]))
+    head = model.get_output_embeddings()
+    vocab_size = head.out_features if hasattr(head, "out_features") else len(head.weight)  # FSMT: an embedding
+    rows = max(1, MAX_LOGITS_PER_BATCH // (labels.shape[-1] * vocab_size))
     log_probs = []
     for indices in torch.arange(size * n, device=device).split(rows):
         inputs = {name: values.to(device)[indices // n] for name, values in batch.items()}

@@ -23,6 +23,9 @@ WORD = (  # part of a word of a script with spaces between words; in other scrip
     r"(?:\p{No}|[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff"
     r"\uff66-\uff9f\U00020000-\U0003ffff\u20dd-\u20e4\ufe00-\ufe0f\U000e0100-\U000e01ef])"  # the last: marks of symbols
 )
+JOINER = "[.'’-]"  # "U.S." does not occur in "U.S.A."
+WORD_START = rf"(?:(?<!{WORD})|(?!{WORD}|{JOINER}))"  # "%" may follow a digit
+WORD_END = rf"(?:(?!{WORD})|(?<!{WORD}|{JOINER}))"
 
 
 class LexicalConstraints:
@@ -233,7 +236,7 @@ class GlossaryMatcher:
             self.targets.setdefault(source.lower(), self.targets[source])
         longest_first = sorted(self.targets, key=len, reverse=True)
         terms = "|".join(map(re.escape, longest_first)) or "(?!)"
-        self.pattern = re.compile(rf"(?<!{WORD})(?:{terms})(?!{WORD})", re.IGNORECASE)
+        self.pattern = re.compile(rf"{WORD_START}(?:{terms}){WORD_END}", re.IGNORECASE)
         self.ids = {each: self.encode(each) for targets in self.targets.values() for each in targets}
         self.normalized = {each: tokenizer.decode(ids[0]).strip() for each, ids in self.ids.items()}  # e.g. lowercased
         target_tokenizer = tokenizer.stock("target") if hasattr(tokenizer, "stock") else tokenizer
@@ -274,7 +277,7 @@ class GlossaryMatcher:
         terms = self.find(sentence)
         targets = {each for choices in terms.values() for each in choices}
         forms = {each: f"{re.escape(each)}|{re.escape(self.normalized[each])}" for each in targets}
-        unused = {each: len(re.findall(rf"(?<!{WORD})(?:{forms[each]})(?!{WORD})", translation)) for each in targets}
+        unused = {each: len(re.findall(rf"{WORD_START}(?:{forms[each]}){WORD_END}", translation)) for each in targets}
         matches: dict[str, str | None] = {}
         for source in sorted(terms, key=lambda source: len(terms[source])):  # fewest choices first
             usable = (each for each in terms[source] if unused[each])

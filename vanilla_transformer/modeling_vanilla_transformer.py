@@ -164,7 +164,9 @@ class PositionWiseFeedForward(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(config.d_model, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
-        self.activation = ACT2FN[config.activation_function]
+        if (name := config.activation_function) not in ACT2FN:
+            raise ValueError(f"activation_function={name!r} is not supported: choose one of {', '.join(ACT2FN)}.")
+        self.activation = ACT2FN[name]
         self.dropout = config.activation_dropout
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -77,7 +77,9 @@ class Translator:
         limit = min(MAX_SOURCE_TOKENS, self.positions)
         if (length := batch["input_ids"].shape[1]) > limit:
             raise ValueError(f"The text has {length} tokens, the maximum is {limit}. Split it into sentences.")
-        if len(self.unknown_words(text)) == len(words):
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        is_mostly_unknown = 2 * sum(id in self.unknown_ids for id in ids) >= len(ids)
+        if is_mostly_unknown and len(self.unknown_words(text)) == len(words):
             message = "The vocabulary does not contain any of these words. Is this the source language of the model?"
             raise ValueError(message)
         return {name: batch[name] for name in ("input_ids", "attention_mask")}

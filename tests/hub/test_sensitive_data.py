@@ -46,6 +46,12 @@ def test_finds_credentials_by_key_and_value(key):
     assert "contains a credential" in find_sensitive_text("recipe.yaml", f"{key}: abcdefgh12345678\n".encode())
 
 
+@pytest.mark.parametrize("name", ["vocab.json", "target_vocab.json", "source_tokenizer.json", "added_tokens.json"])
+@pytest.mark.parametrize("word", ["secret", "password", "credentials", "passphrase", "api_key"])
+def test_accepts_words_of_vocabularies(name, word):
+    assert find_sensitive_text(name, json.dumps({"model": {"vocab": {word: 57}}, word: 12345678}).encode()) is None
+
+
 @pytest.mark.parametrize("name", ["recipe.yaml", "tokenizer.json", "tokenizer_config.json", "config.json"])
 def test_accepts_keys_of_recipes_and_tokenizers(name):
     keys = ["pad_token", "eos_token", "tokens_per_update", "bos_token_id", "tokenizer_type", "key_head_dim"]

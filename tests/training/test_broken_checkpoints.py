@@ -10,6 +10,16 @@ import pytest
 import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
+from transformers import (
+    BigBirdPegasusConfig,
+    BigBirdPegasusForConditionalGeneration,
+    FSMTConfig,
+    FSMTForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+)
 
 from training.inference.translators import load_translator
 from training.recipe.reading import read_recipe
@@ -38,6 +48,35 @@ def test_loads_valid_checkpoint(checkpoint):
     assert (model.config.dropout, model.training) == (0.3, False)
     assert load_tokenizer(checkpoint)("the dog runs")["input_ids"]
     assert load_translator(str(checkpoint))("the dog runs")
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config_class", "is_valid"),
+    [
+        (MarianMTModel, MarianConfig, True),
+        (PegasusForConditionalGeneration, PegasusConfig, True),
+        (FSMTForConditionalGeneration, FSMTConfig, True),
+        (BigBirdPegasusForConditionalGeneration, BigBirdPegasusConfig, False),  # learned positions
+    ],
+)
+def test_checkpoint_without_position_tables(tmp_path, model_class, config_class, is_valid):
+    """Published checkpoints of Pegasus and FSMT have no sinusoids. The classes compute them."""
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 32}
+    sizes |= {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+    is_fsmt = config_class is FSMTConfig
+    sizes |= {"src_vocab_size": 40, "tgt_vocab_size": 40} if is_fsmt else {"vocab_size": 40}
+    model = model_class(config_class(**sizes))
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if "embed_positions" not in name}
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    if is_valid:
+        for name, tensor in load_model(tmp_path).state_dict().items():
+            assert torch.equal(tensor, model.state_dict()[name]), name
+    else:
+        with pytest.raises(ValueError, match="missing weights: model.decoder.embed_positions.weight and 1 more"):
+            load_model(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_trains_all_weights(make_base, tune):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["vanilla", "marian", "bart"])
+@pytest.mark.parametrize("kind", ["vanilla", "marian", "bart", "fsmt"])
 def test_saved_model_is_the_trained_one(make_base, tune, kind):
     """The validation scores are those of the model in training, the test scores those of the saved model."""
     arguments = ("--validation-file", "test", "--num-beams", "1", "--learning-rate", "0.01", "--max-steps", "12")
@@ -151,6 +151,16 @@ def test_saved_model_is_the_trained_one(make_base, tune, kind):
 def test_processes_may_have_unused_parameters(make_base, tune):
     """LED does not use its projections of global attention, and layerdrop skips layers at random."""
     folder = tune(make_base("led"), "--num_processes", "2")
+    assert json.loads((folder / "all_results.json").read_text())["processes"] == 2
+
+
+@pytest.mark.slow
+def test_processes_may_extend_their_position_tables(make_base, tune):
+    """M2M100 extends its table of sinusoids, a buffer, if a sentence is longer."""
+    base = make_base("m2m_100")
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2}))
+    folder = tune(base, "--num_processes", "2")
     assert json.loads((folder / "all_results.json").read_text())["processes"] == 2
 
 
@@ -187,6 +197,7 @@ def test_resumes_bit_for_bit(make_base, tune, tmp_path, kind, lora):
             path.unlink()  # only checkpoint-3 is valid
     tune(base, *lora)
     first, second = (load_file(folder / "model.safetensors") for folder in (uninterrupted, resumed))
+    assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 

@@ -265,6 +265,25 @@ def test_token_scores_in_small_batches(make_translator, monkeypatch):
         assert one["token_scores"] == pytest.approx(other["token_scores"], abs=1e-4)
 
 
+def test_token_scores_of_a_head_without_a_weight_matrix(make_translator):
+    """Dynamic quantization of torch replaces `weight` by a method."""
+    translator = make_translator()
+    expected = translator(SOURCES, return_token_scores=True)
+    head = translator.model.lm_head
+
+    class QuantizedLinear(torch.nn.Module):
+        out_features = head.out_features
+
+        def weight(self):
+            return head.weight
+
+        def forward(self, hidden_states):
+            return head(hidden_states)
+
+    translator.model.lm_head = QuantizedLinear()
+    assert translator(SOURCES, return_token_scores=True) == expected
+
+
 def test_pipeline_returns_alignments(make_translator):
     translator = make_translator()
     options = {"num_beams": 3, "num_return_sequences": 2}

@@ -322,6 +322,33 @@ def test_scripts_without_spaces(make_model, train_bpe, special_tokens):
 
 
 @pytest.mark.parametrize(
+    ("term", "text", "is_found"),
+    [
+        ("网络", "我使用5G网络。", True),
+        ("手机", "iPhone手机很贵", True),
+        ("年", "2024年", True),
+        ("5G网络", "The 5G网络", True),
+        ("5G网络", "The 15G网络", False),
+        ("%", "50% now", True),
+        ("°C", "20°C", True),
+        ("(TM)", "Foo(TM)s", True),
+        ("C++", "C++11", True),
+        ("U.S.", "the U.S. and", True),
+        ("U.S.", "the U.S.A. and", False),
+        (".NET", "ASP.NET", False),
+        ("dog", "dog's", True),
+        ("dog", "5dog", False),
+    ],
+)
+def test_terms_next_to_other_kinds_of_characters(train_bpe, special_tokens, term, text, is_found):
+    """A term is not a part of a word, whether it is found in the source or in the translation."""
+    tokenizer = TokenizersBackend(tokenizer_object=train_bpe([term, text, "a dog"] * 3, 80), **special_tokens)
+    assert list(GlossaryMatcher({term: "dog"}, tokenizer).find(text)) == [term] * is_found
+    (report,) = GlossaryMatcher({"dog": term}, tokenizer).report_terms("a dog", text)
+    assert report["target"] == (term if is_found else None)
+
+
+@pytest.mark.parametrize(
     "glossary", [{"dog": ""}, {"": "Hund"}, {"dog": []}, {"dog": ["Hund", 3]}, {"dog": 3}, {"dog": None}]
 )
 def test_rejects_invalid_entries(tokenizer, glossary):

@@ -29,6 +29,16 @@ ROUNDS, UPDATES = 3, 120  # runs of each, updates per run
 SENTENCES = 64  # batch size of the baseline
 
 
+class BaselineTrainer(Seq2SeqTrainer):
+    """Counts the target tokens that it trains on."""
+
+    target_tokens: Any = 0
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> Any:
+        self.target_tokens = self.target_tokens + (inputs["labels"] != -100).sum()
+        return super().training_step(model, inputs, *args, **options)
+
+
 def main() -> None:
     """Train the baseline of `compare`. The arguments are those of the run of the recipe."""
     print(json.dumps(train_baseline(sys.argv[1:])))
@@ -75,14 +85,7 @@ def train_baseline(arguments: list[str]) -> dict[str, Any]:
     native = to_transformers(VanillaTransformerForConditionalGeneration(config))
     model = type(native)(native.config)  # random weights
     data = Dataset.from_dict(dict(tokenizer(text.sources, text_target=text.targets)))
-    collator, tokens = DataCollatorForSeq2Seq(tokenizer, model=model), 0
-
-    def collate(rows: list) -> dict[str, Any]:
-        nonlocal tokens
-        batch = collator(rows)
-        tokens += int((batch["labels"] != -100).sum())
-        return batch
-
+    collator = DataCollatorForSeq2Seq(tokenizer, model=model)
     training_arguments = Seq2SeqTrainingArguments(
         output_dir=str(run / "baseline"),
         per_device_train_batch_size=SENTENCES,
@@ -93,8 +96,9 @@ def train_baseline(arguments: list[str]) -> dict[str, Any]:
         disable_tqdm=True,
         use_cpu=recipe.training.use_cpu,
     )
-    outcome = Seq2SeqTrainer(model=model, args=training_arguments, train_dataset=data, data_collator=collate).train()
-    return {"train_target_tokens": tokens, "train_runtime": outcome.metrics["train_runtime"]}
+    trainer = BaselineTrainer(model=model, args=training_arguments, train_dataset=data, data_collator=collator)
+    runtime = trainer.train().metrics["train_runtime"]
+    return {"train_target_tokens": int(trainer.target_tokens), "train_runtime": runtime}
 
 
 if __name__ == "__main__":

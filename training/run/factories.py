@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.shared.atomic_io import remove, wrap_write_errors
 from vanilla_transformer.shared.command_line import logger
-from vanilla_transformer.shared.loading import load_model, load_tokenizer
+from vanilla_transformer.shared.loading import load_model, load_tokenizer, sinusoid_tables
 from vanilla_transformer.shared.transformers_conversion import validate_no_adapter
 
 from ..data.batching import TokenBatchSampler
@@ -130,10 +130,9 @@ def match_forced_bos(config: GenerationConfig, tokenizer: Any) -> None:
 
 
 def count_positions(model: Any) -> int:
-    """Return the number of learned positions of a model, or `sys.maxsize` if there is no limit."""
+    """Return the number of positions in the table of a model, or `sys.maxsize` if there is no limit."""
     table = getattr(model.get_encoder(), "embed_positions", None)
-    # FSMT's `make_weight` extends its table of positions to the length of the input.
-    has_limit = isinstance(table, torch.nn.Embedding) and not hasattr(table, "make_weight")
+    has_limit = isinstance(table, torch.nn.Embedding)  # FSMT would extend it, but cannot load the longer table
     return getattr(model.config, "max_position_embeddings", sys.maxsize) if has_limit else sys.maxsize
 
 
@@ -176,7 +175,8 @@ def load_base_model(recipe: Recipe) -> Any:
     dropouts = {name: value for name, value in vars(recipe.model).items() if name in recipe.explicit_keys}
     model = load_model(str(args.base_model), f"base_model={args.base_model}:", dtype=torch.float32, **dropouts)
     validate_no_adapter(model, f"base_model={args.base_model}")
-    freeze_constants(model)
+    for table in sinusoid_tables(model).values():
+        table.requires_grad_(False)
     if args.push_to_hub and model.config.model_type != VanillaTransformerConfig.model_type:  # see hub.push
         raise ValueError(
             f"push_to_hub does not support the {model.config.model_type} model base_model={args.base_model}. Remove "
@@ -192,18 +192,6 @@ def load_base_model(recipe: Recipe) -> Any:
         return model
     lora = LoraConfig("SEQ_2_SEQ_LM", r=args.lora_rank, lora_alpha=2 * args.lora_rank, target_modules="all-linear")
     return get_peft_model(model, lora)
-
-
-def freeze_constants(model: Any) -> None:
-    """Freeze the parameters that are frozen in a new model. `from_pretrained` makes them trainable.
-
-    They are the sinusoids of Marian and Pegasus. Marian does not save them, so training them would be lost.
-    """
-    with torch.device("meta"):
-        new = type(model)(model.config)
-    for name, parameter in new.named_parameters():
-        if not parameter.requires_grad:
-            model.get_parameter(name).requires_grad_(False)
 
 
 def resolve_precision_and_attention(recipe: Recipe, model: Any, train_set: Any, collator: Any, folder: Path) -> None:

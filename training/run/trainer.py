@@ -72,6 +72,7 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             args.dataloader_pin_memory = args.accelerator_config.non_blocking = True
         # Other classes may have unused parameters: LED's global attention, and the layers that layerdrop skips.
         args.ddp_find_unused_parameters = not supports_fused_loss(kwargs["model"])
+        args.ddp_broadcast_buffers = False  # they are constants; tables of M2M100 can differ in size
         super().__init__(args=args, **kwargs)
         # Transformers would delete checkpoints that are averaged later. `keep_only` deletes checkpoints instead.
         self.save_total_limit, args.save_total_limit = args.save_total_limit, None
@@ -363,7 +364,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
             set_model_state_dict(self.model, dict[str, Any](state), options=options)
         else:  # without a warning about tied weights, which the file contains once
-            self.model._keys_to_ignore_on_save = {*getattr(self.model, "all_tied_weights_keys", ())}
+            tied = getattr(self.model, "all_tied_weights_keys", ())
+            self.model._keys_to_ignore_on_save = {*(self.model._keys_to_ignore_on_save or ()), *tied}
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         progress = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
         self._target_tokens = self._tokens_at_last_log = progress["target_tokens"]

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
@@ -69,8 +70,8 @@ def validate_weights(model: Any, loading_info: dict[str, Any]) -> None:
     """Raise ValueError for missing, unexpected or mismatched weights, and for values that are not finite."""
     for name, stored_shape, expected_shape in loading_info["mismatched_keys"]:
         raise ValueError(f"{name} is {tuple(stored_shape)}, but config.json requires {tuple(expected_shape)}")
-    parameters = dict(model.named_parameters())
-    missing = [name for name in loading_info["missing_keys"] if name in parameters]
+    parameters, computed = dict(model.named_parameters()), sinusoid_tables(model)
+    missing = [name for name in loading_info["missing_keys"] if name in parameters and name not in computed]
     is_vanilla = model.config.model_type == VanillaTransformerConfig.model_type
     unexpected = loading_info["unexpected_keys"] if is_vanilla else []
     for names, problem in ((missing, "missing weights:"), (unexpected, "unexpected weights:")):
@@ -79,6 +80,18 @@ def validate_weights(model: Any, loading_info: dict[str, Any]) -> None:
     for name, parameter in parameters.items():
         if not parameter.isfinite().all():
             raise ValueError(f"{name} contains values that are not finite")
+
+
+def sinusoid_tables(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the sinusoidal position tables that are parameters: those of Marian, Pegasus and FSMT.
+
+    The classes compute them, so a checkpoint may lack them. `from_pretrained` makes them trainable by mistake.
+    """
+    return {
+        f"{name}.weight": module.weight
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and "Sinusoidal" in type(module).__name__
+    }
 
 
 def load_tokenizer(checkpoint: str | Path, error_prefix: str = "") -> Any:

@@ -48,5 +48,8 @@ LAYOUT = Layout(
         trg_mask=target_mask[:, 0, -1:],
     )[0],
     optional=("encoder.layer_norm.{p}", "decoder.layer_norm.{p}"),
-    user_notes=("Residual weights (`alpha`) other than 1 in the configuration are not supported.",),
+    user_notes=(
+        "Residual weights (`alpha`) other than 1, and different numbers of heads in encoder and decoder, are not "
+        "supported. In JoeyNMT 2.3, an encoder without `layer_norm` in its configuration is not supported either.",
+    ),
 )

@@ -171,6 +171,13 @@ def test_reports_invalid_input(make_translator, text, answer):
         make_translator().encode(text)
 
 
+def test_accepts_a_text_without_spaces_with_an_unknown_character(make_translator):
+    translator = make_translator()
+    text = "thehousedogsingsж"
+    assert translator.unknown_words(text) == [text]
+    assert translator.encode(text)["input_ids"].shape[1] > 4
+
+
 def test_learned_positions_limit_length(make_translator):
     translator = make_translator(position_embedding_type="learned", max_position_embeddings=12)
     with pytest.raises(ValueError, match="the maximum is 12"):
@@ -228,7 +235,7 @@ def test_tokens_with_embedding_of_unk_are_unknown(make_translator, app, tmp_path
     translator = make_translator()
     ids, unknown = translator.tokenizer("dog")["input_ids"], translator.tokenizer.unk_token_id
     table = translator.model.get_input_embeddings().weight
-    table.data[ids[0]] = table[unknown]
+    table.data[ids[:-1]] = table.data[unknown].clone()
     translator.model.save_pretrained(tmp_path / "model")
     translator = app.Translator(str(tmp_path / "model"))
     assert translator.unknown_words("dog") == ["dog"]

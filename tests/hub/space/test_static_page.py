@@ -158,5 +158,8 @@ def test_static_page_in_browser(open_page, demo_checkpoint, demo_sentences, comm
             page.get_by_role("button", name="Translate").press("Enter")
             page.get_by_text(answer).wait_for()
             assert page.locator("#translation").inner_text() == ""
+        page.get_by_label("Sentence").fill("thehousedogsingsж")
+        page.get_by_role("button", name="Translate").press("Enter")
+        page.get_by_text("Unknown words: thehousedogsingsж").wait_for()
     result = page.evaluate("fetch('https://example.org/?text=secret').then(() => 'sent', () => 'blocked')")
     assert result == "blocked"

@@ -51,8 +51,23 @@ def test_baseline_has_data_device_and_architecture_of_the_recipe(
 
     def make_trainer(model, args, train_dataset, **keys):
         trainers.append((model.config.model_type, args.use_cpu, len(train_dataset)))
-        return SimpleNamespace(train=lambda: SimpleNamespace(metrics={"train_runtime": 1}))
+        return SimpleNamespace(train=lambda: SimpleNamespace(metrics={"train_runtime": 1}), target_tokens=5)
 
-    monkeypatch.setattr(recipe, "Seq2SeqTrainer", make_trainer)
+    monkeypatch.setattr(recipe, "BaselineTrainer", make_trainer)
     recipe.train_baseline([str(run.with_suffix(".yaml"))])
     assert trainers == [(peer, use_cpu, len(pairs))]
+
+
+def test_baseline_counts_the_tokens_of_its_updates(tmp_path, monkeypatch, make_tokenizer, make_config):
+    tokenizer, sizes = make_tokenizer(True)
+    run = tmp_path / "run"
+    for each in (tokenizer, make_config(**sizes)):
+        each.save_pretrained(run)
+    (tmp_path / "train.tsv").write_text("the dog runs\tder Hund rennt\n" * 40)
+    keys = {"data_dir": str(tmp_path), "train_file": "train.tsv", "validation_file": None, "use_cpu": True}
+    run.with_suffix(".yaml").write_text(json.dumps(keys | {"output_dir": str(run), "learning_rate": 0.001}))
+    monkeypatch.setattr(recipe, "UPDATES", 2)
+    monkeypatch.setattr(recipe, "SENTENCES", 4)
+    result = recipe.train_baseline([str(run.with_suffix(".yaml"))])
+    assert result["train_target_tokens"] == 2 * 4 * len(tokenizer(text_target="der Hund rennt")["input_ids"])
+    assert result["train_runtime"] > 0
