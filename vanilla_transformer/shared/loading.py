@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
@@ -82,7 +83,7 @@ def validate_weights(model: Any, loading_info: dict[str, Any]) -> None:
             raise ValueError(f"{name} contains values that are not finite")
 
 
-def sinusoid_tables(model: nn.Module) -> dict[str, nn.Parameter]:
+def sinusoid_tables(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the sinusoidal position tables that are parameters: those of Marian, Pegasus and FSMT.
 
     The classes compute them, so a checkpoint may lack them. `from_pretrained` makes them trainable by mistake.
