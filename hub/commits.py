@@ -83,7 +83,7 @@ def commit_files(
             f"{repo_id} contains {names} that this program did not write, or that was changed since. Use --replace to "
             f"overwrite such files, or choose another repository.{hint} Nothing was uploaded."
         )
-    hashes |= {name: previous[name] for name in files if name not in hashes and name in owned}
+    hashes |= {name: previous[name] for name in files if name not in hashes and name in owned & previous.keys()}
     new.append(CommitOperationAdd(MANIFEST_NAME, json.dumps(hashes, indent=1, sort_keys=True).encode()))
     return commit(api, target, new, stale, message, info.sha)
 

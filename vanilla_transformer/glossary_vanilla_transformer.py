@@ -41,8 +41,8 @@ class LexicalConstraints:
     def __init__(
         self,
         terms: Sequence[Sequence[Sequence[Sequence[int]]]],  # token ids of each sentence, term and variant
-        continuation_mask: torch.Tensor,  # (V), tokens that continue the previous word; they may not follow a term
-        word_end_mask: torch.Tensor,  # (V), tokens that end with a letter or digit, so that the word may continue
+        continuation_mask: torch.Tensor,  # (V), tokens that continue the previous word, if it is unfinished
+        word_end_mask: torch.Tensor,  # (V), tokens that end with a letter or digit and leave the word unfinished
     ):
         flat = [[(c, ids) for c, variants in enumerate(each) for ids in variants] for each in terms]
         shape = (len(flat), max(1, *map(len, flat)), max((len(ids) for row in flat for _, ids in row), default=1))
@@ -84,7 +84,7 @@ class LexicalConstraints:
         complete, suffixes = matches & False, [matches[..., -1]]
         ends_word = torch.ones_like(hypotheses, dtype=torch.bool)
         ends_word[..., -1].fill_(False)  # depends on the next token
-        ends_word[..., :-1] = ~self.continuation_mask[hypotheses[..., 1:]]
+        ends_word[..., :-1] = ~(self.continuation_mask[hypotheses[..., 1:]] & self.word_end_mask[hypotheses[..., :-1]])
         for n in range(1, tokens.shape[-1] + 1):
             shorter = nn.functional.pad(matches[..., :-1], (1, 0), value=n == 1)
             matches = shorter & (hypotheses[:, :, None] == tokens[..., n - 1, None])
@@ -139,7 +139,8 @@ class LexicalConstraints:
         # after a complete term, also consider the best token that ends its word
         is_eos = torch.isin(torch.arange(len(self.continuation_mask), device=ids.device), eos_ids)
         lacks_any = (counts + pending < min_counts).any(-1, keepdim=True)
-        excluded = torch.where(is_eos, lacks_any, self.continuation_mask)  # (B, K, V)
+        is_unfinished = self.word_end_mask[hypotheses[..., -1:]]  # (B, K, 1)
+        excluded = torch.where(is_eos, lacks_any, self.continuation_mask & is_unfinished)  # (B, K, V)
         boundary_ids = log_probs.masked_fill(excluded, -math.inf).argmax(-1, keepdim=True)
         next_ids = torch.cat([next_ids, boundary_ids], -1)
         is_additional = torch.cat([is_additional, (pending & (counts < min_counts)).any(-1, keepdim=True)], -1)
@@ -154,7 +155,7 @@ class LexicalConstraints:
         matches = suffixes[:, :, None, :, :-1] & (ids[..., None, None] == variants[:, :, None])  # (B, K, M, R, L)
         progress = (matches * torch.arange(1, size + 1, device=ids.device)).amax(-1)  # (B, K, M, R)
         is_eos = torch.isin(ids, eos_ids)
-        continues = self.continuation_mask[ids] & ~is_eos
+        continues = self.continuation_mask[ids] & is_unfinished & ~is_eos
         counts = counts[:, :, None] + (pending[:, :, None] & ~continues[..., None])  # (B, K, M, C)
         missing = self.count_missing_tokens(counts, progress, active)  # (B, K, M)
         values = values.masked_fill(is_eos & (missing > 0) & (remaining_length > 0)[:, None, None], -math.inf)
@@ -292,17 +293,27 @@ def normalize_white_space(text: str) -> str:
 
 
 def word_boundary_masks(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which tokens continue the previous word or are special, and which end with a word character, each (V)."""
+    """Return which tokens continue an unfinished word or are special, and which leave a word unfinished, each (V).
+
+    Each token is decoded between two copies of a token that joins itself without a space, such as "s", "##s" or "s@@".
+    If there is none, words are tokens.
+    """
     size = max(getattr(tokenizer, "target_encoder", tokenizer.get_vocab()).values()) + 1  # Marian: 1 or 2 vocabularies
     start = tokenizer.convert_ids_to_tokens(tokenizer(text_target="a", add_special_tokens=False)["input_ids"])
-    start_length = len(tokenizer.convert_tokens_to_string(start))
     tokens = tokenizer.convert_ids_to_tokens(list(range(size)))
     special = {*tokenizer.all_special_ids, *(id for id, token in enumerate(tokens) if token is None)}  # None: a gap
-    texts = [
-        "" if id in special else tokenizer.convert_tokens_to_string([*start, token])[start_length:]
-        for id, token in enumerate(tokens)
-    ]
-    continues = [id in special or bool(re.match(WORD, text[:1])) for id, text in enumerate(texts)]
+
+    def decode(*more: str) -> str:
+        return tokenizer.convert_tokens_to_string([*start, *more])
+
+    candidates = ([token] for id, token in enumerate(tokens) if id not in special)
+    joins = (each for each in candidates if re.match(WORD, decode(*each, *each)[len(decode(*each)) :]))
+    opener: list[str] = next(joins, [])
+    before = len(decode(*opener))
+    after = len(decode(*opener, *opener)) - before
+    texts = ["" if id in special else decode(*opener, token, *opener)[before:] for id, token in enumerate(tokens)]
+    texts = [text[: len(text) - after] for text in texts]
+    continues = [id in special or bool(re.match(WORD, text)) for id, text in enumerate(texts)]
     return torch.tensor(continues), torch.tensor([bool(re.match(WORD, text[-1:])) for text in texts])
 
 

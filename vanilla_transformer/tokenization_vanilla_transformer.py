@@ -89,10 +89,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
     def stock(self, side: str) -> TokenizersBackend:
         """Return the "source" or "target" tokenizer as a native `TokenizersBackend`, with all special tokens."""
         special = {name: token for name, token in self.special_tokens_map.items() if isinstance(token, str)}
-        tokenizer = getattr(self, f"{side}_tokenizer")
-        tokenizer.no_truncation()  # of an earlier call
-        tokenizer.no_padding()
-        return TokenizersBackend(tokenizer_object=tokenizer, **special)
+        return TokenizersBackend(tokenizer_object=getattr(self, f"{side}_tokenizer"), **special)
 
     def ids_without_embedding(self, side: str) -> set[int]:
         """Return the ids of one side, "source" or "target", that have no embedding (see `known`)."""

@@ -96,6 +96,9 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Save native Transformers tokenizers to `tokenizer_dirs`."""
     sides = [tokenizer.stock(side) for side in SIDES] if has_separate_vocabularies(tokenizer) else [tokenizer]
     for side, side_dir in zip(sides, tokenizer_dirs(tokenizer, folder), strict=False):
+        if side is not tokenizer:  # without the settings of an earlier call
+            side.backend_tokenizer.no_truncation()
+            side.backend_tokenizer.no_padding()
         side.save_pretrained(side_dir)
         patch_tokenizer_config(side_dir / "tokenizer_config.json")
         if (side_dir / "tokenizer.json").exists():

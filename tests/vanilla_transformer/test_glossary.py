@@ -14,22 +14,23 @@ from vanilla_transformer.glossary_vanilla_transformer import GlossaryMatcher, Le
 
 pytestmark = pytest.mark.usefixtures("search_mode")
 
-CONTINUATION_MASK = torch.arange(30) >= 25  # these tokens continue a word
-MASKS = torch.stack([CONTINUATION_MASK, torch.zeros(30, dtype=torch.bool)])
+CONTINUATION_MASK = torch.arange(30) >= 25  # these tokens continue an unfinished word
+WORD_END_MASK = torch.arange(30) % 5 != 1  # these tokens leave a word unfinished
+MASKS = torch.stack([CONTINUATION_MASK, WORD_END_MASK])
 NO_MASKS = torch.zeros(2, 30, dtype=torch.bool)
 
 
 def term_ends(row: list[int], ids: list[int]) -> list[int]:
     """Return the positions where the ids end in a row as a separate word."""
     ends = [i + len(ids) for i in range(len(row)) if row[i : i + len(ids)] == ids]
-    return [end for end in ends if end == len(row) or not CONTINUATION_MASK[row[end]]]
+    return [end for end in ends if end == len(row) or not (CONTINUATION_MASK[row[end]] and WORD_END_MASK[ids[-1]])]
 
 
 def sample_terms(generator: random.Random) -> list[list[list[int]]]:
     """Return 0 to 3 terms with 1 or 2 variants of 1 to 3 tokens."""
     return [
         [
-            [generator.randrange(4, 30) for _ in range(generator.randint(1, 3))]
+            [generator.randrange(4, 25), *(generator.randrange(4, 30) for _ in range(generator.randint(0, 2)))]
             for _ in range(generator.randint(1, 2))
         ]
         for _ in range(generator.randint(0, 3))
@@ -367,6 +368,41 @@ def test_continuation_mask(tokenizer):
     assert {text for text, continues in zip(texts, mask, strict=True) if not continues} == {
         text for text in texts if text.startswith("▁")
     }
+
+
+@pytest.fixture
+def end_of_word_tokenizer(special_tokens):
+    """Tokens of BPE codes: "Mann</w>" ends a word, "Haus" does not. Words are separated when they end."""
+    vocabulary = ["<pad>", "<s>", "</s>", "<unk>", "M", "a", "n", "n</w>", "H", "u", "s", "s</w>", "x</w>", "a</w>"]
+    merges = [("M", "a"), ("n", "n</w>"), ("Ma", "nn</w>"), ("H", "a"), ("u", "s"), ("Ha", "us"), ("u", "s</w>")]
+    merges.append(("Ha", "us</w>"))
+    vocabulary += ["".join(merge) for merge in merges]
+    ids = {token: id for id, token in enumerate(vocabulary)}
+    backend = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", end_of_word_suffix="</w>"))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.WhitespaceSplit(), decoders.BPEDecoder()
+    return TokenizersBackend(tokenizer_object=backend, **special_tokens)
+
+
+def test_masks_of_end_of_word_tokens(end_of_word_tokenizer):
+    matcher = GlossaryMatcher({}, end_of_word_tokenizer)
+    tokens = end_of_word_tokenizer.convert_ids_to_tokens(list(range(len(matcher.continuation_mask))))
+    assert matcher.continuation_mask.all()  # after an unfinished word
+    unfinished = {token for token, is_set in zip(tokens, matcher.word_end_mask, strict=True) if is_set}
+    assert unfinished == {token for token in tokens if not token.endswith(("</w>", ">"))}
+
+
+def test_terms_are_not_parts_of_words_of_end_of_word_tokens(make_model, end_of_word_tokenizer):
+    favorite = end_of_word_tokenizer.convert_tokens_to_ids("Haus")
+    for seed in range(8):
+        model = make_model(seed, vocab_size=len(end_of_word_tokenizer), lm_head_bias=True)
+        model.generation_config.update(suppress_tokens=[0, 1, 3])
+        with torch.no_grad():
+            model.lm_head.bias[favorite] = 4
+        translator = TranslationPipeline(model=model, tokenizer=end_of_word_tokenizer)
+        for num_beams in (2, 4):
+            (found,) = translator("Haus x", glossary={"x": "Mann"}, num_beams=num_beams, max_new_tokens=20)
+            assert "Mann" in found["translation_text"].split()
+            assert found["terms"] == [{"source": "x", "target": "Mann"}]
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -58,6 +58,18 @@ def check_ids(checkpoint: Path, exported: list[Tokenizer], texts: list[str]) -> 
     return ids_by_side
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_exports_do_not_truncate(make_tokenizer, make_model, save_tokenizers, tmp_path, shared):
+    """The file of a tokenizer contains the settings of its last call."""
+    tokenizer, sizes = make_tokenizer(shared)
+    for argument in ("text", "text_target"):
+        tokenizer(**{argument: ["the dog"]}, truncation=True, max_length=2, padding="max_length")
+    for each in (tokenizer, make_model(**sizes)):
+        each.save_pretrained(tmp_path / "mine")
+    for each in save_tokenizers(tmp_path / "mine"):
+        assert (each.truncation, each.padding) == (None, None)
+
+
 @pytest.mark.parametrize("two", [False, True], ids=["one vocabulary", "two"])
 def test_tokens_outside_dictionary_get_rows(toolkits, save_tokenizers, tmp_path, two):
     """The BPE codes form "abc", which the dictionary lacks: it is read as <unk> and never generated."""
