@@ -43,6 +43,7 @@ class LexicalConstraints:
         terms: Sequence[Sequence[Sequence[Sequence[int]]]],  # token ids of each sentence, term and variant
         continuation_mask: torch.Tensor,  # (V), tokens that continue the previous word, if it is unfinished
         word_end_mask: torch.Tensor,  # (V), tokens that end with a letter or digit and leave the word unfinished
+        term_end_mask: torch.Tensor,  # (V), the same, and tokens that end with `JOINER` or a part of a character
     ):
         flat = [[(c, ids) for c, variants in enumerate(each) for ids in variants] for each in terms]
         shape = (len(flat), max(1, *map(len, flat)), max((len(ids) for row in flat for _, ids in row), default=1))
@@ -62,12 +63,14 @@ class LexicalConstraints:
                 shared = (other < each or (other == each and i < c) for i, other in enumerate(sets))
                 self.min_counts[b, c] = 1 + sum(shared)
         self.continuation_mask, self.word_end_mask = continuation_mask, word_end_mask
+        self.term_end_mask = term_end_mask
 
     def to(self, device: torch.device, vocab_size: int) -> None:
         """Move the tensors to a device and pad the masks to the vocabulary of the model."""
         padding = (0, vocab_size - len(self.continuation_mask))
         self.continuation_mask = nn.functional.pad(self.continuation_mask, padding, value=True)
         self.word_end_mask = nn.functional.pad(self.word_end_mask, padding, value=False)
+        self.term_end_mask = nn.functional.pad(self.term_end_mask, padding, value=False)
         for name, value in vars(self).items():
             setattr(self, name, value.to(device))
 
@@ -84,7 +87,7 @@ class LexicalConstraints:
         complete, suffixes = matches & False, [matches[..., -1]]
         ends_word = torch.ones_like(hypotheses, dtype=torch.bool)
         ends_word[..., -1].fill_(False)  # depends on the next token
-        ends_word[..., :-1] = ~(self.continuation_mask[hypotheses[..., 1:]] & self.word_end_mask[hypotheses[..., :-1]])
+        ends_word[..., :-1] = ~(self.continuation_mask[hypotheses[..., 1:]] & self.term_end_mask[hypotheses[..., :-1]])
         for n in range(1, tokens.shape[-1] + 1):
             shorter = nn.functional.pad(matches[..., :-1], (1, 0), value=n == 1)
             matches = shorter & (hypotheses[:, :, None] == tokens[..., n - 1, None])
@@ -139,7 +142,7 @@ class LexicalConstraints:
         # after a complete term, also consider the best token that ends its word
         is_eos = torch.isin(torch.arange(len(self.continuation_mask), device=ids.device), eos_ids)
         lacks_any = (counts + pending < min_counts).any(-1, keepdim=True)
-        is_unfinished = self.word_end_mask[hypotheses[..., -1:]]  # (B, K, 1)
+        is_unfinished = self.term_end_mask[hypotheses[..., -1:]]  # (B, K, 1)
         excluded = torch.where(is_eos, lacks_any, self.continuation_mask & is_unfinished)  # (B, K, V)
         boundary_ids = log_probs.masked_fill(excluded, -math.inf).argmax(-1, keepdim=True)
         next_ids = torch.cat([next_ids, boundary_ids], -1)
@@ -241,7 +244,7 @@ class GlossaryMatcher:
         self.ids = {each: self.encode(each) for targets in self.targets.values() for each in targets}
         self.normalized = {each: tokenizer.decode(ids[0]).strip() for each, ids in self.ids.items()}  # e.g. lowercased
         target_tokenizer = tokenizer.stock("target") if hasattr(tokenizer, "stock") else tokenizer
-        self.continuation_mask, self.word_end_mask = word_boundary_masks(target_tokenizer)
+        self.masks = word_boundary_masks(target_tokenizer)
 
     def encode(self, target: str) -> list[list[int]]:
         """Return the ids of a translation at the beginning of a text and, if they differ, after a word."""
@@ -271,7 +274,7 @@ class GlossaryMatcher:
             [[ids for each in targets for ids in self.ids[each]] for targets in self.find(text).values()]
             for text in sentences
         ]
-        return LexicalConstraints(terms, self.continuation_mask, self.word_end_mask) if any(terms) else None
+        return LexicalConstraints(terms, *self.masks) if any(terms) else None
 
     def report_terms(self, sentence: str, translation: str) -> list[dict[str, str | None]]:
         """Return the `source` of each term and its `target` in the translation, or None if it is missing."""
@@ -292,8 +295,8 @@ def normalize_white_space(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def word_boundary_masks(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which tokens continue an unfinished word or are special, and which leave a word unfinished, each (V).
+def word_boundary_masks(tokenizer: Any) -> torch.Tensor:
+    """Return the three masks of `LexicalConstraints` (3, V). Special tokens continue a word.
 
     Each token is decoded between two copies of a token that joins itself without a space, such as "s", "##s" or "s@@".
     If there is none, words are tokens.
@@ -314,7 +317,8 @@ def word_boundary_masks(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
     texts = ["" if id in special else decode(*opener, token, *opener)[before:] for id, token in enumerate(tokens)]
     texts = [text[: len(text) - after] for text in texts]
     continues = [id in special or bool(re.match(WORD, text)) for id, text in enumerate(texts)]
-    return torch.tensor(continues), torch.tensor([bool(re.match(WORD, text[-1:])) for text in texts])
+    ends = [[bool(re.match(each, text[-1:])) for text in texts] for each in (WORD, f"{WORD}|{JOINER}|\ufffd")]
+    return torch.tensor([continues, *ends])
 
 
 __all__ = ["LexicalConstraints", "GlossaryMatcher"]

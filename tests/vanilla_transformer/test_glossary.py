@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, TokenizersBackend
 
 from vanilla_transformer import TranslationPipeline
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("search_mode")
 
 CONTINUATION_MASK = torch.arange(30) >= 25  # these tokens continue an unfinished word
 WORD_END_MASK = torch.arange(30) % 5 != 1  # these tokens leave a word unfinished
-MASKS = torch.stack([CONTINUATION_MASK, WORD_END_MASK])
-NO_MASKS = torch.zeros(2, 30, dtype=torch.bool)
+MASKS = torch.stack([CONTINUATION_MASK, WORD_END_MASK, WORD_END_MASK])
+NO_MASKS = torch.zeros(3, 30, dtype=torch.bool)
 
 
 def term_ends(row: list[int], ids: list[int]) -> list[int]:
@@ -264,7 +264,7 @@ def test_combining_marks_belong_to_words(train_bpe, special_tokens):
     matcher = GlossaryMatcher({"कम": "the", "cafe": "the", "the": "कम"}, tokenizer)
     assert [list(matcher.find(text)) for text in texts] == [["कम"], [], ["the", "cafe"], ["the"]]
     assert matcher.report_terms("the", "पानी की कमी है") == [{"source": "the", "target": None}]
-    assert matcher.continuation_mask[tokenizer.convert_tokens_to_ids("ी")]
+    assert matcher.masks[0][tokenizer.convert_tokens_to_ids("ी")]
     assert list(matcher.find("10² the²")) == []
     symbols = ["\u2764\ufe0fthe", "the\ufe0f", "1\ufe0f\u20e3the", "葛\U000e0100the"]  # variants of symbols
     assert [list(matcher.find(text)) for text in symbols] == [["the"]] * 4
@@ -304,7 +304,7 @@ def test_marian_tokenizer_with_two_vocabularies(make_model, marian_files):
     tokens = {i: token for token, i in tokenizer.target_encoder.items()}
     special = {*tokenizer.all_special_ids}
     expected = [i in special or tokens[i][0].isalpha() for i in range(29)]
-    assert GlossaryMatcher({"Hund": "dog"}, tokenizer).continuation_mask.tolist() == expected
+    assert GlossaryMatcher({"Hund": "dog"}, tokenizer).masks[0].tolist() == expected
     with pytest.raises(ValueError, match="stop_strings does not support a MarianTokenizer with two"):
         translator("der Hund", stop_strings=["dog"])
 
@@ -316,7 +316,7 @@ def test_scripts_without_spaces(make_model, train_bpe, special_tokens):
     assert matcher.find("我的猫睡在家里") == {"猫": ["cat"]}
     assert matcher.find("the dogs") == {}
     assert matcher.report_terms("the dog", "老狗在跑") == [{"source": "dog", "target": "狗"}]
-    assert not matcher.continuation_mask[tokenizer.convert_tokens_to_ids("狗")]
+    assert not matcher.masks[0][tokenizer.convert_tokens_to_ids("狗")]
     translator = TranslationPipeline(model=make_model(vocab_size=len(tokenizer)), tokenizer=tokenizer)
     (found,) = translator("the dog runs", glossary={"dog": "狗"}, max_new_tokens=8)
     assert found["terms"] == [{"source": "dog", "target": "狗"}]
@@ -364,10 +364,37 @@ def test_rejects_unknown_characters(tokenizer):
 
 def test_continuation_mask(tokenizer):
     texts = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    mask = GlossaryMatcher({}, tokenizer).continuation_mask
+    mask = GlossaryMatcher({}, tokenizer).masks[0]
     assert {text for text, continues in zip(texts, mask, strict=True) if not continues} == {
         text for text in texts if text.startswith("▁")
     }
+
+
+@pytest.mark.parametrize(
+    ("term", "favorite", "is_byte_level"),
+    [("U.S.", "A", False), ("U.S.", "A", True), ("vor-", "s", False), ("café", "s", True), ("Hund", "s", False)],
+)
+def test_term_is_not_the_start_of_a_word(make_model, train_bpe, special_tokens, term, favorite, is_byte_level):
+    """The model prefers to continue the last word."""
+    if is_byte_level:  # "é" has two tokens
+        backend = Tokenizer(models.BPE(unk_token="<unk>"))
+        backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=0, special_tokens=list(special_tokens.values()), initial_alphabet=alphabet
+        )
+        backend.train_from_iterator([], trainer)
+    else:
+        backend = train_bpe([f"a dog {term} x{favorite}"] * 3, 60)
+    tokenizer = TokenizersBackend(tokenizer_object=backend, **special_tokens)
+    for seed in range(4):
+        model = make_model(seed, vocab_size=len(tokenizer), lm_head_bias=True)
+        model.generation_config.update(suppress_tokens=[0, 1, 3])
+        with torch.no_grad():
+            model.lm_head.bias[tokenizer.convert_tokens_to_ids(favorite)] = 4
+        translator = TranslationPipeline(model=model, tokenizer=tokenizer)
+        (found,) = translator("a dog", glossary={"dog": term}, num_beams=2, max_new_tokens=24)
+        assert found["terms"] == [{"source": "dog", "target": term}], found["translation_text"]
 
 
 @pytest.fixture
@@ -385,9 +412,9 @@ def end_of_word_tokenizer(special_tokens):
 
 def test_masks_of_end_of_word_tokens(end_of_word_tokenizer):
     matcher = GlossaryMatcher({}, end_of_word_tokenizer)
-    tokens = end_of_word_tokenizer.convert_ids_to_tokens(list(range(len(matcher.continuation_mask))))
-    assert matcher.continuation_mask.all()  # after an unfinished word
-    unfinished = {token for token, is_set in zip(tokens, matcher.word_end_mask, strict=True) if is_set}
+    tokens = end_of_word_tokenizer.convert_ids_to_tokens(list(range(matcher.masks.shape[1])))
+    assert matcher.masks[0].all()  # after an unfinished word
+    unfinished = {token for token, is_set in zip(tokens, matcher.masks[1], strict=True) if is_set}
     assert unfinished == {token for token in tokens if not token.endswith(("</w>", ">"))}
 
 
