@@ -26,6 +26,8 @@ WORD = (  # part of a word of a script with spaces between words; in other scrip
 JOINER = "[.'’-]"  # "U.S." does not occur in "U.S.A."
 WORD_START = rf"(?:(?<!{WORD})|(?!{WORD}|{JOINER}))"  # "%" may follow a digit
 WORD_END = rf"(?:(?!{WORD})|(?<!{WORD}|{JOINER}))"
+FIRST_BYTE = "[\u00c2-\u00f4]"  # of a character, in the vocabularies of byte-level BPE and ByT5
+WORD_BYTE = "[\u00c3-\u00df\u00ea-\u00ed]"  # first bytes of letters that form words; E0 and E1 also begin Thai and Khmer
 
 
 class LexicalConstraints:
@@ -43,7 +45,8 @@ class LexicalConstraints:
         terms: Sequence[Sequence[Sequence[Sequence[int]]]],  # token ids of each sentence, term and variant
         continuation_mask: torch.Tensor,  # (V), tokens that continue the previous word, if it is unfinished
         word_end_mask: torch.Tensor,  # (V), tokens that end with a letter or digit and leave the word unfinished
-        term_end_mask: torch.Tensor,  # (V), the same, and tokens that end with `JOINER` or a part of a character
+        term_end_mask: torch.Tensor,  # (V), the same, and tokens that end with `JOINER`
+        rest_mask: torch.Tensor,  # (V), tokens that only continue the previous character, such as its second byte
     ):
         flat = [[(c, ids) for c, variants in enumerate(each) for ids in variants] for each in terms]
         shape = (len(flat), max(1, *map(len, flat)), max((len(ids) for row in flat for _, ids in row), default=1))
@@ -63,7 +66,7 @@ class LexicalConstraints:
                 shared = (other < each or (other == each and i < c) for i, other in enumerate(sets))
                 self.min_counts[b, c] = 1 + sum(shared)
         self.continuation_mask, self.word_end_mask = continuation_mask, word_end_mask
-        self.term_end_mask = term_end_mask
+        self.term_end_mask, self.rest_mask = term_end_mask, rest_mask
 
     def to(self, device: torch.device, vocab_size: int) -> None:
         """Move the tensors to a device and pad the masks to the vocabulary of the model."""
@@ -71,8 +74,14 @@ class LexicalConstraints:
         self.continuation_mask = nn.functional.pad(self.continuation_mask, padding, value=True)
         self.word_end_mask = nn.functional.pad(self.word_end_mask, padding, value=False)
         self.term_end_mask = nn.functional.pad(self.term_end_mask, padding, value=False)
+        self.rest_mask = nn.functional.pad(self.rest_mask, padding, value=False)
         for name, value in vars(self).items():
             setattr(self, name, value.to(device))
+
+    def find_last_characters(self, hypotheses: torch.Tensor) -> torch.Tensor:
+        """Replace tokens that only continue a character by the token in which it begins (B, K, T)."""
+        positions = torch.arange(hypotheses.shape[-1], device=hypotheses.device).expand_as(hypotheses)
+        return hypotheses.gather(-1, positions.masked_fill(self.rest_mask[hypotheses], 0).cummax(-1).values)
 
     def match_state(self, hypotheses: torch.Tensor, active: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Match the terms in hypotheses (B, K, T).
@@ -82,12 +91,13 @@ class LexicalConstraints:
         """
         tokens, lengths = self.tokens[active][:, None], self.lengths[active][:, None]  # (B, 1, R, L), (B, 1, R)
         continues = self.continuation_mask[tokens[..., 0].clamp(min=0)][..., None]
+        last = self.find_last_characters(hypotheses)
         # whether the first n tokens of the variant end at this position (B, K, R, T)
-        matches = ~(continues & self.word_end_mask[hypotheses][:, :, None])
+        matches = ~(continues & self.word_end_mask[last][:, :, None])
         complete, suffixes = matches & False, [matches[..., -1]]
         ends_word = torch.ones_like(hypotheses, dtype=torch.bool)
         ends_word[..., -1].fill_(False)  # depends on the next token
-        ends_word[..., :-1] = ~(self.continuation_mask[hypotheses[..., 1:]] & self.term_end_mask[hypotheses[..., :-1]])
+        ends_word[..., :-1] = ~(self.continuation_mask[hypotheses[..., 1:]] & self.term_end_mask[last[..., :-1]])
         for n in range(1, tokens.shape[-1] + 1):
             shorter = nn.functional.pad(matches[..., :-1], (1, 0), value=n == 1)
             matches = shorter & (hypotheses[:, :, None] == tokens[..., n - 1, None])
@@ -100,14 +110,16 @@ class LexicalConstraints:
         """Return the number of missing constraint tokens (...).
 
         `counts` (..., C) is the number of occurrences of each term. `progress` (..., R) is the number of tokens of each
-        variant with which the hypothesis ends. It counts only for terms that are missing exactly once.
+        variant with which the hypothesis ends. It counts for one term, because the next token continues only one, and
+        not for terms that are missing more than once.
         """
         shape = (len(active), *[1] * (counts.ndim - 2), -1)
         excluded = ~self.variant_mask[active].view(*shape[:-1], *self.variant_mask.shape[1:])
         lengths = self.lengths[active].view(shape)[..., None, :] + excluded * MAX_CONSTRAINT_TOKENS  # (..., C, R)
         missing = self.min_counts[active].view(shape) - counts  # (..., C)
-        remaining = torch.where(missing == 1, (lengths - progress[..., None, :]).amin(-1), lengths.amin(-1))
-        return remaining.masked_fill(missing < 1, 0).sum(-1)
+        shortest = lengths.amin(-1)
+        begun = (shortest - (lengths - progress[..., None, :]).amin(-1)).masked_fill(missing != 1, 0)
+        return shortest.masked_fill(missing < 1, 0).sum(-1) - begun.amax(-1)
 
     def select_candidates(
         self,
@@ -142,7 +154,7 @@ class LexicalConstraints:
         # after a complete term, also consider the best token that ends its word
         is_eos = torch.isin(torch.arange(len(self.continuation_mask), device=ids.device), eos_ids)
         lacks_any = (counts + pending < min_counts).any(-1, keepdim=True)
-        is_unfinished = self.term_end_mask[hypotheses[..., -1:]]  # (B, K, 1)
+        is_unfinished = self.term_end_mask[self.find_last_characters(hypotheses)[..., -1:]]  # (B, K, 1)
         excluded = torch.where(is_eos, lacks_any, self.continuation_mask & is_unfinished)  # (B, K, V)
         boundary_ids = log_probs.masked_fill(excluded, -math.inf).argmax(-1, keepdim=True)
         next_ids = torch.cat([next_ids, boundary_ids], -1)
@@ -296,10 +308,10 @@ def normalize_white_space(text: str) -> str:
 
 
 def word_boundary_masks(tokenizer: Any) -> torch.Tensor:
-    """Return the three masks of `LexicalConstraints` (3, V). Special tokens continue a word.
+    """Return the four masks of `LexicalConstraints` (4, V). Special tokens continue a word.
 
     Each token is decoded between two copies of a token that joins itself without a space, such as "s", "##s" or "s@@".
-    If there is none, words are tokens.
+    If there is none, words are tokens. The bytes of incomplete characters are read from the tokens.
     """
     size = max(getattr(tokenizer, "target_encoder", tokenizer.get_vocab()).values()) + 1  # Marian: 1 or 2 vocabularies
     start = tokenizer.convert_ids_to_tokens(tokenizer(text_target="a", add_special_tokens=False)["input_ids"])
@@ -316,9 +328,24 @@ def word_boundary_masks(tokenizer: Any) -> torch.Tensor:
     after = len(decode(*opener, *opener)) - before
     texts = ["" if id in special else decode(*opener, token, *opener)[before:] for id, token in enumerate(tokens)]
     texts = [text[: len(text) - after] for text in texts]
-    continues = [id in special or bool(re.match(WORD, text)) for id, text in enumerate(texts)]
-    ends = [[bool(re.match(each, text[-1:])) for text in texts] for each in (WORD, f"{WORD}|{JOINER}|\ufffd")]
-    return torch.tensor([continues, *ends])
+    pieces = [re.sub("^<0x([0-9A-F]{2})>$", lambda byte: chr(int(byte[1], 16)), token or "") for token in tokens]
+    rests = [id not in special and is_rest(text, pieces[id]) for id, text in enumerate(texts)]
+    texts = [text if id in special else complete_characters(text, pieces[id]) for id, text in enumerate(texts)]
+    continues = [id in special or rests[id] or bool(re.match(WORD, text)) for id, text in enumerate(texts)]
+    ends = [[bool(re.match(each, text[-1:])) for text in texts] for each in (WORD, f"{WORD}|{JOINER}")]
+    return torch.tensor([continues, *ends, rests])
+
+
+def is_rest(text: str, piece: str) -> bool:
+    """Return whether a token consists of bytes that continue a character. They are decoded as U+FFFD or as ""."""
+    return not text.strip("\ufffd") and not re.search(FIRST_BYTE, piece)
+
+
+def complete_characters(text: str, piece: str) -> str:
+    """Replace incomplete characters at the ends of a token by "a" if their first byte is that of a letter, else "?"."""
+    first, last = re.match(WORD_BYTE, piece), re.findall(FIRST_BYTE, piece)[-1:]
+    text = re.sub("^(?:\ufffd|$)", "a" if first else "?", text)
+    return re.sub("\ufffd$", "a" if last and re.match(WORD_BYTE, last[0]) else "?", text)
 
 
 __all__ = ["LexicalConstraints", "GlossaryMatcher"]

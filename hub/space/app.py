@@ -66,6 +66,7 @@ class Translator:
         self.positions = config.max_position_embeddings if config.position_embedding_type == "learned" else sys.maxsize
         table, unknown = self.model.get_input_embeddings().weight, self.tokenizer.unk_token_id
         self.unknown_ids = set() if unknown is None else {*(table == table[unknown]).all(-1).nonzero()[:, 0].tolist()}
+        self.source = self.tokenizer.stock("source") if hasattr(self.tokenizer, "stock") else self.tokenizer
         self.target = self.tokenizer.stock("target") if hasattr(self.tokenizer, "stock") else self.tokenizer
 
     def encode(self, text: str) -> dict[str, torch.Tensor]:
@@ -78,8 +79,8 @@ class Translator:
         if (length := batch["input_ids"].shape[1]) > limit:
             raise ValueError(f"The text has {length} tokens, the maximum is {limit}. Split it into sentences.")
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        is_mostly_unknown = 2 * sum(id in self.unknown_ids for id in ids) >= len(ids)
-        if is_mostly_unknown and len(self.unknown_words(text)) == len(words):
+        known = [id for id in ids if id not in self.unknown_ids]
+        if len(known) < len(ids) and not any(map(str.isalnum, self.source.decode(known))):
             message = "The vocabulary does not contain any of these words. Is this the source language of the model?"
             raise ValueError(message)
         return {name: batch[name] for name in ("input_ids", "attention_mask")}

@@ -80,7 +80,7 @@ WAYS = {
     "greedy": {},
     "beams": {"num_beams": 4, "num_return_sequences": 2},
     "processors": {"num_beams": 3, "no_repeat_ngram_size": 2, "min_length": 6},
-    "glossary": {"num_beams": 3, "glossary": lambda: LexicalConstraints(TERMS, *torch.zeros(3, 60).bool())},
+    "glossary": {"num_beams": 3, "glossary": lambda: LexicalConstraints(TERMS, *torch.zeros(4, 60).bool())},
     "prompt": {"num_beams": 3, "decoder_input_ids": torch.tensor([[1, 7, 9], [0, 1, 7], [1, 5, 5]])},
 }
 

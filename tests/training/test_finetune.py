@@ -1,5 +1,6 @@
 """Fine-tuning of checkpoints: all weights or LoRA, vanilla_transformer and other classes."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from transformers import (
     ByT5Tokenizer,
     FSMTConfig,
     FSMTForConditionalGeneration,
+    FSMTTokenizer,
     GenerationConfig,
     LEDConfig,
     LEDForConditionalGeneration,
@@ -27,8 +29,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from training.inference.scoring import compute_likelihood
 from training.recipe.reading import read_recipe
 from training.run.factories import load_base_model
+from vanilla_transformer.shared.loading import load_tokenizer
 
 OTHERS = {"vocab_size": 259, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64}
 OTHERS |= {"decoder_ffn_dim": 64, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
@@ -67,6 +71,22 @@ def make_base(tmp_path, make_model, make_tokenizer, train_bpe, sentences, specia
             sizes = {"src_vocab_size": 60, "tgt_vocab_size": 60, "langs": ["en", "de"], "tie_word_embeddings": False}
             ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
             model = FSMTForConditionalGeneration(FSMTConfig(**(OTHERS | sizes | ids)))
+        elif kind == "fsmt with two vocabularies":
+            folder.mkdir()
+            letters = sorted(
+                {letter for side in sentences.values() for text in side for letter in text.replace(" ", "")}
+            )
+            tokens = [letter + end for letter in letters for end in ("", "</w>")]
+            for name, own in (("source", tokens), ("target", tokens[::-1])):
+                ids = {token: i for i, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", *own])}
+                (folder / f"{name}.json").write_text(json.dumps(ids))
+            (folder / "merges").write_text("#version: 0.2\n")
+            files = (str(folder / name) for name in ("source.json", "target.json", "merges"))
+            tokenizer = FSMTTokenizer(["en", "de"], *files, eos_token="</s>")
+            sizes = {"src_vocab_size": len(ids), "tgt_vocab_size": len(ids), "langs": ["en", "de"]}
+            ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+            config = FSMTConfig(**(OTHERS | sizes | ids | {"tie_word_embeddings": False}))
+            model = FSMTForConditionalGeneration(config)
         elif kind == "marian":
             tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(sentences["en"], 60), **special_tokens)
             model = MarianMTModel(MarianConfig(**OTHERS, pad_token_id=0, eos_token_id=2, decoder_start_token_id=0))
@@ -125,6 +145,21 @@ def test_starts_from_the_weights_of_any_class(make_base, tune, kind):
     recipe = (folder / "recipe.yaml").read_text()
     assert f"base_model: {base}" in recipe
     assert "d_model" not in recipe  # the default, which differs from this model
+
+
+@pytest.mark.slow
+def test_targets_have_the_vocabulary_of_the_decoder(make_base, tune, sentences):
+    """`FSMTTokenizer` has two vocabularies, but tokenizes all texts with that of the source."""
+    folder = tune(make_base("fsmt with two vocabularies"))
+    for tokenizer in (load_tokenizer(folder), copy.deepcopy(load_tokenizer(folder))):
+        text = sentences["de"][0]
+        ids = tokenizer(text_target=text)["input_ids"]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+        assert tokenizer(text)["input_ids"] != ids
+    scores = json.loads((folder / "all_results.json").read_text())
+    data = Path(read_recipe([str(folder / "recipe.yaml")]).data.data_dir)
+    likelihood = compute_likelihood(folder, data / "test.en", data / "test.de")
+    assert scores["test_loss"] == pytest.approx(likelihood["nll_per_token"], abs=1e-5)
 
 
 @pytest.mark.slow

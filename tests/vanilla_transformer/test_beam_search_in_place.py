@@ -99,7 +99,7 @@ WAYS = {
         "decoder_input_ids": LONG_PROMPT,
         "decoder_attention_mask": (LONG_PROMPT != 0).long(),
     },
-    "a glossary": {"num_beams": 3, "glossary": lambda: LexicalConstraints(TERMS, *torch.zeros(3, 30).bool())},
+    "a glossary": {"num_beams": 3, "glossary": lambda: LexicalConstraints(TERMS, *torch.zeros(4, 30).bool())},
 }
 
 

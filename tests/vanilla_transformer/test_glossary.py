@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoTokenizer, TokenizersBackend
+from transformers import AutoTokenizer, ByT5Tokenizer, TokenizersBackend
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.generation_vanilla_transformer import beam_search
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("search_mode")
 
 CONTINUATION_MASK = torch.arange(30) >= 25  # these tokens continue an unfinished word
 WORD_END_MASK = torch.arange(30) % 5 != 1  # these tokens leave a word unfinished
-MASKS = torch.stack([CONTINUATION_MASK, WORD_END_MASK, WORD_END_MASK])
-NO_MASKS = torch.zeros(3, 30, dtype=torch.bool)
+MASKS = torch.stack([CONTINUATION_MASK, WORD_END_MASK, WORD_END_MASK, torch.zeros(30).bool()])
+NO_MASKS = torch.zeros(4, 30, dtype=torch.bool)
 
 
 def term_ends(row: list[int], ids: list[int]) -> list[int]:
@@ -137,6 +137,21 @@ def test_complete_term_is_not_continued(make_model, source):
                 glossary=LexicalConstraints([terms] * 5, *MASKS),
             )  # fmt: skip
             assert all(term_ends(row, ids) for row in found.tolist() for [ids] in terms)
+
+
+@pytest.mark.parametrize("num_terms", [2, 3])
+def test_terms_with_the_same_first_token(make_model, source, num_terms):
+    """After it, only one of the terms is begun."""
+    terms = [[[5, 4, 6]], [[5, 7, 8]], [[5, 9, 10]]][:num_terms]
+    for seed, num_beams in ((0, 2), (1, 4), (2, 5)):
+        model = make_model(seed, vocab_size=30, lm_head_bias=True)
+        with torch.no_grad():
+            model.lm_head.bias[[5, 11]] = torch.tensor([2.0, 4.0])
+        found = model.generate(
+            **source, num_beams=num_beams, max_new_tokens=30, custom_generate=beam_search,
+            glossary=LexicalConstraints([terms] * 5, *MASKS),
+        )  # fmt: skip
+        assert all(term_ends(row, ids) for row in found.tolist() for [ids] in terms)
 
 
 @pytest.mark.parametrize(("options", "what"), [({"num_beams": 1}, "single beam"), ({"do_sample": True}, "do_sample")])
@@ -370,6 +385,17 @@ def test_continuation_mask(tokenizer):
     }
 
 
+def make_byte_tokenizer(special_tokens: dict[str, str]) -> TokenizersBackend:
+    """Return a tokenizer whose tokens are bytes."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=0, special_tokens=[*special_tokens.values()], initial_alphabet=alphabet)
+    backend.train_from_iterator([], trainer)
+    return TokenizersBackend(tokenizer_object=backend, **special_tokens)
+
+
 @pytest.mark.parametrize(
     ("term", "favorite", "is_byte_level"),
     [("U.S.", "A", False), ("U.S.", "A", True), ("vor-", "s", False), ("café", "s", True), ("Hund", "s", False)],
@@ -377,16 +403,10 @@ def test_continuation_mask(tokenizer):
 def test_term_is_not_the_start_of_a_word(make_model, train_bpe, special_tokens, term, favorite, is_byte_level):
     """The model prefers to continue the last word."""
     if is_byte_level:  # "é" has two tokens
-        backend = Tokenizer(models.BPE(unk_token="<unk>"))
-        backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(
-            vocab_size=0, special_tokens=list(special_tokens.values()), initial_alphabet=alphabet
-        )
-        backend.train_from_iterator([], trainer)
+        tokenizer = make_byte_tokenizer(special_tokens)
     else:
         backend = train_bpe([f"a dog {term} x{favorite}"] * 3, 60)
-    tokenizer = TokenizersBackend(tokenizer_object=backend, **special_tokens)
+        tokenizer = TokenizersBackend(tokenizer_object=backend, **special_tokens)
     for seed in range(4):
         model = make_model(seed, vocab_size=len(tokenizer), lm_head_bias=True)
         model.generation_config.update(suppress_tokens=[0, 1, 3])
@@ -395,6 +415,36 @@ def test_term_is_not_the_start_of_a_word(make_model, train_bpe, special_tokens, 
         translator = TranslationPipeline(model=model, tokenizer=tokenizer)
         (found,) = translator("a dog", glossary={"dog": term}, num_beams=2, max_new_tokens=24)
         assert found["terms"] == [{"source": "dog", "target": term}], found["translation_text"]
+
+
+@pytest.mark.parametrize("is_byt5", [False, True])
+@pytest.mark.parametrize(
+    ("before", "term", "after", "is_found"),
+    [
+        ("", "Hund", "ä", False),
+        ("ä", "Hund", "", False),
+        ("Д", "дом", "", False),
+        ("a ", "дом", "ы", False),
+        ("", "Übung", "한", False),
+        ("„", "Hund", "“", True),
+        ("é ", "Übung", " é", True),
+        ("A", "猫", "A", True),
+        ("我", "Hund", "我", True),
+        ("5", "°C", "", True),
+    ],
+)
+def test_terms_next_to_characters_of_multiple_tokens(special_tokens, is_byt5, before, term, after, is_found):
+    """The first byte of a character tells whether it is a letter."""
+    tokenizer = ByT5Tokenizer() if is_byt5 else make_byte_tokenizer(special_tokens)
+    matcher = GlossaryMatcher({"dog": term}, tokenizer)
+    assert matcher.report_terms("dog", before + term + after) == [
+        {"source": "dog", "target": term if is_found else None}
+    ]
+    constraints = LexicalConstraints([[matcher.ids[term]]], *matcher.masks)
+    ids = tokenizer(f"!{before}{term}{after}", add_special_tokens=False)["input_ids"]
+    end = tokenizer(" ", add_special_tokens=False)["input_ids"]
+    counts, _ = constraints.match_state(torch.tensor([[ids + end]]), torch.tensor([0]))
+    assert counts.tolist() == [[[int(is_found)]]]
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from .tokenizer import add_bpe_dropout, saved_files
 CHUNK_SIZE = 4096  # sentences per call of the tokenizer
 EVAL_LENGTH_FACTOR = 4  # times max_length: maximum length of sentences in validation and test data
 MIN_EVAL_LENGTH_LIMIT = 1024  # lower bound of that maximum, in tokens
-CACHE_VERSION = 2  # part of the cache key; increase it when the cached content changes
+CACHE_VERSION = 3  # part of the cache key; increase it when the cached content changes
 
 
 def tokenize_corpus(

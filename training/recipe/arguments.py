@@ -339,10 +339,11 @@ class Recipe:
         # from the fields, because creating an instance would reset the device state of Accelerate
         defaults = {f.name: f.default for f in dataclasses.fields(TrainingArguments)}
         own = set(TrainingArguments.__annotations__)
+        unset = UNKNOWN_UPDATES if self.training.minutes is not None else None
         for name, value in self.training.to_dict().items():
             if name in UNSUPPORTED | MACHINE_KEYS | {"run_name", "hub_token", "use_cpu"}:  # depend on the machine
                 continue
-            if name in own or value not in (defaults.get(name), [], None, UNKNOWN_UPDATES):
+            if name in own or value not in (defaults.get(name), [], None, unset):
                 values[name] = str(value) if isinstance(value, Path) else value
         return values | vars(self.decoding)
 

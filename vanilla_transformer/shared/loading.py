@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from vanilla_transformer import VanillaTransformerConfig  # registers the model as well
 
-from .vocabularies import backend_tokenizers, disable_bpe_dropout
+from .vocabularies import add_target_mode, backend_tokenizers, disable_bpe_dropout
 
 STDERR_LOCK = threading.RLock()  # two threads would restore each other's temporary file
 EMA_SUBFOLDER = "ema"  # in a checkpoint of a run: moving average of the weights, in the format of save_pretrained
@@ -99,6 +99,7 @@ def load_tokenizer(checkpoint: str | Path, error_prefix: str = "") -> Any:
     """Load the tokenizer of a checkpoint, without BPE-dropout. Raises ValueError if it is missing or cannot be used."""
     with wrap_load_errors(error_prefix or str(checkpoint), "the tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
+        add_target_mode(tokenizer)
         tokenizer("a")  # some errors are raised only at the first use
         disable_bpe_dropout(backend_tokenizers(tokenizer))
         return tokenizer

@@ -1,6 +1,7 @@
 """Vocabularies of the source and the target, for tokenizers of all classes."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 SIDES = ("source", "target")
@@ -12,6 +13,21 @@ def vocabularies(tokenizer: Any) -> list[dict[str, int]]:
         return [getattr(tokenizer, f"{side}_tokenizer").get_vocab() for side in SIDES]
     vocabulary = tokenizer.get_vocab() | getattr(tokenizer, "lang_token_to_id", {})  # M2M100 may omit its languages
     return [vocabulary, getattr(tokenizer, "target_encoder", vocabulary)]  # Marian: 1 or 2
+
+
+def add_target_mode(tokenizer: Any) -> None:
+    """Let an FSMT tokenizer use its target vocabulary for `text_target`. The class tokenizes all texts as sources."""
+    if type(tokenizer).__name__ == "FSMTTokenizer":
+        tokenizer.target_encoder = {token: i for i, token in tokenizer.decoder.items()}
+        for mode, *side in (
+            ("input", tokenizer.encoder, tokenizer.src_lang),
+            ("target", tokenizer.target_encoder, tokenizer.tgt_lang),
+        ):
+            setattr(tokenizer, f"_switch_to_{mode}_mode", partial(_set_side, tokenizer, *side))
+
+
+def _set_side(tokenizer: Any, encoder: dict[str, int], language: str) -> None:
+    tokenizer.encoder, tokenizer.src_lang = encoder, language
 
 
 def backend_tokenizers(tokenizer: Any) -> list[Any]:

@@ -53,8 +53,8 @@ function encode(text) {
   if (length > page.max_source_tokens)
     return `The text has ${length} tokens, the maximum is ${page.max_source_tokens}. Split it into sentences.`;
   const ids = source(words.join(" "), { add_special_tokens: false }).input_ids.tolist()[0];
-  const isMostlyUnknown = 2 * ids.filter((id) => page.unknown_ids.includes(Number(id))).length >= ids.length;
-  if (isMostlyUnknown && unknownWords(words).length === words.length)
+  const known = ids.filter((id) => !page.unknown_ids.includes(Number(id)));
+  if (known.length < ids.length && !(known.length && /[\p{L}\p{N}]/u.test(source.decode(known))))
     return "The vocabulary does not contain any of these words. Is this the source language of the model?";
   return inputs;
 }

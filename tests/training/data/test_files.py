@@ -164,6 +164,15 @@ def test_target_column_can_be_named_translation(write, arguments):
     assert [row["target"] for row in stream_pairs(named)] == ["eins", "zwei"]
 
 
+@pytest.mark.parametrize("value", ["MT", None])
+@pytest.mark.parametrize("names", [("en", "de"), ("source", "target")])
+def test_ignores_another_column_named_translation(write, arguments, names, value):
+    rows = [{**dict(zip(names, pair, strict=True)), "translation": value} for pair in PAIRS]
+    write("t.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert read_file(arguments(), "t.jsonl").targets == ["eins", "zwei"]
+    assert [row["target"] for row in stream_pairs(arguments(train_file="t.jsonl"))] == ["eins", "zwei"]
+
+
 @pytest.mark.parametrize("nested", [True, False])
 def test_parquet_and_saved_datasets(tmp_path, arguments, nested):
     rows = [{"en": s, "de": t} for s, t in PAIRS]

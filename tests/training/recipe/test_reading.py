@@ -79,6 +79,7 @@ def test_only_unknown_updates_are_omitted(path):
     assert recipe.training.max_steps == UNKNOWN_UPDATES
     assert "max_steps" not in recipe.to_dict()
     assert recipe.to_dict()["tokens_per_update"] == UNKNOWN_UPDATES
+    assert read_recipe([str(path), f"--max-steps={UNKNOWN_UPDATES}"]).to_dict()["max_steps"] == UNKNOWN_UPDATES
 
 
 def test_windows_path(path):

@@ -12,11 +12,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer.alignment_vanilla_transformer import choose_alignment_heads
 from vanilla_transformer.shared.atomic_io import wrap_write_errors
 from vanilla_transformer.shared.command_line import logger, start_of_command
+from vanilla_transformer.shared.loading import load_tokenizer
 from vanilla_transformer.shared.text_lines import read_lines, sanitize_tsv_cell
 
 from ...data.corpora import describe_corpus
@@ -48,7 +49,7 @@ def score_test_set(
     """
     args = trainer.args
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(args.device)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     metric = make_metric(recipe.decoding.metric, recipe.data.target_lang)
     start = time.perf_counter()
     scores, translations = translate_and_score(model, tokenizer, test, metric.compute, args, recipe.decoding.engine)
@@ -97,7 +98,7 @@ def has_positions(model: Any, tokenizer: Any, source: str, target: str) -> bool:
 def save_alignment_heads(folder: Path, validation: ParallelText, device: Any) -> None:
     """Select alignment heads on validation pairs and save them in `generation_config.json`."""
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(device)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     pairs = zip(validation.sources, validation.targets, strict=True)
     short = (pair for pair in pairs if len(pair[0]) < MAX_ALIGNMENT_SOURCE_CHARS)
     chosen = list(islice((pair for pair in short if has_positions(model, tokenizer, *pair)), NUM_ALIGNMENT_PAIRS))
