@@ -27,7 +27,7 @@ JOINER = "[.'’-]"  # "U.S." does not occur in "U.S.A."
 WORD_START = rf"(?:(?<!{WORD})|(?!{WORD}|{JOINER}))"  # "%" may follow a digit
 WORD_END = rf"(?:(?!{WORD})|(?<!{WORD}|{JOINER}))"
 FIRST_BYTE = "[\u00c2-\u00f4]"  # of a character, in the vocabularies of byte-level BPE and ByT5
-WORD_BYTE = "[\u00c3-\u00df\u00ea-\u00ed]"  # first bytes of letters that form words; E0 and E1 also begin Thai and Khmer
+WORD_BYTE = "[\u00c3-\u00df\u00ea-\u00ed]"  # of letters that form words; E0 and E1 also begin Thai and Khmer
 
 
 class LexicalConstraints:

@@ -42,6 +42,7 @@ CSS = """
 .heat caption { caption-side: bottom; text-align: left; padding-top: 8px; }
 .heat-key { display: inline-block; width: 120px; height: 10px; vertical-align: middle; margin: 0 6px; }
 """
+UNKNOWN_TEXT = "\ue000 \ue000. \ue000, \ue000! \ue000?"  # an unknown character, and marks that any text contains
 HUE = "31, 119, 180"
 
 
@@ -66,21 +67,18 @@ class Translator:
         self.positions = config.max_position_embeddings if config.position_embedding_type == "learned" else sys.maxsize
         table, unknown = self.model.get_input_embeddings().weight, self.tokenizer.unk_token_id
         self.unknown_ids = set() if unknown is None else {*(table == table[unknown]).all(-1).nonzero()[:, 0].tolist()}
-        self.source = self.tokenizer.stock("source") if hasattr(self.tokenizer, "stock") else self.tokenizer
         self.target = self.tokenizer.stock("target") if hasattr(self.tokenizer, "stock") else self.tokenizer
 
     def encode(self, text: str) -> dict[str, torch.Tensor]:
         """Tokenize a text. Raise ValueError with a message for the page if it cannot be translated."""
-        words = text.split()
-        if not words:
+        if not text.strip():
             raise ValueError("Type a sentence first.")
         batch = self.tokenizer(text.strip(), return_tensors="pt")
         limit = min(MAX_SOURCE_TOKENS, self.positions)
         if (length := batch["input_ids"].shape[1]) > limit:
             raise ValueError(f"The text has {length} tokens, the maximum is {limit}. Split it into sentences.")
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        known = [id for id in ids if id not in self.unknown_ids]
-        if len(known) < len(ids) and not any(map(str.isalnum, self.source.decode(known))):
+        ids, others = ({*self.tokenizer(each, add_special_tokens=False)["input_ids"]} for each in (text, UNKNOWN_TEXT))
+        if not ids.isdisjoint(self.unknown_ids) and ids <= self.unknown_ids | others:
             message = "The vocabulary does not contain any of these words. Is this the source language of the model?"
             raise ValueError(message)
         return {name: batch[name] for name in ("input_ids", "attention_mask")}

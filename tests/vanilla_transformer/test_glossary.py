@@ -434,7 +434,7 @@ def test_term_is_not_the_start_of_a_word(make_model, train_bpe, special_tokens, 
     ],
 )
 def test_terms_next_to_characters_of_multiple_tokens(special_tokens, is_byt5, before, term, after, is_found):
-    """The first byte of a character tells whether it is a letter."""
+    """The first byte of a character shows whether it is a letter."""
     tokenizer = ByT5Tokenizer() if is_byt5 else make_byte_tokenizer(special_tokens)
     matcher = GlossaryMatcher({"dog": term}, tokenizer)
     assert matcher.report_terms("dog", before + term + after) == [

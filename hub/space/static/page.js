@@ -2,6 +2,7 @@
 import { AutoModelForSeq2SeqLM, AutoTokenizer, env } from "https://cdn.jsdelivr.net/npm/@huggingface/transformers@4.3.1";
 
 const HUE = "31, 119, 180";
+const UNKNOWN_TEXT = "\ue000 \ue000. \ue000, \ue000! \ue000?"; // an unknown character, and marks that any text contains
 const MEAN = "mean of all";
 const element = (id) => document.getElementById(id);
 const setStatus = (text) => { element("status").textContent = text; };
@@ -52,9 +53,11 @@ function encode(text) {
   const length = inputs.input_ids.dims.at(-1);
   if (length > page.max_source_tokens)
     return `The text has ${length} tokens, the maximum is ${page.max_source_tokens}. Split it into sentences.`;
-  const ids = source(words.join(" "), { add_special_tokens: false }).input_ids.tolist()[0];
-  const known = ids.filter((id) => !page.unknown_ids.includes(Number(id)));
-  if (known.length < ids.length && !(known.length && /[\p{L}\p{N}]/u.test(source.decode(known))))
+  const [ids, others] = [words.join(" "), UNKNOWN_TEXT].map((each) =>
+    source(each, { add_special_tokens: false }).input_ids.tolist()[0].map(Number),
+  );
+  const isUnknown = (id) => page.unknown_ids.includes(id);
+  if (ids.some(isUnknown) && ids.every((id) => isUnknown(id) || others.includes(id)))
     return "The vocabulary does not contain any of these words. Is this the source language of the model?";
   return inputs;
 }
