@@ -42,7 +42,7 @@ CSS = """
 .heat caption { caption-side: bottom; text-align: left; padding-top: 8px; }
 .heat-key { display: inline-block; width: 120px; height: 10px; vertical-align: middle; margin: 0 6px; }
 """
-UNKNOWN_TEXT = "\ue000 \ue000. \ue000, \ue000! \ue000?"  # an unknown character, and marks that any text contains
+UNKNOWN_TEXT = "\ue000 \ue000. \ue000, \ue000! \ue000?"  # an unknown character, and marks of all languages
 HUE = "31, 119, 180"
 
 

@@ -2,7 +2,7 @@
 import { AutoModelForSeq2SeqLM, AutoTokenizer, env } from "https://cdn.jsdelivr.net/npm/@huggingface/transformers@4.3.1";
 
 const HUE = "31, 119, 180";
-const UNKNOWN_TEXT = "\ue000 \ue000. \ue000, \ue000! \ue000?"; // an unknown character, and marks that any text contains
+const UNKNOWN_TEXT = "\ue000 \ue000. \ue000, \ue000! \ue000?"; // an unknown character, and marks of all languages
 const MEAN = "mean of all";
 const element = (id) => document.getElementById(id);
 const setStatus = (text) => { element("status").textContent = text; };
