@@ -48,22 +48,22 @@ class LexicalConstraints:
         term_end_mask: torch.Tensor,  # (V), the same, and tokens that end with `JOINER`
         rest_mask: torch.Tensor,  # (V), tokens that only continue the previous character, such as its second byte
     ):
-        flat = [[(c, ids) for c, variants in enumerate(each) for ids in variants] for each in terms]
-        shape = (len(flat), max(1, *map(len, flat)), max((len(ids) for row in flat for _, ids in row), default=1))
+        sets = [[{tuple(ids) for ids in variants} for variants in each] for each in terms]
+        flat = [list(dict.fromkeys(tuple(ids) for variants in each for ids in variants)) for each in terms]
+        shape = (len(flat), max(1, *map(len, flat)), max((len(ids) for row in flat for ids in row), default=1))
         self.tokens = torch.full(shape, NO_TOKEN_ID)  # (B, R, L)
         self.lengths = torch.ones(shape[:2], dtype=torch.long)  # (B, R)
         num_terms = max(1, *map(len, terms))
         self.variant_mask = torch.zeros((shape[0], num_terms, shape[1]), dtype=torch.bool)  # (B, C, R)
-        for b, row in enumerate(flat):
-            for r, (c, ids) in enumerate(row):
-                self.tokens[b, r, : len(ids)] = torch.tensor(ids)
-                self.lengths[b, r], self.variant_mask[b, c, r] = len(ids), True
         # minimum occurrences of a term's variants (B, C): 1, plus 1 for each other term with a subset of its variants
         self.min_counts = torch.zeros(self.variant_mask.shape[:2], dtype=torch.long)
-        for b, sentence_terms in enumerate(terms):
-            sets = [{tuple(ids) for ids in variants} for variants in sentence_terms]
-            for c, each in enumerate(sets):
-                shared = (other < each or (other == each and i < c) for i, other in enumerate(sets))
+        for b, row in enumerate(flat):
+            for r, ids in enumerate(row):
+                self.tokens[b, r, : len(ids)] = torch.tensor(ids)
+                self.lengths[b, r] = len(ids)
+            for c, each in enumerate(sets[b]):
+                self.variant_mask[b, c, : len(row)] = torch.tensor([ids in each for ids in row])
+                shared = (other < each or (other == each and i < c) for i, other in enumerate(sets[b]))
                 self.min_counts[b, c] = 1 + sum(shared)
         self.continuation_mask, self.word_end_mask = continuation_mask, word_end_mask
         self.term_end_mask, self.rest_mask = term_end_mask, rest_mask
@@ -110,16 +110,17 @@ class LexicalConstraints:
         """Return the number of missing constraint tokens (...).
 
         `counts` (..., C) is the number of occurrences of each term. `progress` (..., R) is the number of tokens of each
-        variant with which the hypothesis ends. It counts for one term, because the next token continues only one, and
-        not for terms that are missing more than once.
+        variant with which the hypothesis ends. It counts for terms that are missing once: for all that are complete,
+        but for only one variant that is begun, because its next token ends the others.
         """
         shape = (len(active), *[1] * (counts.ndim - 2), -1)
         excluded = ~self.variant_mask[active].view(*shape[:-1], *self.variant_mask.shape[1:])
         lengths = self.lengths[active].view(shape)[..., None, :] + excluded * MAX_CONSTRAINT_TOKENS  # (..., C, R)
         missing = self.min_counts[active].view(shape) - counts  # (..., C)
-        shortest = lengths.amin(-1)
-        begun = (shortest - (lengths - progress[..., None, :]).amin(-1)).masked_fill(missing != 1, 0)
-        return shortest.masked_fill(missing < 1, 0).sum(-1) - begun.amax(-1)
+        shortest, remaining = lengths.amin(-1), lengths - progress[..., None, :]  # (..., C), (..., C, R)
+        is_done = (missing < 1) | ((missing == 1) & (remaining == 0).any(-1))
+        begun = (shortest[..., None] - remaining).clamp(min=0) * (~is_done & (missing == 1))[..., None]
+        return shortest.masked_fill(is_done, 0).sum(-1) - begun.sum(-2).amax(-1)
 
     def select_candidates(
         self,
@@ -338,7 +339,7 @@ def word_boundary_masks(tokenizer: Any) -> torch.Tensor:
 
 def is_rest(text: str, piece: str) -> bool:
     """Return whether a token consists of bytes that continue a character. They are decoded as U+FFFD or as ""."""
-    return not text.strip("\ufffd") and not re.search(FIRST_BYTE, piece)
+    return not text.strip("\ufffd") and not re.search(f"{FIRST_BYTE}|\ufffd", piece)
 
 
 def complete_characters(text: str, piece: str) -> str:

@@ -154,6 +154,25 @@ def test_terms_with_the_same_first_token(make_model, source, num_terms):
         assert all(term_ends(row, ids) for row in found.tolist() for [ids] in terms)
 
 
+@pytest.mark.parametrize(
+    ("terms", "hypothesis", "expected"),
+    [
+        ([[[5, 4, 6]], [[5, 7, 8]], [[5, 9, 10]]], [11, 5], 8),
+        ([[[5, 4, 6]], [[5, 7, 8]], [[5, 9, 10]]], [11, 5, 7], 7),
+        ([[[7, 8]], [[7, 8], [5, 6]]], [11], 4),
+        ([[[7, 8]], [[7, 8], [5, 6]]], [5, 6, 11, 7], 2),  # the same tokens complete both terms
+        ([[[7, 8]], [[7, 8], [5, 6]]], [5, 6, 7, 8], 0),
+        ([[[6, 7, 4]], [[7, 4]]], [6, 7, 4], 0),
+    ],
+)
+def test_missing_tokens(terms, hypothesis, expected):
+    constraints = LexicalConstraints([terms], *NO_MASKS)
+    active = torch.tensor([0])
+    counts, suffixes = constraints.match_state(torch.tensor([[hypothesis]]), active)
+    progress = (suffixes * torch.arange(suffixes.shape[-1])).amax(-1)
+    assert constraints.count_missing_tokens(counts, progress, active).tolist() == [[expected]]
+
+
 @pytest.mark.parametrize(("options", "what"), [({"num_beams": 1}, "single beam"), ({"do_sample": True}, "do_sample")])
 def test_rejects_incompatible_options(make_model, source, options, what):
     options = {"num_beams": 2, "max_new_tokens": 4, "glossary": LexicalConstraints([[]] * 5, *NO_MASKS)} | options
@@ -445,6 +464,17 @@ def test_terms_next_to_characters_of_multiple_tokens(special_tokens, is_byt5, be
     end = tokenizer(" ", add_special_tokens=False)["input_ids"]
     counts, _ = constraints.match_state(torch.tensor([[ids + end]]), torch.tensor([0]))
     assert counts.tolist() == [[[int(is_found)]]]
+
+
+def test_the_token_of_an_unknown_byte_is_not_part_of_a_character(train_bpe, special_tokens):
+    """A vocabulary may contain U+FFFD itself."""
+    tokenizer = TokenizersBackend(tokenizer_object=train_bpe([*["a Hund dog"] * 3, "\ufffd"], 60), **special_tokens)
+    matcher = GlossaryMatcher({"dog": "Hund"}, tokenizer)
+    constraints = LexicalConstraints([[matcher.ids["Hund"]]], *matcher.masks)
+    ids = tokenizer("a Hund\ufffd a", add_special_tokens=False)["input_ids"]
+    assert "\ufffd" in tokenizer.convert_ids_to_tokens(ids)
+    counts, _ = constraints.match_state(torch.tensor([[ids]]), torch.tensor([0]))
+    assert counts.tolist() == [[[1]]]
 
 
 @pytest.fixture

@@ -62,7 +62,8 @@ def pair_of_row(row: Any, languages: tuple[str, str], name: str) -> tuple[str, s
     """
     fields = row
     if isinstance(row, dict) and "translation" in row and "translation" not in languages:
-        is_nested = isinstance(row["translation"], dict) or not find_columns([*map(str, row)], languages)
+        has_columns = {*languages} <= row.keys() or find_columns([*map(str, row)], languages)
+        is_nested = isinstance(row["translation"], dict) or not has_columns
         fields = row["translation"] if is_nested else row  # else a further column, such as a machine translation
     if fields is None:  # null counts as blank, as in a single field
         return "", ""

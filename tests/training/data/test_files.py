@@ -167,7 +167,8 @@ def test_target_column_can_be_named_translation(write, arguments):
 @pytest.mark.parametrize("value", ["MT", None])
 @pytest.mark.parametrize("names", [("en", "de"), ("source", "target")])
 def test_ignores_another_column_named_translation(write, arguments, names, value):
-    rows = [{**dict(zip(names, pair, strict=True)), "translation": value} for pair in PAIRS]
+    rows = [{**dict(zip(names, pair, strict=True)), "EN" if "en" in names else "note": "x"} for pair in PAIRS]
+    rows = [{**row, "translation": value} for row in rows]
     write("t.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     assert read_file(arguments(), "t.jsonl").targets == ["eins", "zwei"]
     assert [row["target"] for row in stream_pairs(arguments(train_file="t.jsonl"))] == ["eins", "zwei"]
