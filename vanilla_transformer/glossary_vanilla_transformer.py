@@ -110,8 +110,8 @@ class LexicalConstraints:
         """Return the number of missing constraint tokens (...).
 
         `counts` (..., C) is the number of occurrences of each term. `progress` (..., R) is the number of tokens of each
-        variant with which the hypothesis ends. It counts for terms that are missing once, and are complete or begun. Only
-        one variant counts as begun, because its next token ends the others.
+        variant with which the hypothesis ends. It counts for terms that are missing once, and are complete or begun.
+        Only one variant counts as begun, because its next token ends the others.
         """
         shape = (len(active), *[1] * (counts.ndim - 2), -1)
         excluded = ~self.variant_mask[active].view(*shape[:-1], *self.variant_mask.shape[1:])
