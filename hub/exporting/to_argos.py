@@ -6,14 +6,20 @@ the merges in our order. This is exact: each token results from exactly one merg
 pre-tokenization boundary (spaces, punctuation and digits).
 """
 
+import io
 import json
-import re
+import sys
+import unicodedata
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import regex as re
+from sentencepiece import SentencePieceTrainer
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from transformers import PreTrainedTokenizerBase
 
@@ -85,10 +91,9 @@ def convert(
 def to_sentencepiece(tokenizer: PreTrainedTokenizerBase) -> Any:
     """Return a SentencePiece `ModelProto` with the same ids as the tokenizer, except for `</s>`.
 
-    There are five differences. SentencePiece maps a run of unknown characters to one `<unk>`, our tokenizer maps each
-    character to one. SentencePiece adds one more token for a leading space, if the tokenizer is of version 0.1. It does
-    not apply NFC normalization, and replaces no tabs. It ignores a space at the end. It encodes the name of a special
-    token in a text as characters.
+    There are four differences. SentencePiece maps a run of unknown characters to one `<unk>`, our tokenizer maps each
+    character to one. SentencePiece adds one more token for a leading space, if the tokenizer is of version 0.1. It
+    ignores a space at the end. It encodes the name of a special token in a text as characters.
     """
     if has_separate_vocabularies(tokenizer):
         raise ValueError("Argos Translate requires one vocabulary for both languages, but this model has two.")
@@ -101,9 +106,11 @@ def to_sentencepiece(tokenizer: PreTrainedTokenizerBase) -> Any:
     ids |= {"eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
     for key, value in ids.items():
         setattr(proto.trainer_spec, f"{key}_id", -1 if value is None else value)
-    proto.normalizer_spec.name = "identity"
+    has_single_spaces = parts.get("normalizer") == SINGLE_SPACES
+    proto.normalizer_spec.name = "user_defined"
+    proto.normalizer_spec.precompiled_charsmap = compile_normalization(has_single_spaces)
     proto.normalizer_spec.add_dummy_prefix = proto.normalizer_spec.escape_whitespaces = True
-    proto.normalizer_spec.remove_extra_whitespaces = parts.get("normalizer") == SINGLE_SPACES
+    proto.normalizer_spec.remove_extra_whitespaces = has_single_spaces
     merges = (each.split(" ") if isinstance(each, str) else each for each in parts["model"]["merges"])
     ranks = {"".join(pair): rank for rank, pair in reversed(list(enumerate(merges)))}
     for token, i in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
@@ -111,6 +118,43 @@ def to_sentencepiece(tokenizer: PreTrainedTokenizerBase) -> Any:
         score = -ranks[token] if token in ranks else MASKED_SCORE
         proto.pieces.add(piece=token, score=score, type=getattr(proto.SentencePiece, kind))
     return proto
+
+
+def iter_splits(marks: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the two parts of each order of combining marks, for each number of marks in the first part."""
+    for order in permutations(marks):
+        for count in range(len(marks) + 1):
+            yield "".join(order[:count]), "".join(order[count:])
+
+
+@cache
+def compile_normalization(has_single_spaces: bool) -> bytes:
+    """Return the rules of a SentencePiece model for NFC, and on request for a space instead of other white space.
+
+    SentencePiece compiles rules only in a training, so this trains a model of one sentence.
+    """
+    rules = {}
+    characters = map(chr, range(1, sys.maxunicode + 1))
+    for character in (each for each in characters if each.isspace() or unicodedata.normalize("NFD", each) != each):
+        base, *marks = unicodedata.normalize("NFD", character)
+        texts = {unicodedata.normalize("NFC", base + first) + rest for first, rest in iter_splits(marks)}
+        for text in {character, *texts}:
+            is_space = has_single_spaces and re.fullmatch(r"\p{White_Space}", text)
+            rules[text] = " " if is_space else unicodedata.normalize("NFC", text)
+    lines = [
+        "\t".join(" ".join(f"{ord(each):X}" for each in text) for text in rule)
+        for rule in rules.items()
+        if rule[0] != rule[1]
+    ]
+    model = io.BytesIO()
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "rules.tsv")
+        path.write_text("\n".join(lines), encoding="utf-8")
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(["a"]), model_writer=model, model_type="char", vocab_size=8, hard_vocab_limit=False,
+            normalization_rule_tsv=str(path), minloglevel=2,
+        )  # fmt: skip
+    return ModelProto.FromString(model.getvalue()).normalizer_spec.precompiled_charsmap
 
 
 def validate_sentencepiece_support(tokenizer: PreTrainedTokenizerBase, parts: dict[str, Any]) -> None:

@@ -33,9 +33,9 @@ def test_averages_weights(programs, finished, tmp_path):
 
 @pytest.fixture
 def make_checkpoint(tmp_path, make_model, make_tokenizer, sentences):
-    def make(name: str, shared: bool = True, **recipe) -> str:
+    def make(name: str, shared: bool = True, architecture: dict | None = None, **recipe) -> str:
         tokenizer, sizes = make_tokenizer(shared)
-        model = make_model(1, **sizes)
+        model = make_model(1, **sizes | (architecture or {}))
         for each in (model, tokenizer):
             each.save_pretrained(tmp_path / name)
         if recipe:
@@ -82,6 +82,17 @@ def test_former_order_names_the_new_command(make_checkpoint, tmp_path, monkeypat
         main()
     command = f"vanilla-transformer average {run} --last 2 --output '{tmp_path / 'my mean'}'"
     assert capsys.readouterr().err == f"training.average: the output is now an option. Run: {command}\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("decoder_attention_heads", 1), ("activation_function", "gelu"), ("d_model", 8)]
+)
+def test_rejects_different_architectures(make_checkpoint, tmp_path, key, value):
+    """Weights of the same shapes can belong to different models."""
+    one, two = make_checkpoint("one"), make_checkpoint("two", architecture={key: value})
+    name = "model.encoder.embed_tokens.weight" if key == "d_model" else key
+    with pytest.raises(ValueError, match=f"one and .*two are different models: {name} differs"):
+        average([one, two], tmp_path / "mean")
 
 
 def test_rejects_different_tokenizers(make_checkpoint, tmp_path):

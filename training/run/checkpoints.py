@@ -27,6 +27,10 @@ from ..recipe.resolution import LOWER_IS_BETTER, default_metric
 
 MANIFEST = "files.json"
 TEMPORARY = "temporary"  # marker file of a checkpoint that was saved on a signal, only to resume the run
+ARCHITECTURE_KEYS = (  # of a model's config, which have no effect on the shapes of its weights
+    *("model_type", "activation_function", "encoder_attention_heads", "decoder_attention_heads"),
+    *("layer_norm_eps", "norm_position", "position_embedding_type", "scale_embedding"),
+)
 
 
 def write_manifest(folder: Path) -> None:
@@ -127,7 +131,9 @@ def average_checkpoints(folders: list[Path]) -> PreTrainedModel:
         other = load_model(folder)
         validate_no_adapter(other, str(folder))
         state = other.state_dict()
-        different = [name for name in sums if name not in state or state[name].shape != sums[name].shape]
+        configs = model.config, other.config
+        different = [name for name in ARCHITECTURE_KEYS if len({getattr(each, name, None) for each in configs}) > 1]
+        different += [name for name in sums if name not in state or state[name].shape != sums[name].shape]
         if different or len(state) != len(sums):
             name = (different or [next(name for name in state if name not in sums)])[0]
             raise ValueError(f"{folders[0]} and {folder} are different models: {name} differs.")

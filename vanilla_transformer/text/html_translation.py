@@ -111,8 +111,8 @@ class TagPlacer:
         ranges = [self.source_word_range(child) for child in node.children]
         for i in sorted(parts.keys() ^ set(range(len(spans))), key=lambda i: (not breaks[i], -len(ranges[i]), i)):
             # parts of words that this child shares with siblings
-            shared = [part for part in parts.values() if self.links[part[0]] in ranges[i]] if ranges[i] else []
-            occupied = {part[0] for part in parts.values() if part not in shared} if ranges[i] else set()
+            shared = {k: part for k, part in parts.items() if self.links[part[0]] in ranges[i]} if ranges[i] else {}
+            occupied = {part[0] for k, part in parts.items() if k not in shared} if ranges[i] else set()
             linked = [j for word in ranges[i] for j in self.linked[word] if low <= j < high]
             start = min(linked, default=low)
             scores = []  # of target words: 1 if aligned to a word of the child, -1 if aligned to another word
@@ -124,9 +124,11 @@ class TagPlacer:
                 if len(ranges[i]) == len(self.source_word_range(node)):
                     first, last = low, high
                 start, end = self.target_words[first][0], self.target_words[last - 1][1]
-                for *_, part_start, part_end in shared:
-                    end = part_start if start < part_start < end else end
-                    start = part_end if start == part_start and part_end < end else start
+                for k, (word, _, part_start, part_end) in shared.items():
+                    if part_end < end and (start == part_start or (k < i and word == first)):
+                        start = max(start, part_end)
+                    elif start < part_start < end:
+                        end = part_start
                 spans[i] = self.enclose(breaks[i], (start, end), low, high) if breaks[i] else (first, last, start, end)
                 first, last, *_ = spans[i]
                 free[first - low : last - low] = [False] * (last - first)

@@ -47,14 +47,35 @@ def test_sentencepiece_gives_same_ids():
     assert pieces.encode("ΩΩ") == [tokenizer.convert_tokens_to_ids("▁"), tokenizer.unk_token_id]
 
 
+def test_sentencepiece_normalizes_text():
+    """White space such as no-break spaces counts as a space, and decomposed characters are composed."""
+    tokenizer = make_tokenizer()
+    pieces, rng = processor(tokenizer), random.Random(0)
+    texts = [
+        "The\u00a03\u202fdogs\trun",
+        "\u3000The",
+        "Die Ha\u0308nde",
+        "e\u0323\u0302 \u00ea\u0323 \u212b \u1112\u1161\u11ab",
+    ]
+    spaces = "\t \u0085\u00a0\u1680\u2003\u2028\u202f\u205f\u3000\x1c\u200b"
+    texts += [
+        "".join(rng.choices([*spaces, *"The3dogs", "a\u0301", "\u00c5", "o\u0308\u0304"], k=20)) + "."
+        for _ in range(300)
+    ]
+    for text in texts:
+        normalized = tokenizer.backend_tokenizer.normalizer.normalize_str(text)
+        assert pieces.normalize(text) == "\u2581" + normalized.replace(" ", "\u2581"), text
+        assert pieces.encode(text) == pieces.encode(normalized), text
+    assert pieces.encode(texts[0]) == tokenizer(texts[0])["input_ids"][:-1] == pieces.encode("The 3 dogs run")
+
+
 @pytest.mark.skipif("VT_DATA" not in os.environ, reason="needs Multi30k")
 def test_sentencepiece_gives_same_ids_on_multi30k():
     folder = Path(os.environ["VT_DATA"], "multi30k")
     english, german = (folder.joinpath(f"train.{each}").read_text().splitlines()[::15] for each in ("en", "de"))
     tokenizer = train_tokenizer(english, german, TokenizerArguments(tokenizer_vocab_size=4000))
     pieces = processor(tokenizer)
-    lines = [" ".join(text.split()) for text in english + german]  # SentencePiece keeps no-break spaces
-    for text in lines:
+    for text in english + german:
         assert pieces.encode(text) == tokenizer(text)["input_ids"][:-1], text
 
 

@@ -239,6 +239,19 @@ def test_white_space_on_both_sides_of_a_tag_is_one_space(reversing, source, text
     assert reversing.sentences == [text]
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("<b>one two</b><i>H2O</i><b>Foo bar baz</b>", "<b>one</b> two<i>H2O</i><b>Foo bar baz</b>"),
+        ("one <b>sun</b><i>flo</i><b>wer two</b>", None),
+        ("<b>one sun</b><i>flo</i>wer two", None),
+    ],
+)
+def test_elements_that_share_a_word(copying, source, expected):
+    """An element that follows a part of a word does not enclose the text before that part."""
+    assert translate_html(copying, source) == (expected or source)
+
+
 def test_element_does_not_contain_a_part_of_an_unrelated_word():
     text, root = InlineTreeBuilder(list(tokenize_html("<b>a b c d</b> h<sub>2</sub>o"))).build()
     translation, order = "a b h2o c d", (0, 1, 4, 2, 3)  # source words in the order of the translation
