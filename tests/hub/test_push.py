@@ -526,11 +526,17 @@ def test_reports_hub_without_xet(programs_with_xet, push, hub, checkpoint):
 
 
 def test_training_pushes_at_end(start_programs, hub, recipe, tmp_path):
-    """Upload the generated card, but not the pickle that the Trainer would upload."""
+    """Upload the generated card, but not the pickle that the Trainer would upload.
+
+    After a failed upload, the same command uploads the model of the finished run.
+    """
     with start_programs("training.train", **hub.environment) as programs:
         arguments = ("--push-to-hub", "true", "--hub-model-id", "user/run", "--precision", "fp32")
+        hub.fault("commit", "500")
+        failed = programs.run("training.train", recipe, *arguments, status=2)
         process = programs.run("training.train", recipe, *arguments)
         again = programs.run("training.train", recipe, *arguments, status=0)
+    assert f"Repeat the command, or run: vanilla-transformer push {tmp_path / 'out'} user/run" in failed.stderr
     assert "user/run/commit" in process.stderr
     assert "contains the finished run" in again.stderr
     files = hub.repositories["user/run"].files("main")

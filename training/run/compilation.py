@@ -27,6 +27,7 @@ from .losses import supports_fused_loss, training_loss
 BACKEND = "inductor"
 MIN_UPDATES = 5_000  # for `auto`; on an H100, compilation took 90 s and saved 40 ms per step of the base model
 MIN_MINUTES = 10  # for `auto` with `minutes`: the first compilation takes a few minutes
+RECOMPILE_LIMIT = 64  # per process: each run with other settings compiles its step
 HEARTBEAT = 20  # seconds between progress messages during compilation
 # Relative difference of loss and gradient norm from those of the eager step, without dropout
 TOLERANCE = 1e-3
@@ -83,6 +84,7 @@ class CompiledLoss:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))  # reused by later runs
         torch.fx.experimental._config.use_duck_shape = False  # equal sizes in the first batch are coincidental
         torch._dynamo.config.specialize_float = True  # otherwise traced twice, with float64 tensors on the CPU
+        torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
         self.tolerance = tolerance
         self.compiled = torch.compile(masked_training_loss, dynamic=True, backend=BACKEND)
         self.shapes: set[tuple[torch.Size, ...]] = set()  # of verified batches

@@ -29,7 +29,15 @@ from .distributed import describe_plan, mute_other_ranks, resolve_num_processes
 from .factories import count_positions, make_model, make_tokenizer, make_train_set, resolve_precision_and_attention
 from .hardware import fit_micro_batches
 from .output_dir import lock_output_dir, prepare_output_dir, validate_same_recipe, write_or_compare_hashes, write_recipe
-from .results.evaluation import RESULTS, push, read_results, run_metadata, save_alignment_heads, score_test_set
+from .results.evaluation import (
+    RESULTS,
+    UPLOAD_PENDING,
+    push,
+    read_results,
+    run_metadata,
+    save_alignment_heads,
+    score_test_set,
+)
 from .results.plots import plot_training_curve
 from .time_budget import estimate_test_ratio
 from .trainer import TokenBatchTrainer
@@ -97,6 +105,8 @@ def run(recipe: Recipe, started: float) -> TrainingResult:
     mute_other_ranks(args)
     if (folder / RESULTS).exists():
         validate_same_recipe(recipe, folder)
+        if args.process_index == 0 and (folder / UPLOAD_PENDING).exists():
+            push(recipe, folder)
         logger.info(f"{folder} contains the finished run. To train again, remove it or choose another --output-dir.")
         return TrainingResult(folder, read_results(folder))
     with args.main_process_first(local=False):
@@ -123,6 +133,8 @@ def run(recipe: Recipe, started: float) -> TrainingResult:
         results |= score_test_set(recipe, folder, corpus["test"], trainer, corpus.get("train"))
     if trainer.is_world_process_zero():
         with wrap_write_errors(folder):
+            if args.push_to_hub:
+                (folder / UPLOAD_PENDING).touch()
             save_results(trainer, results, folder)
         if args.push_to_hub:
             push(recipe, folder)

@@ -71,6 +71,17 @@ def test_dropout_differs_between_steps(make_trainer):
 
 
 @pytest.mark.slow
+def test_each_of_many_runs_in_a_process_is_compiled(make_trainer, monkeypatch):
+    """torch stops to compile a function after a number of variants, without an error."""
+    monkeypatch.setattr(compilation, "BACKEND", "eager")
+    trainer = make_trainer(layers=1, step_mode="compiled")
+    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    for number in range(1, 11):
+        compilation.CompiledLoss()(trainer.model, batch, number / 100, 0.0)
+        assert count_graphs() == number
+
+
+@pytest.mark.slow
 def test_at_most_twelve_shapes_and_no_compilation_after_first_epoch(make_trainer):
     trainer = make_trainer(layers=1, step_mode="compiled", tokens_per_update=24, num_train_epochs=4, max_steps=-1)
     seen, after_epoch = set(), []

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ from .baselines import BASELINES, compare_with_baselines
 from .plots import plot_cross_attention
 
 RESULTS = "all_results.json"  # written at the end of a run
+UPLOAD_PENDING = "upload_pending"  # marker file of a finished run that `push_to_hub` has not uploaded
 NUM_SAMPLES = 100  # test sentences in samples.tsv
 NUM_SAMPLES_SHOWN = 10  # test sentences on the console
 NUM_ALIGNMENT_PAIRS = 20  # validation pairs that select the alignment heads
@@ -178,15 +180,16 @@ def format_score(results: dict[str, Any], name: str, digits: int) -> str:
 def push(recipe: Recipe, folder: Path) -> None:
     """Upload a finished run with `hub.push`, which validates the files and skips pickles."""
     args = recipe.training
+    options = [str(folder.resolve()), args.hub_model_id or folder.resolve().name]
+    options += ["--private"] if args.hub_private_repo else []
+    options += ["--revision", args.hub_revision] if args.hub_revision else []
     module = __package__.removesuffix("training.run.results") + "hub.push"
-    command = [sys.executable, "-m", module, str(folder.resolve()), args.hub_model_id or folder.resolve().name]
-    command += ["--private"] if args.hub_private_repo else []
-    command += ["--revision", args.hub_revision] if args.hub_revision else []
-    command += [] if logger.isEnabledFor(logging.INFO) else ["--quiet"]
+    command = [sys.executable, "-m", module, *options, *([] if logger.isEnabledFor(logging.INFO) else ["--quiet"])]
     environment = os.environ | ({"HF_TOKEN": args.hub_token} if args.hub_token else {})
     root = Path(__file__).parents[__name__.count(".")]
     process = subprocess.run(command, env=environment, check=False, cwd=root, stdout=subprocess.PIPE, text=True)
     logger.info(process.stdout)
     if process.returncode:
-        advice = f"To upload it, run: {start_of_command('hub.push')} {folder} USER/NAME"
+        advice = f"Repeat the command, or run: {start_of_command('hub.push')} {shlex.join(options)}"
         raise ValueError(f"the model was not uploaded. {advice}")
+    (folder / UPLOAD_PENDING).unlink(missing_ok=True)
