@@ -136,8 +136,9 @@ def compile_normalization(has_single_spaces: bool) -> bytes:
     rules = {}
     characters = map(chr, range(1, sys.maxunicode + 1))
     for character in (each for each in characters if each.isspace() or unicodedata.normalize("NFD", each) != each):
-        base, *marks = unicodedata.normalize("NFD", character)
-        texts = {unicodedata.normalize("NFC", base + first) + rest for first, rest in iter_splits(marks)}
+        decomposed = unicodedata.normalize("NFD", character)
+        base, splits = decomposed[0], iter_splits(decomposed[1:])
+        texts = {unicodedata.normalize("NFC", base + first) + rest for first, rest in splits}
         for text in {character, *texts}:
             is_space = has_single_spaces and re.fullmatch(r"\p{White_Space}", text)
             rules[text] = " " if is_space else unicodedata.normalize("NFC", text)
