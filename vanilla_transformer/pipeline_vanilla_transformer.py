@@ -47,8 +47,9 @@ class TranslationPipeline(Pipeline):
 
     Keyword arguments of the constructor or of a call:
         batch_size: Number of sentences per batch. Defaults to 64. On a GPU, it depends on their length, up to 512.
-        return_scores: Add `"score"`: sum of the log-probabilities of the tokens / length ** length_penalty. With the
-            option `alpha` of `beam_search`, the divisor is the length penalty of the paper.
+        return_scores: Add `"score"`: sum of the log-probabilities of the tokens / length ** length_penalty, as in
+            `generate()` after logits processors. With the option `alpha` of `beam_search`, the divisor is the length
+            penalty of the paper.
         return_token_scores: Add `"tokens"`, `"token_scores"` (log-probabilities in nats, without logits processors) and
             their sum, `"log_probability"`.
         return_alignments: Add `"alignments"`: word alignments as pairs of character spans, `((start, end), (start,

@@ -13,7 +13,7 @@ import unicodedata
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import permutations
+from itertools import chain, groupby, permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,6 +44,7 @@ SINGLE_SPACES = {
         {"type": "Strip", "strip_left": True, "strip_right": False},
     ],
 }
+VOWEL_MARK_CLASSES = range(10, 36)  # combining classes of Hebrew and Arabic vowel marks
 MASKED_SCORE = -1.0e9  # score of tokens that no merge forms: single characters
 
 
@@ -91,9 +92,10 @@ def convert(
 def to_sentencepiece(tokenizer: PreTrainedTokenizerBase) -> Any:
     """Return a SentencePiece `ModelProto` with the same ids as the tokenizer, except for `</s>`.
 
-    There are four differences. SentencePiece maps a run of unknown characters to one `<unk>`, our tokenizer maps each
+    There are five differences. SentencePiece maps a run of unknown characters to one `<unk>`, our tokenizer maps each
     character to one. SentencePiece adds one more token for a leading space, if the tokenizer is of version 0.1. It
-    ignores a space at the end. It encodes the name of a special token in a text as characters.
+    ignores a space at the end. It encodes the name of a special token in a text as characters. It does not apply NFC to
+    rare sequences of combining marks (see `normalization_rules`).
     """
     if has_separate_vocabularies(tokenizer):
         raise ValueError("Argos Translate requires one vocabulary for both languages, but this model has two.")
@@ -127,26 +129,44 @@ def iter_splits(marks: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield "".join(order[:count]), "".join(order[count:])
 
 
+def is_reordered(first: str, second: str) -> bool:
+    """Return whether NFC exchanges two successive combining marks."""
+    return unicodedata.combining(first) > unicodedata.combining(second) > 0
+
+
+def normalization_rules(has_single_spaces: bool) -> dict[str, str]:
+    """Return the texts that NFC changes, and on request white space, with their normalized forms.
+
+    For combining marks, these are all orders and partial compositions of the marks of a letter, without and with one
+    more mark, pairs of marks of a script, and three Hebrew or Arabic vowel marks.
+    """
+    characters = list(map(chr, range(1, sys.maxunicode + 1)))
+    decomposed = {each: unicodedata.normalize("NFD", each) for each in characters}
+    letters = {text for each, text in decomposed.items() if each != text}
+    texts = {each for each in characters if each.isspace() or each != decomposed[each]}
+    pairs = [text for text in letters if len(text) == 2]
+    letters |= {text + mark for text in pairs for mark in {each[1] for each in pairs} if is_reordered(text[1], mark)}
+    for text in letters:
+        splits = iter_splits(text[1:])
+        texts |= {unicodedata.normalize("NFC", text[0] + first) + rest for first, rest in splits}
+    for _, block in groupby(filter(unicodedata.combining, characters), lambda each: ord(each) >> 8):
+        marks = list(block)
+        vowel_marks = [each for each in marks if unicodedata.combining(each) in VOWEL_MARK_CLASSES]
+        texts |= {"".join(each) for each in chain(permutations(marks, 2), permutations(vowel_marks, 3))}
+    rules = {each: unicodedata.normalize("NFC", each) for each in texts}
+    if has_single_spaces:
+        rules |= {each: " " for each in texts if re.fullmatch(r"\p{White_Space}", each)}
+    return {text: normalized for text, normalized in rules.items() if text != normalized}
+
+
 @cache
 def compile_normalization(has_single_spaces: bool) -> bytes:
-    """Return the rules of a SentencePiece model for NFC, and on request for a space instead of other white space.
+    """Return `normalization_rules` in the format of a SentencePiece model.
 
     SentencePiece compiles rules only in a training, so this trains a model of one sentence.
     """
-    rules = {}
-    characters = map(chr, range(1, sys.maxunicode + 1))
-    for character in (each for each in characters if each.isspace() or unicodedata.normalize("NFD", each) != each):
-        decomposed = unicodedata.normalize("NFD", character)
-        base, splits = decomposed[0], iter_splits(decomposed[1:])
-        texts = {unicodedata.normalize("NFC", base + first) + rest for first, rest in splits}
-        for text in {character, *texts}:
-            is_space = has_single_spaces and re.fullmatch(r"\p{White_Space}", text)
-            rules[text] = " " if is_space else unicodedata.normalize("NFC", text)
-    lines = [
-        "\t".join(" ".join(f"{ord(each):X}" for each in text) for text in rule)
-        for rule in rules.items()
-        if rule[0] != rule[1]
-    ]
+    rules = normalization_rules(has_single_spaces)
+    lines = ["\t".join(" ".join(f"{ord(each):X}" for each in text) for text in rule) for rule in rules.items()]
     model = io.BytesIO()
     with TemporaryDirectory() as folder:
         path = Path(folder, "rules.tsv")

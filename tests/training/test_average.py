@@ -85,7 +85,14 @@ def test_former_order_names_the_new_command(make_checkpoint, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("decoder_attention_heads", 1), ("activation_function", "gelu"), ("d_model", 8)]
+    ("key", "value"),
+    [
+        ("decoder_attention_heads", 1),
+        ("activation_function", "gelu"),
+        ("tie_word_embeddings", False),
+        ("share_encoder_decoder_embeddings", False),
+        ("d_model", 8),
+    ],
 )
 def test_rejects_different_architectures(make_checkpoint, tmp_path, key, value):
     """Weights of the same shapes can belong to different models."""

@@ -30,6 +30,7 @@ TEMPORARY = "temporary"  # marker file of a checkpoint that was saved on a signa
 ARCHITECTURE_KEYS = (  # of a model's config, which have no effect on the shapes of its weights
     *("model_type", "activation_function", "encoder_attention_heads", "decoder_attention_heads"),
     *("layer_norm_eps", "norm_position", "position_embedding_type", "scale_embedding"),
+    *("tie_word_embeddings", "share_encoder_decoder_embeddings"),
 )
 
 

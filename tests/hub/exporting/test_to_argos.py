@@ -56,6 +56,9 @@ def test_sentencepiece_normalizes_text():
         "\u3000The",
         "Die Ha\u0308nde",
         "e\u0323\u0302 \u00ea\u0323 \u212b \u1112\u1161\u11ab",
+        "o\u0301\u0323 \u00f3\u0323",
+        "\u062c\u062f\u0651\u064b\u0627",  # Arabic shadda before a vowel mark
+        "\u05e9\u05bc\u05c1\u05b8\u05d1\u05b7\u05bc",  # Hebrew dagesh, shin dot and vowel mark
     ]
     spaces = "\t \u0085\u00a0\u1680\u2003\u2028\u202f\u205f\u3000\x1c\u200b"
     texts += [
