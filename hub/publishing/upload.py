@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import ModelCard
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from vanilla_transformer.shared.atomic_io import UPLOAD_PENDING
 from vanilla_transformer.shared.command_line import accept_settings, start_of_command
 from vanilla_transformer.shared.loading import EMA_SUBFOLDER
 
@@ -84,8 +85,9 @@ def push(checkpoint: str | Path, repo_id: str, **options: Any) -> PushResult:
     checkpoint, repo_id = Path(checkpoint), resolve_repo_id(repo_id)
     files, removed_keys = gather_files(checkpoint)
     metadata = {each.name: getattr(settings, each.name) for each in fields(CardSettings)}
-    model_card = resolve_card(checkpoint, repo_id, settings, metadata)
-    files[CARD] = str(model_card).encode()
+    text = resolve_card(checkpoint, repo_id, settings, metadata)
+    model_card = ModelCard(text, ignore_metadata_errors=True)  # for validation, as it drops some metadata
+    files[CARD] = text.encode()
     files |= make_eval_results(checkpoint)
     validate_no_sensitive_data(files, local_paths(checkpoint))
     samples = read_samples(checkpoint / "samples.tsv")
@@ -99,8 +101,9 @@ def push(checkpoint: str | Path, repo_id: str, **options: Any) -> PushResult:
             repo_id, files, settings.message, private=settings.private, replace=settings.replace,
             keep=(CARD,) if settings.card == "keep" else (), revision=settings.revision,
         )  # fmt: skip
+        (checkpoint / UPLOAD_PENDING).unlink(missing_ok=True)
     sizes = dict(sorted(sizes.items()))
-    return PushResult(repo_id, settings.revision, url, sizes, removed_keys, example, str(model_card))
+    return PushResult(repo_id, settings.revision, url, sizes, removed_keys, example, text)
 
 
 def gather_files(checkpoint: Path) -> tuple[dict[str, Path | bytes], list[str]]:
@@ -129,7 +132,7 @@ def gather_files(checkpoint: Path) -> tuple[dict[str, Path | bytes], list[str]]:
     return files, removed_keys
 
 
-def resolve_card(checkpoint: Path, repo_id: str, settings: PushSettings, metadata: dict[str, Any]) -> ModelCard:
+def resolve_card(checkpoint: Path, repo_id: str, settings: PushSettings, metadata: dict[str, Any]) -> str:
     """Return the model card. Raise ValueError if a local README.md exists and `settings.card` is None."""
     readme, card = checkpoint / CARD, settings.card
     if card is None and readme.is_file():
@@ -137,9 +140,9 @@ def resolve_card(checkpoint: Path, repo_id: str, settings: PushSettings, metadat
     if card in ("local", "keep") and any(metadata.values()):
         raise ValueError("--license, --dataset and --base-model require --card generated. Edit your README.md instead.")
     if card != "local":
-        return make_card(checkpoint, repo_id, settings.revision, **metadata)
+        return str(make_card(checkpoint, repo_id, settings.revision, **metadata))
     try:
-        return ModelCard(readme.read_text(encoding="utf-8"), ignore_metadata_errors=True)
+        return readme.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{readme} is not encoded in UTF-8. Convert the file.") from error
 

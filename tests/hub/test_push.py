@@ -16,6 +16,7 @@ from transformers import PhobertTokenizer
 
 from hub.publishing.upload import gather_files, smoke_test_upload
 from hub.run_files import count_parameters
+from vanilla_transformer.shared.atomic_io import UPLOAD_PENDING
 
 pytestmark = pytest.mark.slow
 
@@ -262,9 +263,15 @@ def test_requires_card_option_for_local_readme(push, hub, checkpoint):
     process = push(folder, "user/readme", status=2)
     assert "Use --card local to upload it, or --card generated to replace it" in process.stderr
     assert "user/readme" not in hub.repositories
-    push(folder, "user/readme", "--card", "local")
-    assert b"# My card" in hub.repositories["user/readme"].files("main")["README.md"]
+    for text in ("# My card\n", "---\nlicense: mit # or another\nmodel-index:\n- name: mine\n---\n# My card\n"):
+        (folder / "README.md").write_text(text, encoding="utf-8-sig")  # the Hub would not read metadata after a BOM
+        push(folder, "user/readme", "--card", "local")
+        assert hub.repositories["user/readme"].files("main")["README.md"] == text.encode()
+    (folder / UPLOAD_PENDING).touch()
+    push(folder, "user/readme", "--card", "generated", "--dry-run")
+    assert (folder / UPLOAD_PENDING).exists()
     push(folder, "user/readme", "--card", "generated")
+    assert not (folder / UPLOAD_PENDING).exists()
     assert b"12.34" in hub.repositories["user/readme"].files("main")["README.md"]
 
 
@@ -534,6 +541,7 @@ def test_training_pushes_at_end(start_programs, hub, recipe, tmp_path):
         arguments = ("--push-to-hub", "true", "--hub-model-id", "user/run", "--precision", "fp32")
         hub.fault("commit", "500")
         failed = programs.run("training.train", recipe, *arguments, status=2)
+        assert (tmp_path / "out" / UPLOAD_PENDING).exists()
         process = programs.run("training.train", recipe, *arguments)
         again = programs.run("training.train", recipe, *arguments, status=0)
     assert f"Repeat the command, or run: vanilla-transformer push {tmp_path / 'out'} user/run" in failed.stderr

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import EarlyStoppingCallback, PreTrainedModel, set_seed
 
-from vanilla_transformer.shared.atomic_io import atomic_write, wrap_write_errors
+from vanilla_transformer.shared.atomic_io import UPLOAD_PENDING, atomic_write, wrap_write_errors
 from vanilla_transformer.shared.command_line import logger
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
 
@@ -29,15 +29,7 @@ from .distributed import describe_plan, mute_other_ranks, resolve_num_processes
 from .factories import count_positions, make_model, make_tokenizer, make_train_set, resolve_precision_and_attention
 from .hardware import fit_micro_batches
 from .output_dir import lock_output_dir, prepare_output_dir, validate_same_recipe, write_or_compare_hashes, write_recipe
-from .results.evaluation import (
-    RESULTS,
-    UPLOAD_PENDING,
-    push,
-    read_results,
-    run_metadata,
-    save_alignment_heads,
-    score_test_set,
-)
+from .results.evaluation import RESULTS, push, read_results, run_metadata, save_alignment_heads, score_test_set
 from .results.plots import plot_training_curve
 from .time_budget import estimate_test_ratio
 from .trainer import TokenBatchTrainer

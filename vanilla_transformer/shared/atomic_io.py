@@ -25,6 +25,7 @@ logger = logging.getLogger("vanilla_transformer")
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 CAN_LOCK = fcntl is not None
 LOCK = "unfinished.lock"  # file in a temporary directory, locked as long as the writing process runs
+UPLOAD_PENDING = "upload_pending"  # marker file of a finished run that training has not uploaded
 FREE_SPACE_HINT = "{free:,.0f} MiB are free on this disk"
 
 

@@ -33,7 +33,6 @@ from .baselines import BASELINES, compare_with_baselines
 from .plots import plot_cross_attention
 
 RESULTS = "all_results.json"  # written at the end of a run
-UPLOAD_PENDING = "upload_pending"  # marker file of a finished run that `push_to_hub` has not uploaded
 NUM_SAMPLES = 100  # test sentences in samples.tsv
 NUM_SAMPLES_SHOWN = 10  # test sentences on the console
 NUM_ALIGNMENT_PAIRS = 20  # validation pairs that select the alignment heads
@@ -178,7 +177,7 @@ def format_score(results: dict[str, Any], name: str, digits: int) -> str:
 
 
 def push(recipe: Recipe, folder: Path) -> None:
-    """Upload a finished run with `hub.push`, which validates the files and skips pickles."""
+    """Upload a finished run with `hub.push`, which validates the files, skips pickles and deletes `UPLOAD_PENDING`."""
     args = recipe.training
     options = [str(folder.resolve()), args.hub_model_id or folder.resolve().name]
     options += ["--private"] if args.hub_private_repo else []
@@ -192,4 +191,3 @@ def push(recipe: Recipe, folder: Path) -> None:
     if process.returncode:
         advice = f"Repeat the command, or run: {start_of_command('hub.push')} {shlex.join(options)}"
         raise ValueError(f"the model was not uploaded. {advice}")
-    (folder / UPLOAD_PENDING).unlink(missing_ok=True)
