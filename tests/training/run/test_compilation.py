@@ -72,7 +72,7 @@ def test_dropout_differs_between_steps(make_trainer):
 
 @pytest.mark.slow
 def test_each_of_many_runs_in_a_process_is_compiled(make_trainer, monkeypatch):
-    """torch stops to compile a function after a number of variants, without an error."""
+    """torch stops compiling a function after a number of variants, without an error."""
     monkeypatch.setattr(compilation, "BACKEND", "eager")
     trainer = make_trainer(layers=1, step_mode="compiled")
     batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
