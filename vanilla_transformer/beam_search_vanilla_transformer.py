@@ -12,13 +12,14 @@ Shapes: B sentences in the batch, K beams, W candidates, n hypotheses, T tokens 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from .decoder_vanilla_transformer import Ensemble
 
@@ -77,6 +78,26 @@ def greedy_search(inputs: DecodingInputs, return_scores: bool) -> tuple[torch.Te
             inputs.decoder.reorder_cache(None, sentences)
     scores = totals / inputs.penalty((lengths - start).clamp(min=1)) if return_scores else None
     return tokens[:, : int(lengths.max())], scores
+
+
+def compute_limits(
+    models: Sequence[PreTrainedModel],
+    max_length: int,
+    prompts: torch.Tensor,
+    extra_tokens: int | None,
+    mask: torch.Tensor | None,
+    states: torch.Tensor,
+) -> torch.Tensor:
+    """Return the maximum length of each sequence (B), including prompts (B, T). Raise ValueError for long prompts."""
+    if extra_tokens is None:
+        return torch.full((len(prompts),), max_length, device=prompts.device)
+    sizes = mask.sum(-1) if mask is not None else torch.full((len(prompts),), states.shape[1])
+    limits = prompts.shape[1] + (sizes + extra_tokens).clamp(min=1).to(prompts.device)
+    configs = [each.config for each in models if each.config.position_embedding_type == "learned"]
+    positions = min((each.max_position_embeddings for each in configs), default=None)
+    if positions is not None and positions <= (size := prompts.shape[1]):
+        raise ValueError(f"A decoder prompt of {size} tokens fills all {positions} positions. Shorten the prompt.")
+    return limits if positions is None else limits.clamp(max=positions)
 
 
 def make_length_penalty(
@@ -305,4 +326,4 @@ def block_size(size: int) -> int:
     return next((block for block in range(64, 257) if size % block == 0 and size > 4 * block), 0)
 
 
-__all__ = ["BeamSearch", "DecodingInputs", "greedy_search", "make_length_penalty"]
+__all__ = ["BeamSearch", "DecodingInputs", "compute_limits", "greedy_search", "make_length_penalty"]

@@ -35,7 +35,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
-from .beam_search_vanilla_transformer import BeamSearch, DecodingInputs, greedy_search, make_length_penalty
+from .beam_search_vanilla_transformer import (
+    BeamSearch,
+    DecodingInputs,
+    compute_limits,
+    greedy_search,
+    make_length_penalty,
+)
 from .decoder_vanilla_transformer import Ensemble, is_async_device
 
 logger = logging.get_logger(__name__)
@@ -120,15 +126,32 @@ def beam_search(
     prompt = input_ids[::num_beams]  # generate() has repeated each source K times
     masks = [model_kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask")]
     mask, prompt_mask = (each if each is None else each[::num_beams] for each in masks)
-    prompt_mask = None if prompt_mask is None else (prompt_mask != 0).long()  # generate() also accepts float masks
     states = [model_kwargs["encoder_outputs"][0][::num_beams]]
     for other in models[1:]:
         validate_ensemble(model, other, inputs_tensor)
         states.append(other.get_encoder()(inputs_tensor, attention_mask=mask).last_hidden_state)
-    limits = compute_limits(models, config, prompt, extra_tokens, mask, states[0])
+    limits = compute_limits(models, config.max_length, prompt, extra_tokens, mask, states[0])
+    inputs = prepare_inputs(models, config, prompt, limits, states, mask, prompt_mask, logits_processor, alpha)
+    output = run_search(inputs, config, alpha, glossary)
+    return output if config.return_dict_in_generate else output.sequences
+
+
+def prepare_inputs(
+    models: Sequence[PreTrainedModel],
+    config: GenerationConfig,
+    prompt: torch.Tensor,
+    limits: torch.Tensor,
+    states: Sequence[torch.Tensor],
+    mask: torch.Tensor | None,
+    prompt_mask: torch.Tensor | None,
+    logits_processor: LogitsProcessorList,
+    alpha: float | None,
+) -> DecodingInputs:
+    """Return the inputs of the loops for encoder outputs `states` of each model, with their mask."""
     eos_ids, pad_id, is_static = config._eos_token_tensor, config._pad_token_tensor, is_async_device(prompt.device)
-    inputs = DecodingInputs(
-        decoder=Ensemble(models, states, mask, num_beams, prompt_mask, is_static),
+    prompt_mask = None if prompt_mask is None else (prompt_mask != 0).long()  # generate() also accepts float masks
+    return DecodingInputs(
+        decoder=Ensemble(models, states, mask, config.num_beams, prompt_mask, is_static),
         prompt=prompt,
         limits=limits,
         eos_ids=prompt.new_empty(0) if eos_ids is None else eos_ids.to(prompt),
@@ -137,12 +160,6 @@ def beam_search(
         is_static=is_static,
         penalty=make_length_penalty(config.length_penalty, alpha, int(limits.max())),
     )
-    if num_beams == 1:
-        sequences, scores = greedy_search(inputs, config.return_dict_in_generate)
-        output = GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores)
-    else:
-        output = run_beam_search(inputs, config, alpha, glossary)
-    return output if config.return_dict_in_generate else output.sequences
 
 
 def validate_request(
@@ -167,33 +184,13 @@ def validate_request(
         raise ValueError(f"beam_search does not support {conflict}. Omit it, or omit custom_generate.")
 
 
-def compute_limits(
-    models: Sequence[PreTrainedModel],
-    config: GenerationConfig,
-    prompts: torch.Tensor,
-    extra_tokens: int | None,
-    mask: torch.Tensor | None,
-    states: torch.Tensor,
-) -> torch.Tensor:
-    """Return the maximum length of each sequence (B), including prompts (B, T). Raise ValueError for long prompts."""
-    if extra_tokens is None:
-        return torch.full((len(prompts),), config.max_length, device=prompts.device)
-    sizes = mask.sum(-1) if mask is not None else torch.full((len(prompts),), states.shape[1])
-    limits = prompts.shape[1] + (sizes + extra_tokens).clamp(min=1).to(prompts.device)
-    configs = [each.config for each in models if each.config.position_embedding_type == "learned"]
-    positions = min((each.max_position_embeddings for each in configs), default=None)
-    if positions is not None and positions <= (size := prompts.shape[1]):
-        raise ValueError(f"A decoder prompt of {size} tokens fills all {positions} positions. Shorten the prompt.")
-    return limits if positions is None else limits.clamp(max=positions)
-
-
-def run_beam_search(
-    inputs: DecodingInputs,
-    config: GenerationConfig,
-    alpha: float | None,
-    glossary: Any,
+def run_search(
+    inputs: DecodingInputs, config: GenerationConfig, alpha: float | None, glossary: Any
 ) -> GenerateBeamEncoderDecoderOutput:
-    """Run beam search with the settings of `generate()`, or with those of the paper if `alpha` is given."""
+    """Decode with the settings of `generate()`, or with those of the paper if `alpha` is given."""
+    if config.num_beams == 1:
+        sequences, scores = greedy_search(inputs, config.return_dict_in_generate)
+        return GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores)
     if glossary is not None:
         if len(glossary.tokens) != (size := len(inputs.prompt)):
             raise ValueError(f"The glossary must be for {size} sentences, but it is for {len(glossary.tokens)}.")

@@ -160,9 +160,7 @@ class LexicalConstraints:
         boundary_ids = log_probs.masked_fill(excluded, -math.inf).argmax(-1, keepdim=True)
         next_ids = torch.cat([next_ids, boundary_ids], -1)
         is_additional = torch.cat([is_additional, (pending & (counts < min_counts)).any(-1, keepdim=True)], -1)
-        is_additional &= ~(next_ids[..., None] == ids[:, :, None]).any(-1)  # (B, K, R + 1), not among the best tokens
-        is_equal = next_ids[..., None] == next_ids[..., None, :]  # keep the first of variants with the same next token
-        is_additional &= ~(is_equal.tril(-1) & is_additional[..., None, :]).any(-1)
+        is_additional = without_repetitions(is_additional, next_ids, ids)
         constraint_values = log_probs.gather(-1, next_ids.clamp(min=0)) + scores[..., None]
         values = torch.cat([values, constraint_values.masked_fill(~is_additional, -math.inf)], -1)
         ids = torch.cat([ids, next_ids.clamp(min=0)], -1)  # (B, K, M), M continuations per hypothesis
@@ -204,6 +202,13 @@ class LexicalConstraints:
         order = order.gather(1, best_first)
         is_ignored = has_enough[:, None] & ~is_complete.gather(1, order)
         return order, scores, scores.masked_fill(is_ignored, -math.inf).amax(1)
+
+
+def without_repetitions(is_additional: torch.Tensor, next_ids: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return `is_additional` (B, K, m) without tokens `next_ids` that are among `ids` (B, K, n) or come earlier."""
+    is_additional = is_additional & ~(next_ids[..., None] == ids[:, :, None]).any(-1)
+    is_equal = next_ids[..., None] == next_ids[..., None, :]
+    return is_additional & ~(is_equal.tril(-1) & is_additional[..., None, :]).any(-1)
 
 
 def allocate_beams(values: torch.Tensor, missing: torch.Tensor, shortfall: torch.Tensor) -> torch.Tensor:

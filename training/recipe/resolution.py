@@ -4,6 +4,7 @@ import math
 from collections.abc import Container
 from multiprocessing import get_all_start_methods, get_start_method
 from pathlib import Path
+from typing import Any
 
 from transformers import IntervalStrategy, SchedulerType
 
@@ -41,14 +42,18 @@ def resolve_recipe(recipe: Recipe) -> None:
 
 def validate_combinations(recipe: Recipe) -> None:
     """Raise ValueError for settings that contradict each other, or that require another one."""
+    for message, is_active in (find_data_conflicts(recipe) | find_training_conflicts(recipe)).items():
+        if is_active:
+            raise ValueError(message)
+
+
+def find_data_conflicts(recipe: Recipe) -> dict[str, Any]:
+    """Return messages about data, tokenizer and decoding, with whether they apply."""
     data, tokenizer, training, decoding = recipe.data, recipe.tokenizer, recipe.training, recipe.decoding
     files = [name for name in (data.train_file, data.validation_file, data.test_file) if name]
     has_columns = use_dataset(data) or any(Path(name).suffix != ".tsv" for name in files)
     folder = str(training.output_dir)
-    evaluates, saves = training.eval_strategy != "no", training.save_strategy != "no"
-    averages_best = training.average_by == "best"
-    averages = training.ema_decay or training.average_checkpoints > 1 or averages_best
-    conflicts = {
+    return {
         f"output_dir={folder} is also data_dir. Set another --output-dir, so that no data are lost.": (
             data.corpus == "files" and Path(data.data_dir).resolve() == Path(folder).resolve()
         ),
@@ -68,13 +73,23 @@ def validate_combinations(recipe: Recipe) -> None:
         "moses requires tokenizer_type=bpe or unigram.": (
             tokenizer.moses and tokenizer.tokenizer_type not in ("bpe", "unigram")
         ),
-        "rdrop_alpha and simcut_alpha cannot be combined. Remove one of them.": (
-            training.rdrop_alpha and training.simcut_alpha
-        ),
         "both_directions requires shared_vocabulary.": data.both_directions and not tokenizer.shared_vocabulary,
         f"source_lang={data.source_lang} is also target_lang: both sides would be the same files or columns. Set two "
         f"names, such as src and tgt for train.src and train.tgt, or use .tsv files.": (
             data.corpus == "files" and data.source_lang == data.target_lang and has_columns
+        ),
+    }
+
+
+def find_training_conflicts(recipe: Recipe) -> dict[str, Any]:
+    """Return messages about losses, evaluations, checkpoints and base models, with whether they apply."""
+    training = recipe.training
+    evaluates, saves = training.eval_strategy != "no", training.save_strategy != "no"
+    averages_best = training.average_by == "best"
+    averages = training.ema_decay or training.average_checkpoints > 1 or averages_best
+    return {
+        "rdrop_alpha and simcut_alpha cannot be combined. Remove one of them.": (
+            training.rdrop_alpha and training.simcut_alpha
         ),
         "eval_strategy requires validation data. Set validation_file or validation_size.": (
             evaluates and not has_validation_data(recipe)
@@ -102,9 +117,6 @@ def validate_combinations(recipe: Recipe) -> None:
             training.lora_rank and averages
         ),
     }
-    for message, is_active in conflicts.items():
-        if is_active:
-            raise ValueError(message)
 
 
 def resolve_checkpoint_selection(recipe: Recipe) -> None:
