@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,8 @@ def push(checkpoint: str | Path, repo_id: str, **options: Any) -> PushResult:
             repo_id, files, settings.message, private=settings.private, replace=settings.replace,
             keep=(CARD,) if settings.card == "keep" else (), revision=settings.revision,
         )  # fmt: skip
-        (checkpoint / UPLOAD_PENDING).unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only disk
+            (checkpoint / UPLOAD_PENDING).unlink()
     sizes = dict(sorted(sizes.items()))
     return PushResult(repo_id, settings.revision, url, sizes, removed_keys, example, text)
 

@@ -177,6 +177,14 @@ def slowly(*arguments, preupload=HfApi.preupload_lfs_files, **options):
     return preupload(*arguments, **options)
 HfApi.preupload_lfs_files = slowly
 """
+READ_ONLY_CHECKPOINT = f"""{WITHOUT_SMOKE_TEST}
+import pathlib
+def refuse(path, unlink=pathlib.Path.unlink, **options):
+    if path.parent.name == {{!r}}:
+        raise OSError(30, "Read-only file system", str(path))
+    return unlink(path, **options)
+pathlib.Path.unlink = refuse
+"""
 USER_FILES = {
     "notes.md": b"text", "onnx/config.json": b"{}", "onnx/model.safetensors": b"x", "gguf/tokenizer.json": b"{}",
     "openvino/tokenizer.json": b"{}", "my_vanilla_transformer.py": b"x = 1", "training_curve.png": b"x",
@@ -273,6 +281,13 @@ def test_requires_card_option_for_local_readme(push, hub, checkpoint):
     push(folder, "user/readme", "--card", "generated")
     assert not (folder / UPLOAD_PENDING).exists()
     assert b"12.34" in hub.repositories["user/readme"].files("main")["README.md"]
+
+
+def test_pushes_from_read_only_disk(programs, hub, checkpoint):
+    folder = checkpoint()
+    process = programs.run("hub.push", folder, "user/disk", setup_code=READ_ONLY_CHECKPOINT.format(folder.name))
+    assert "user/disk" in process.stdout
+    assert "model.safetensors" in hub.repositories["user/disk"].files("main")
 
 
 def test_concurrent_pushes_do_not_mix(programs, push, hub, checkpoint, tmp_path):
