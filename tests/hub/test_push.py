@@ -179,11 +179,11 @@ HfApi.preupload_lfs_files = slowly
 """
 READ_ONLY_CHECKPOINT = f"""{WITHOUT_SMOKE_TEST}
 import pathlib
-def refuse(path, unlink=pathlib.Path.unlink, **options):
+def fail(path, unlink=pathlib.Path.unlink, **options):
     if path.parent.name == {{!r}}:
         raise OSError(30, "Read-only file system", str(path))
     return unlink(path, **options)
-pathlib.Path.unlink = refuse
+pathlib.Path.unlink = fail
 """
 USER_FILES = {
     "notes.md": b"text", "onnx/config.json": b"{}", "onnx/model.safetensors": b"x", "gguf/tokenizer.json": b"{}",
