@@ -16,11 +16,12 @@ from sacrebleu.metrics.base import Metric, Score
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from torch import nn
 from tqdm.auto import tqdm
-from transformers import DataCollatorForSeq2Seq, PreTrainedModel
+from transformers import PreTrainedModel
 
 from vanilla_transformer import TranslationPipeline
 
 from ..data.batching import batch_by_tokens
+from ..data.collators import PaddingCollator
 from ..data.parallel_text import ParallelText
 from ..recipe.arguments import TrainingArguments
 from .decoder_input import add_decoder_input_ids
@@ -171,7 +172,7 @@ def compute_pair_nll(
     if not len(text):
         return []
     models = [each.eval() for each in (model, *ensemble)]
-    collate = DataCollatorForSeq2Seq(tokenizer)
+    collate = PaddingCollator(tokenizer.pad_token_id or 0)  # on the right, also with a tokenizer that pads on the left
     encoded = tokenizer(text.sources, text_target=text.targets, return_attention_mask=False)
     pairs = [{"input_ids": s, "labels": t} for s, t in zip(encoded["input_ids"], encoded["labels"], strict=True)]
     lengths = np.array([(len(pair["input_ids"]), len(pair["labels"])) for pair in pairs])
@@ -179,7 +180,7 @@ def compute_pair_nll(
     batches = [batch[i : i + batch_size] for batch in batches for i in range(0, len(batch), batch_size)]
     nats = [0.0] * len(pairs)
     for indices in tqdm(batches, unit=" batches", desc="compute_pair_nll", leave=False, disable=None if show else True):
-        batch = collate([pairs[i] for i in indices]).to(model.device)
+        batch = {name: each.to(model.device) for name, each in collate([pairs[i] for i in indices]).items()}
         labels, log_probs = batch["labels"], []
         for each in models:
             inputs = add_decoder_input_ids(each, batch)

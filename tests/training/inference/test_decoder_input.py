@@ -81,3 +81,5 @@ def test_likelihood_does_not_depend_on_padding(model, train_bpe, sentences, spec
     single, padded = (compute_pair_nll(model, tokenizer, text, size, show=False) for size in (1, 2))
     for (nats, tokens), (other, count) in zip(single, padded, strict=True):
         assert (nats, tokens) == (pytest.approx(other, rel=1e-4), count)
+    tokenizer.padding_side = "left"
+    assert compute_pair_nll(model, tokenizer, text, 2, show=False) == padded
