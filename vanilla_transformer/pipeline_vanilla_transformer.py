@@ -156,7 +156,7 @@ class TranslationPipeline(Pipeline):
                     results[i] = [empty_translation(error, matcher is not None, **output_options) for _ in range(n)]
             forwarded = []  # outputs of all batches: a subclass may decode several batches at the same time
             for indices in self._iter_batches(window, encoded, batch_size, generate_kwargs, matcher):
-                batch = self.tokenizer.pad([encoded[i] for i in indices], return_tensors="pt")
+                batch = self.tokenizer.pad([encoded[i] for i in indices], padding_side="right", return_tensors="pt")
                 options = {name: value for name, value in output_options.items() if name != "return_alignments"}
                 if matcher and (glossary := matcher.build_constraints([window[i] for i in indices])):
                     options["glossary"] = glossary

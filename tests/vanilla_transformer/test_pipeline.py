@@ -4,7 +4,7 @@ import logging
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GenerationConfig, TokenizersBackend, pipeline
+from transformers import GenerationConfig, MarianConfig, MarianMTModel, TokenizersBackend, pipeline
 
 from vanilla_transformer import TranslationPipeline, beam_search
 from vanilla_transformer.pipeline_vanilla_transformer import DEFAULT_BATCH_SIZE, MAX_GPU_BATCH_SIZE, ROW_ARGUMENTS
@@ -44,6 +44,22 @@ def test_list_keeps_input_order(make_translator):
     expected = [{"translation_text": text} for text in translate_one_by_one(translator)]
     for batch_size in (1, 2, 32):
         assert translator(TEXTS, batch_size=batch_size) == expected
+
+
+def test_padding_side_of_tokenizer_does_not_matter(tokenizer):
+    """Marian counts positions without the mask, so that padding on the left would shift them."""
+    torch.manual_seed(0)
+    sizes = dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "d_model"), 32)
+    sizes |= dict.fromkeys(
+        ("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"), 2
+    )
+    ids = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1}
+    model = MarianMTModel(MarianConfig(vocab_size=len(tokenizer), init_std=0.5, **sizes, **ids)).eval()
+    tokenizer.padding_side = "left"
+    translator = TranslationPipeline(model=model, tokenizer=tokenizer, max_new_tokens=8)
+    expected = [translator(text)[0] for text in TEXTS]
+    assert len({each["translation_text"] for each in expected}) > 1
+    assert translator(TEXTS) == expected
 
 
 @pytest.mark.parametrize("name", [*ROW_ARGUMENTS, "decoder_start_token_id"])
