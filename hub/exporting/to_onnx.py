@@ -48,8 +48,11 @@ def convert(
     size = 4 * max(sum(each.numel() for each in nn.ModuleList(parts).parameters()) for parts in stacks)
     if size > MAX_BYTES:
         raise ValueError(f"A graph has {size:,} bytes of weights, the maximum is {MAX_BYTES:,}. Use --to ctranslate2.")
+    ids = special_token_ids(model)
+    if ids["decoder_start_token_id"] is None:
+        raise ValueError("The model has no decoder start token. Set decoder_start_token_id in its config.json.")
     # EOS is forced only at the length limit, which each client library sets
-    implied = {"renormalize_logits": True, "forced_eos_token_id": special_token_ids(model)["eos_token_id"]}
+    implied = {"renormalize_logits": True, "forced_eos_token_id": ids["eos_token_id"]}
     if settings := unsupported_settings(model.generation_config, **implied):
         logger.warning(UNSUPPORTED_SETTINGS.format(", ".join(settings)))
 

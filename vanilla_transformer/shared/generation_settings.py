@@ -7,7 +7,7 @@ from transformers import GenerationConfig
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 
-SPECIAL_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
+SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 SUPPORTED_OPTIONS = {  # options of a call, and fields of the generation config
     *("num_beams", "num_return_sequences", "length_penalty", "early_stopping", "max_new_tokens", "max_length"),
@@ -35,9 +35,16 @@ def unsupported_settings(config: GenerationConfig, **implied: Any) -> list[str]:
 
 
 def special_token_ids(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
-    """Return the ids that `generate()` uses: those of the generation config, or of the model config if unset."""
+    """Return the ids that `generate()` uses: those of the generation config, or of the model config if unset.
+
+    BOS replaces a missing start token, and the first EOS token a missing pad token.
+    """
     ids = {name: getattr(model.generation_config, name) for name in SPECIAL_IDS}
     ids = {name: getattr(model.config, name) if value is None else value for name, value in ids.items()}
+    eos = ids["eos_token_id"]
+    replacements = {"decoder_start_token_id": ids.pop("bos_token_id")}
+    replacements["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
+    ids = {name: replacements.get(name) if value is None else value for name, value in ids.items()}
     return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in ids.items()}
 
 

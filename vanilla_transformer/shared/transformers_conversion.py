@@ -28,6 +28,7 @@ from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositio
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration, sinusoidal_encoding
+from .generation_settings import special_token_ids
 
 EPS = 1e-5  # epsilon of LayerNorm, hard-coded in the native classes
 SAME_FIELDS = (  # config fields with the same name in both packages
@@ -90,6 +91,9 @@ class NativeArchitecture:
             "its LM head has a bias": config.lm_head_bias and not self.lm_head_bias,
             "it sets key_head_dim or value_head_dim": bool(config.key_head_dim or config.value_head_dim),
             f"its layer_norm_eps is {config.layer_norm_eps} instead of {EPS}": config.layer_norm_eps != EPS,
+            "it has no decoder start token": (  # the config of Marian requires one
+                self.two_vocabularies and special_token_ids(model)["decoder_start_token_id"] is None
+            ),
         }
         return [reason for reason, is_true in conditions.items() if is_true]
 
@@ -150,6 +154,8 @@ def to_transformers(
         fields["encoder_no_repeat_ngram_size"] = 0  # its default is 3
     for name in SAME_FIELDS + (TWO_VOCABULARY_FIELDS if architecture.two_vocabularies else ()):
         fields[name] = getattr(config, name)
+    if architecture is MARIAN and config.decoder_start_token_id is None:
+        fields["decoder_start_token_id"] = special_token_ids(model)["decoder_start_token_id"]
     native = architecture.model_class(architecture.model_class.config_class(**fields)).to(model.dtype)
     state, weights = native.state_dict(), model.state_dict()
     order = architecture.hidden_permutation(config.d_model)

@@ -71,7 +71,7 @@ def test_quantizes_weights(save_checkpoint, command, tmp_path):
     [
         ({"key_head_dim": 5}, "key_head_dim and value_head_dim must be None"),
         ({"activation_function": "mish"}, "activation_function=mish"),
-        ({"decoder_start_token_id": None}, "a special token id is not set"),
+        ({"decoder_start_token_id": None, "bos_token_id": None}, "a special token id is not set"),
         ({"eos_token_id": [2, 5]}, "multiple eos_token_id"),
         ({"vocab_size": 20, "pad_token_id": 0}, "the model has only 20 embedding rows"),
     ],

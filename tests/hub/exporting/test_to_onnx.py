@@ -9,11 +9,14 @@ import onnxruntime
 import pytest
 import torch
 from sacrebleu.metrics import CHRF
+from transformers import GenerationConfig
 
 from hub.export import main
 from hub.exporting import to_onnx as onnx_export
 from hub.exporting.onnx_graphs import EncoderGraph, FirstStepGraph, NextStepGraph
+from hub.exporting.to_ctranslate2 import to_spec
 from vanilla_transformer.shared.loading import load_model, load_tokenizer
+from vanilla_transformer.shared.transformers_conversion import to_transformers
 
 ARCHITECTURES = {
     "post-norm": {},
@@ -197,6 +200,25 @@ def test_config_has_special_ids_of_generation_config(make_model):
     assert ids.items() <= onnx_export.native_config(model).items()
     model.generation_config.update(**dict.fromkeys(ids))
     assert onnx_export.native_config(model)["eos_token_id"] == model.config.eos_token_id
+
+
+def test_missing_special_ids_are_those_of_generate(make_model, make_tokenizer):
+    """`generate()` begins with BOS if there is no start token, and pads with EOS if there is no pad token."""
+    tokenizer, sizes = make_tokenizer(True)
+    model = make_model(**sizes, decoder_start_token_id=None, pad_token_id=None, bos_token_id=7, eos_token_id=2)
+    model.generation_config = GenerationConfig(bos_token_id=7, eos_token_id=2)
+    batch = tokenizer(["the dog runs", "a cat"], return_tensors="pt", padding=True)
+    ids = model.generate(**batch, max_new_tokens=4)
+    config = onnx_export.native_config(model)
+    assert (config["decoder_start_token_id"], config["pad_token_id"]) == (ids[0, 0], 2)
+    native = to_transformers(model)
+    assert native.config.decoder_start_token_id == 7
+    assert native.generate(**batch, max_new_tokens=4).tolist() == ids.tolist()
+    assert to_spec(model, tokenizer, None).config.decoder_start_token == tokenizer.convert_ids_to_tokens(7)
+    model.generation_config.bos_token_id = model.config.bos_token_id = None
+    for convert in (to_transformers, lambda model: onnx_export.convert(model, tokenizer, None)):
+        with pytest.raises(ValueError, match="has no decoder start token"):
+            convert(model)
 
 
 @pytest.mark.slow
