@@ -92,7 +92,7 @@ class NativeArchitecture:
             "it sets key_head_dim or value_head_dim": bool(config.key_head_dim or config.value_head_dim),
             f"its layer_norm_eps is {config.layer_norm_eps} instead of {EPS}": config.layer_norm_eps != EPS,
             "it has no decoder start token": (  # the config of Marian requires one
-                self.two_vocabularies and special_token_ids(model)["decoder_start_token_id"] is None
+                self.model_type == "marian" and special_token_ids(model)["decoder_start_token_id"] is None
             ),
         }
         return [reason for reason, is_true in conditions.items() if is_true]
@@ -154,7 +154,7 @@ def to_transformers(
         fields["encoder_no_repeat_ngram_size"] = 0  # its default is 3
     for name in SAME_FIELDS + (TWO_VOCABULARY_FIELDS if architecture.two_vocabularies else ()):
         fields[name] = getattr(config, name)
-    if architecture is MARIAN and config.decoder_start_token_id is None:
+    if architecture.model_type == "marian" and config.decoder_start_token_id is None:
         fields["decoder_start_token_id"] = special_token_ids(model)["decoder_start_token_id"]
     native = architecture.model_class(architecture.model_class.config_class(**fields)).to(model.dtype)
     state, weights = native.state_dict(), model.state_dict()
