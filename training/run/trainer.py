@@ -5,6 +5,7 @@ import math
 import shutil
 import sys
 import time
+import warnings
 from contextlib import closing, nullcontext
 from copy import deepcopy
 from pathlib import Path
@@ -73,6 +74,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         # Other classes may have unused parameters: LED's global attention, and the layers that layerdrop skips.
         args.ddp_find_unused_parameters = not supports_fused_loss(kwargs["model"])
         args.ddp_broadcast_buffers = False  # they are constants; tables of M2M100 can differ in size
+        # PyTorch 2.13 has a new name for it, which Transformers and Accelerate do not pass
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         super().__init__(args=args, **kwargs)
         # Transformers would delete checkpoints that are averaged later. `keep_only` deletes checkpoints instead.
         self.save_total_limit, args.save_total_limit = args.save_total_limit, None

@@ -165,6 +165,7 @@ def test_processes_choose_the_same_settings(programs, data_dir, tmp_path):
     options += [f"--{name}={value}" for name, value in SMALL.items()]
     process = programs.run("training.train", *options)
     assert process.stderr.count("settings without a recipe") == 1
+    assert "Warning" not in process.stderr
     assert json.loads((tmp_path / "out" / "all_results.json").read_text())["processes"] == 2
     assert "source gain" in process.stdout
     again = programs.run("training.train", *options)
