@@ -70,7 +70,8 @@ def test_choices_are_monotone():
 
     for pairs in PAIRS:
         times = [choose(pairs, {"minutes": minutes}) for minutes in (1, 2, 5, 10, 30, 60, 600, 6000, 60_000)]
-        for name in ("d_model", "encoder_layers", "dropout", "tokens_per_update", "encoder_ffn_dim"):
+        growing = "d_model", "encoder_layers", "dropout", "tokens_per_update", "encoder_ffn_dim", "tokenizer_vocab_size"
+        for name in growing:
             values = [choice[name] for choice in times]
             assert values == sorted(values), name
         rates = [choice["learning_rate"] for choice in times]
@@ -98,6 +99,17 @@ def test_short_runs_have_small_updates(cores, minutes, tokens):
 def test_short_runs_have_few_layers(data_type, cores, minutes, layers):
     choices = choose_settings(DataSummary(data_type, 5_000, 12, 25), "cpu", cores, {"minutes": minutes})
     assert choices["encoder_layers"].value == choices["decoder_layers"].value == layers
+
+
+@pytest.mark.parametrize(
+    ("data_type", "pairs", "minutes", "size"),
+    [("sentences", 80_000, 10, 5_000), ("sentences", 80_000, 30, 8_000), ("sentences", 1_000, 30, 1_500)]
+    + [("symbols", 80_000, 10, 8_000)],
+)
+def test_vocabulary_size(data_type, pairs, minutes, size):
+    """Short runs have a small vocabulary, except for words: rare words would become unknown."""
+    choices = choose_settings(DataSummary(data_type, pairs, 12, 25), "cpu", 2, {"minutes": minutes})
+    assert choices["tokenizer_vocab_size"].value == size
 
 
 @pytest.mark.parametrize(("given", "penalty"), [({}, 0.0), ({"metric": "translation"}, 1.0)])
