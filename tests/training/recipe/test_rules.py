@@ -74,8 +74,9 @@ def test_choices_are_monotone():
         for name in growing:
             values = [choice[name] for choice in times]
             assert values == sorted(values), name
-        rates = [choice["learning_rate"] for choice in times]
-        assert rates == sorted(rates, reverse=True)
+        for norm in ("pre", "post"):
+            rates = [choice["learning_rate"] for choice in times if choice["norm_position"] == norm]
+            assert rates == sorted(rates, reverse=True)
     for minutes in (2, 10, 60):
         sizes = [choose(pairs, {"minutes": minutes}) for pairs in PAIRS]
         vocabularies = [choice["tokenizer_vocab_size"] for choice in sizes]
@@ -85,7 +86,7 @@ def test_choices_are_monotone():
 
 
 @pytest.mark.parametrize(
-    ("cores", "minutes", "tokens"), [(1, 3, 512), (1, 10, 1024), (2, 1, 1024), (2, 60, 6656), (1, 1e308, 8192)]
+    ("cores", "minutes", "tokens"), [(1, 3, 512), (1, 10, 1024), (2, 1, 1024), (2, 60, 3072), (1, 1e308, 8192)]
 )
 def test_short_runs_have_small_updates(cores, minutes, tokens):
     choices = choose_settings(DataSummary("sentences", 5_000, 12, 25), "cpu", cores, {"minutes": minutes})
@@ -99,6 +100,31 @@ def test_short_runs_have_small_updates(cores, minutes, tokens):
 def test_short_runs_have_few_layers(data_type, cores, minutes, layers):
     choices = choose_settings(DataSummary(data_type, 5_000, 12, 25), "cpu", cores, {"minutes": minutes})
     assert choices["encoder_layers"].value == choices["decoder_layers"].value == layers
+
+
+@pytest.mark.parametrize(
+    ("data_type", "pairs", "given", "norm"),
+    [("sentences", 29_000, {"minutes": 30}, "post"), ("sentences", 29_000, {"minutes": 10}, "pre")]
+    + [("sentences", 5_000, {"minutes": 60}, "pre"), ("words", 100_000, {"minutes": 60}, "pre")]
+    + [("sentences", 29_000, {"minutes": 60, "encoder_layers": 12}, "pre")]
+    + [("sentences", 29_000, {"minutes": 60, "tokens_per_update": 25_000}, "pre")],
+)
+def test_only_long_runs_on_many_sentences_use_post_norm(data_type, pairs, given, norm):
+    """And only models whose sizes the rules have chosen."""
+    choices = choose_settings(DataSummary(data_type, pairs, 12, 25), "cpu", 2, given)
+    rate, warmup = {"pre": (0.003, 0.1), "post": (0.005, 0.2)}[norm]
+    values = [choices[name].value for name in ("norm_position", "learning_rate", "warmup_steps")]
+    assert values == [norm, rate, warmup]
+    choices = choose_settings(DataSummary(data_type, pairs, 12, 25), "cpu", 2, given | {"norm_position": "post"})
+    assert choices["learning_rate"].value == 0.003
+
+
+@pytest.mark.parametrize(
+    ("pairs", "minutes", "dropout"), [(29_000, 10, 0.1), (29_000, 60, 0.2), (4_800, 10, 0.3), (4_800, 60, 0.3)]
+)
+def test_dropout(pairs, minutes, dropout):
+    choices = choose_settings(DataSummary("sentences", pairs, 11.1, 23), "cpu", 2, {"minutes": minutes})
+    assert choices["dropout"].value == dropout
 
 
 @pytest.mark.parametrize(
@@ -138,7 +164,8 @@ def test_keys_of_the_user_are_not_chosen():
 
 
 def test_base_model_determines_architecture_and_tokenizer(tmp_path):
-    given = {"base_model": "user/name", "minutes": 5}
-    choices = choose_settings(DataSummary("sentences", 5_000, 12, 25), "cpu", 2, given)
+    given = {"base_model": "user/name", "minutes": 30}
+    choices = choose_settings(DataSummary("sentences", 30_000, 12, 25), "cpu", 2, given)
+    assert choices["warmup_steps"].value == 0.1
     values = {name: choice.value for name, choice in choices.items()} | {"output_dir": str(tmp_path / "out")}
     assert read_recipe([], given, values).training.learning_rate == 0.0005
