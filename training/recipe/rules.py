@@ -88,7 +88,7 @@ NORMS = {
     "pre": (0.003, 0.1, "post-norm may learn to ignore the source"),
     "post": (0.005, 0.2, "better than pre-norm in a long run"),
 }
-# Multi30k: 1,024 for 2.4 M target tokens, 3,072 for 6.5 M and 12 M, 8,192 for 24 M. One hour of two cores, 29,000 pairs:
+# Multi30k: 1,024 for 2.4 M target tokens, 3,072 for 6.5 M and 12 M, 8,192 for 24 M. An hour of two cores, 29,000 pairs:
 # BLEU 37.5 with 6,656, pre-norm and dropout 0.3, 39.9 with 3,072, post-norm and dropout 0.2 (validation 36.1, 38.8)
 MIN_UPDATE_TOKENS, MAX_UPDATE_TOKENS = 1024, 8192
 MIN_NUM_UPDATES = 5000  # if an update has more than `MIN_UPDATE_TOKENS`
