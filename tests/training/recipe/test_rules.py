@@ -107,7 +107,8 @@ def test_short_runs_have_few_layers(data_type, cores, minutes, layers):
     [("sentences", 29_000, {"minutes": 30}, "post"), ("sentences", 29_000, {"minutes": 10}, "pre")]
     + [("sentences", 5_000, {"minutes": 60}, "pre"), ("words", 100_000, {"minutes": 60}, "pre")]
     + [("sentences", 29_000, {"minutes": 60, "encoder_layers": 12}, "pre")]
-    + [("sentences", 29_000, {"minutes": 60, "tokens_per_update": 25_000}, "pre")],
+    + [("sentences", 29_000, {"minutes": 60, "tokens_per_update": 25_000}, "pre")]
+    + [("sentences", 29_000, {"minutes": 60, "train_fraction": 1.0}, "pre")],
 )
 def test_only_long_runs_on_many_sentences_use_post_norm(data_type, pairs, given, norm):
     """And only models whose sizes the rules have chosen."""
@@ -117,6 +118,16 @@ def test_only_long_runs_on_many_sentences_use_post_norm(data_type, pairs, given,
     assert values == [norm, rate, warmup]
     choices = choose_settings(DataSummary(data_type, pairs, 12, 25), "cpu", 2, given | {"norm_position": "post"})
     assert choices["learning_rate"].value == 0.003
+
+
+@pytest.mark.parametrize(("cores", "minutes"), [(2, 14), (4, 7), (8, 5), (16, 2), (64, 0.5)])
+def test_post_norm_has_many_updates(cores, minutes):
+    """Also if many cores have large updates."""
+    for factor in (1, 2, 3, 6):
+        choices = choose_settings(DataSummary("sentences", 29_000, 12, 25), "cpu", cores, {"minutes": factor * minutes})
+        tokens = 0.8 * 60 * factor * minutes * cores * 3000
+        has_many_updates = tokens / choices["tokens_per_update"].value >= 2500
+        assert choices["norm_position"].value == ("post" if has_many_updates and tokens > 4e6 else "pre")
 
 
 @pytest.mark.parametrize(
