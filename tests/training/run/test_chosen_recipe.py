@@ -30,7 +30,7 @@ def test_settings_are_chosen_printed_and_saved(data_dir, tmp_path, read_messages
     result = train(**keys)
     messages = read_messages()
     assert messages.count("settings without a recipe") == 1
-    assert "post-norm may learn to ignore the source: norm_position pre, initialization normal" in messages
+    assert "post-norm is only for long runs on many sentences: norm_position pre, initialization normal" in messages
     assert "dropout" not in messages.partition("settings without")[2].partition("parameters")[0]
     saved = yaml.safe_load((tmp_path / "mine" / "recipe.yaml").read_text())
     expected = {"norm_position": "pre", "dropout": 0.25, "d_model": 32, "max_steps": 2, "source_lang": "en"}
