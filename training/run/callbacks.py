@@ -215,3 +215,16 @@ class IgnoredSourceWarning(TrainerCallback):
                 f"{low[0]['eval_source_gain']:.3f} nats per token. Set norm_position: pre, a lower learning_rate, "
                 f"a longer warmup_steps, or a lower dropout."
             )
+
+
+class StopOnIgnoredSource(TrainerCallback):
+    """Ends training after the first evaluation after warm-up that shows that the model ignores the source."""
+
+    has_stopped = False
+
+    def on_evaluate(
+        self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
+    ) -> None:
+        is_trained = args.get_warmup_steps(state.max_steps) <= state.global_step < state.max_steps
+        if is_trained and metrics.get("eval_source_gain", math.inf) < MIN_SHUFFLED_LOSS_INCREASE:
+            self.has_stopped = control.should_training_stop = True

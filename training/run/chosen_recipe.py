@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..data.hub_datasets import read_dataset
 from ..inference.translators import read_run_recipe
 from ..recipe.arguments import DataArguments, Recipe, use_dataset
 from ..recipe.reading import read_options, read_recipe, split_null_options
-from ..recipe.rules import Choice, choose_held_out, choose_settings, summarize_data
+from ..recipe.rules import NORMS, Choice, choose_held_out, choose_settings, summarize_data
 from .distributed import count_cores
 from .output_dir import is_trained
 
@@ -94,6 +95,16 @@ def find_devices(use_cpu: bool) -> tuple[str, int]:
     """Return the type and number of the devices for training: CPU cores or accelerators."""
     device = torch.accelerator.current_accelerator(check_available=True)
     return ("cpu", count_cores()) if use_cpu or device is None else (device.type, torch.accelerator.device_count())
+
+
+def with_pre_norm(recipe: Recipe) -> Recipe | None:
+    """Return a copy with pre-norm, in case the model ignores the source, or None if rules have not chosen post-norm."""
+    if "norm_position" not in recipe.reasons or recipe.model.norm_position != "post":
+        return None
+    safe = dataclasses.replace(recipe, model=copy(recipe.model), training=copy(recipe.training), reasons={})
+    safe.model.norm_position = "pre"
+    safe.training.learning_rate, safe.training.warmup_steps = NORMS["pre"]  # for d_model 128, as post-norm
+    return safe
 
 
 def describe_choice(recipe: Recipe) -> str:

@@ -22,8 +22,9 @@ from ..data.tokenization import validate_eval_lengths
 from ..data.tokenizer import vocabulary_sizes
 from ..inference.metrics import make_metric
 from ..recipe.arguments import Recipe
+from .callbacks import StopOnIgnoredSource
 from .checkpoints import MANIFEST, all_checkpoints, keep_only
-from .chosen_recipe import describe_choice, read_or_choose_recipe
+from .chosen_recipe import describe_choice, read_or_choose_recipe, with_pre_norm
 from .compilation import resolve_step_mode
 from .distributed import describe_plan, mute_other_ranks, resolve_num_processes
 from .factories import count_positions, make_model, make_tokenizer, make_train_set, resolve_precision_and_attention
@@ -106,15 +107,25 @@ def run(recipe: Recipe, started: float) -> TrainingResult:
     if recipe.reasons:
         logger.info(describe_choice(recipe))
     set_seed(args.seed)
+    fallback = with_pre_norm(recipe)
     corpus = load_corpus(recipe, folder, checkpoint)
     trainer = make_trainer(recipe, corpus, folder, checkpoint, started)
+    if fallback is not None:
+        trainer.add_callback(source_check := StopOnIgnoredSource())
     outcome = trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    update = f"update {trainer.state.global_step} of {trainer.state.max_steps}"
     if trainer.stop.signal_number:
         saved = [path.name for path in all_checkpoints(folder) if (path / MANIFEST).exists()]
-        update = f"update {trainer.state.global_step} of {trainer.state.max_steps}"
         start = saved[-1] if saved else "the start, because nothing was saved"
         logger.warning(f"stopped at {update}. The same command resumes from {start}.")
         return TrainingResult(folder, {}, trainer.stop.signal_number)
+    if fallback is not None and source_check.has_stopped:
+        logger.warning(f"after {update} the model ignores the source. Training starts again, with pre-norm.")
+        if args.process_index == 0:  # the other processes wait for it in `run`
+            keep_only(folder, [])
+        started -= trainer.previous_elapsed
+        del corpus, trainer  # their memory
+        return run(fallback, started)
     seconds = trainer.seconds
     save_model(trainer, corpus, folder)
     results = outcome.metrics | run_metadata(recipe, corpus, trainer)

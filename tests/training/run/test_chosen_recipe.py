@@ -8,8 +8,10 @@ import pytest
 import yaml
 from datasets import Dataset, DatasetDict
 
+from training.recipe import rules
 from training.recipe.reading import read_recipe
-from training.run import chosen_recipe
+from training.run import callbacks, chosen_recipe
+from training.run.checkpoints import all_checkpoints
 from training.run.chosen_recipe import read_or_choose_recipe
 from training.run.output_dir import write_recipe
 from training.run.training import train
@@ -156,6 +158,55 @@ def test_neither_recipe_nor_data(data_dir):
         read_or_choose_recipe(["--data-dir", str(data_dir), "demo"])
     with pytest.raises(ValueError, match="streaming requires a recipe"):
         read_or_choose_recipe(["--data-dir", "data", "--streaming", "true"])
+
+
+# with these settings, rules choose post-norm, and every model seems to ignore the source
+IGNORES_SOURCE = """
+import math
+from training.recipe import rules
+from training.run import callbacks
+rules.SIZES, rules.MIN_POST_NORM_UPDATES = {(math.inf, math.inf): (128, 1, 2, 32, "post")}, 0
+callbacks.MIN_SHUFFLED_LOSS_INCREASE = math.inf
+"""
+RESTARTED = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "save_total_limit": 1}
+
+
+@pytest.fixture
+def ignore_source(monkeypatch):
+    for module, name in ((rules, "SIZES"), (rules, "MIN_POST_NORM_UPDATES"), (callbacks, "MIN_SHUFFLED_LOSS_INCREASE")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    exec(IGNORES_SOURCE, {})
+
+
+def test_post_norm_run_that_ignores_the_source_starts_again(ignore_source, data_dir, tmp_path, read_messages):
+    """The new run is the same as one with pre-norm from the start, and the command can be repeated."""
+    keys = {"data_dir": data_dir, "output_dir": tmp_path / "out", **RESTARTED}
+    assert read_or_choose_recipe([], keys).model.norm_position == "post"
+    result = train(**keys)
+    messages = read_messages()
+    assert messages.count("after update 2 of 6 the model ignores the source. Training starts again, with pre-norm") == 1
+    saved = read_recipe([str(tmp_path / "out" / "recipe.yaml")])
+    assert (saved.model.norm_position, saved.training.save_total_limit) == ("pre", 1)
+    assert (saved.training.learning_rate, saved.training.warmup_steps) == rules.NORMS["pre"]
+    assert [path.name for path in all_checkpoints(tmp_path / "out")] == ["checkpoint-6"]
+
+    other = train(**keys | {"output_dir": tmp_path / "pre", "norm_position": "pre"})
+    assert "Training starts again" not in read_messages()
+    assert result.scores["updates"] == other.scores["updates"] == 6
+    weights = result.model.state_dict(), other.model.state_dict()
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[1])
+    train(**keys)
+    assert "contains the finished run" in read_messages()
+
+
+@pytest.mark.slow
+def test_processes_start_again_together(run_ranks, data_dir, tmp_path):
+    options = ["--data-dir", data_dir, "--output-dir", tmp_path / "out"]
+    options += [f"--{name}={value}" for name, value in RESTARTED.items()]
+    run_ranks(*options, setup_code=IGNORES_SOURCE)
+    scores = json.loads((tmp_path / "out" / "all_results.json").read_text())
+    assert (scores["processes"], scores["updates"]) == (2, 6)
+    assert read_recipe([str(tmp_path / "out" / "recipe.yaml")]).model.norm_position == "pre"
 
 
 @pytest.mark.slow

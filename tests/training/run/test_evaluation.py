@@ -15,7 +15,8 @@ from transformers import AutoModelForSeq2SeqLM, TrainerControl, TrainerState
 from training.data.parallel_text import ParallelText
 from training.inference import metrics
 from training.inference.metrics import SequenceMetric, TranslationMetric, translate_and_score
-from training.run.callbacks import IgnoredSourceWarning
+from training.recipe.arguments import TrainingArguments
+from training.run.callbacks import IgnoredSourceWarning, StopOnIgnoredSource
 
 METRICS = {
     "bleu",
@@ -157,3 +158,16 @@ def test_source_gain_warning(read_messages, gains, warnings):
             assert "learning_rate" in text
             assert "warmup_steps" in text
     assert warned == warnings
+
+
+@pytest.mark.parametrize(
+    ("update", "gain", "stops"),
+    [(19, 0.01, False), (20, 0.01, True), (20, 0.2, False), (20, None, False), (99, 0.01, True), (100, 0.01, False)],
+)
+def test_stop_on_ignored_source(update, gain, stops):
+    """Only after warm-up, and not after the last update. With a single pair, there is no gain."""
+    callback, control = StopOnIgnoredSource(), TrainerControl()
+    args = TrainingArguments(output_dir="out", warmup_steps=0.2)
+    metrics = {} if gain is None else {"eval_source_gain": gain}
+    callback.on_evaluate(args, TrainerState(global_step=update, max_steps=100), control, metrics)
+    assert (callback.has_stopped, control.should_training_stop) == (stops, stops)
