@@ -218,13 +218,15 @@ class IgnoredSourceWarning(TrainerCallback):
 
 
 class StopOnIgnoredSource(TrainerCallback):
-    """Ends training after the first evaluation after warm-up that shows that the model ignores the source."""
+    """Ends training if the last evaluation shows that the model ignores the source after warm-up."""
 
     has_stopped = False
 
-    def on_evaluate(
-        self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
-    ) -> None:
-        is_trained = args.get_warmup_steps(state.max_steps) <= state.global_step < state.max_steps
-        if is_trained and metrics.get("eval_source_gain", math.inf) < MIN_SHUFFLED_LOSS_INCREASE:
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        warmup = args.get_warmup_steps(state.max_steps)
+        entries = [each for each in state.log_history if "eval_source_gain" in each and each["step"] >= warmup]
+        is_ignored = bool(entries) and entries[-1]["eval_source_gain"] < MIN_SHUFFLED_LOSS_INCREASE
+        if is_ignored and state.global_step < state.max_steps:
             self.has_stopped = control.should_training_stop = True
+
+    on_train_begin = on_evaluate  # a signal during the evaluation may have interrupted the run

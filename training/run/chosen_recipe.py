@@ -97,10 +97,8 @@ def find_devices(use_cpu: bool) -> tuple[str, int]:
     return ("cpu", count_cores()) if use_cpu or device is None else (device.type, torch.accelerator.device_count())
 
 
-def with_pre_norm(recipe: Recipe) -> Recipe | None:
-    """Return a copy with pre-norm, in case the model ignores the source, or None if rules have not chosen post-norm."""
-    if "norm_position" not in recipe.reasons or recipe.model.norm_position != "post":
-        return None
+def with_pre_norm(recipe: Recipe) -> Recipe:
+    """Return a copy of a recipe for which rules have chosen post-norm, with their settings for pre-norm."""
     safe = dataclasses.replace(recipe, model=copy(recipe.model), training=copy(recipe.training), reasons={})
     safe.model.norm_position = "pre"
     safe.training.learning_rate, safe.training.warmup_steps = NORMS["pre"]  # for d_model 128, as post-norm

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -92,8 +93,11 @@ def train(recipe: str | Path | None = None, **settings: Any) -> TrainingResult:
         return run(resolved_recipe, started)
 
 
-def run(recipe: Recipe, started: float) -> TrainingResult:
-    """Train and score a model. `started` is the time from which `minutes` counts."""
+def run(recipe: Recipe, started: float, previous_seconds: float = 0.0) -> TrainingResult:
+    """Train and score a model. `started` is the time from which `minutes` counts.
+
+    `previous_seconds` is the training time of a model that ignored the source.
+    """
     args, folder = recipe.training, Path(recipe.training.output_dir)
     mute_other_ranks(args)
     if (folder / RESULTS).exists():
@@ -107,11 +111,12 @@ def run(recipe: Recipe, started: float) -> TrainingResult:
     if recipe.reasons:
         logger.info(describe_choice(recipe))
     set_seed(args.seed)
-    fallback = with_pre_norm(recipe)
     corpus = load_corpus(recipe, folder, checkpoint)
     trainer = make_trainer(recipe, corpus, folder, checkpoint, started)
-    if fallback is not None:
-        trainer.add_callback(source_check := StopOnIgnoredSource())
+    trainer.previous_seconds = previous_seconds
+    source_check = StopOnIgnoredSource()
+    if "norm_position" in recipe.reasons and recipe.model.norm_position == "post":  # chosen by rules
+        trainer.add_callback(source_check)
     outcome = trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     update = f"update {trainer.state.global_step} of {trainer.state.max_steps}"
     if trainer.stop.signal_number:
@@ -119,13 +124,13 @@ def run(recipe: Recipe, started: float) -> TrainingResult:
         start = saved[-1] if saved else "the start, because nothing was saved"
         logger.warning(f"stopped at {update}. The same command resumes from {start}.")
         return TrainingResult(folder, {}, trainer.stop.signal_number)
-    if fallback is not None and source_check.has_stopped:
+    if source_check.has_stopped:
         logger.warning(f"after {update} the model ignores the source. Training starts again, with pre-norm.")
         if args.process_index == 0:  # the other processes wait for it in `run`
             keep_only(folder, [])
-        started -= trainer.previous_elapsed
+        started, previous_seconds = started - trainer.previous_elapsed, trainer.seconds
         del corpus, trainer  # their memory
-        return run(fallback, started)
+        return run(with_pre_norm(recipe), started, previous_seconds)
     seconds = trainer.seconds
     save_model(trainer, corpus, folder)
     results = outcome.metrics | run_metadata(recipe, corpus, trainer)
@@ -181,7 +186,7 @@ def make_trainer(
     metric = make_metric(recipe.decoding.metric, recipe.data.target_lang)
     return TokenBatchTrainer(
         model=model,
-        args=args,
+        args=copy(args),  # the trainer changes it
         train_dataset=train_set,
         eval_dataset=corpus.get("validation"),
         processing_class=tokenizer,

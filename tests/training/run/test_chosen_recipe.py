@@ -2,15 +2,17 @@
 
 import json
 import shutil
+import signal
 from argparse import Namespace
 
 import pytest
 import yaml
 from datasets import Dataset, DatasetDict
 
+from training.inference.metrics import translate_and_score
 from training.recipe import rules
 from training.recipe.reading import read_recipe
-from training.run import callbacks, chosen_recipe
+from training.run import callbacks, chosen_recipe, trainer
 from training.run.checkpoints import all_checkpoints
 from training.run.chosen_recipe import read_or_choose_recipe
 from training.run.output_dir import write_recipe
@@ -197,6 +199,20 @@ def test_post_norm_run_that_ignores_the_source_starts_again(ignore_source, data_
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[1])
     train(**keys)
     assert "contains the finished run" in read_messages()
+
+
+def test_run_that_is_stopped_during_the_evaluation_starts_again(ignore_source, data_dir, tmp_path, monkeypatch):
+    def stop_and_score(*arguments, **options):
+        signal.raise_signal(signal.SIGINT)
+        return translate_and_score(*arguments, **options)
+
+    keys = {"data_dir": data_dir, "output_dir": tmp_path / "out", **RESTARTED, "eval_steps": 4}
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "translate_and_score", stop_and_score)
+        assert not train(**keys).finished
+    assert [path.name for path in all_checkpoints(tmp_path / "out")] == ["checkpoint-4"]
+    result = train(**keys)
+    assert (result.scores["updates"], result.model.config.norm_position) == (6, "pre")
 
 
 @pytest.mark.slow

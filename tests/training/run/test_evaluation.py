@@ -168,6 +168,7 @@ def test_stop_on_ignored_source(update, gain, stops):
     """Only after warm-up, and not after the last update. With a single pair, there is no gain."""
     callback, control = StopOnIgnoredSource(), TrainerControl()
     args = TrainingArguments(output_dir="out", warmup_steps=0.2)
-    metrics = {} if gain is None else {"eval_source_gain": gain}
-    callback.on_evaluate(args, TrainerState(global_step=update, max_steps=100), control, metrics)
+    state = TrainerState(global_step=update, max_steps=100, log_history=[{"step": update, "loss": 1.0}])
+    state.log_history += [{"step": update} | ({} if gain is None else {"eval_source_gain": gain})]
+    callback.on_evaluate(args, state, control)
     assert (callback.has_stopped, control.should_training_stop) == (stops, stops)
