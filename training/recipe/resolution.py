@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import IntervalStrategy, SchedulerType
+from transformers.trainer_utils import SaveStrategy
 
 from vanilla_transformer.shared.command_line import MAX_EXPONENT, option_name
 
@@ -153,8 +154,17 @@ def resolve_minutes(recipe: Recipe, keys: Container[str]) -> None:
         training.warmup_steps = min(0.5, training.warmup_steps / training.max_steps) if has_updates else WARMUP_RATIO
     training.max_steps, training.lr_scheduler_type = UNKNOWN_UPDATES, SchedulerType.LINEAR
     training.num_train_epochs = TrainingArguments.num_train_epochs  # the default, which `recipe.yaml` omits
-    if "eval_strategy" not in recipe.explicit_keys and has_validation_data(recipe):
+    resolve_evaluations(recipe, keys)
+
+
+def resolve_evaluations(recipe: Recipe, keys: Container[str]) -> None:
+    """Set the evaluations and checkpoints of a run with `minutes`, whose epochs and updates are not known."""
+    training = recipe.training
+    is_unset = "eval_strategy" not in recipe.explicit_keys and has_validation_data(recipe)
+    if is_unset or (training.eval_strategy == "epoch" and "eval_strategy" not in keys):
         training.eval_strategy = IntervalStrategy.STEPS
+    if training.save_strategy == "epoch" and "save_strategy" not in keys:
+        training.save_strategy = SaveStrategy.STEPS
     if "eval_steps" not in keys and "save_steps" not in keys:
         training.eval_steps = training.save_steps = UNKNOWN_UPDATES  # `TimeBudget` requests them
     if training.eval_delay and training.eval_steps == UNKNOWN_UPDATES:

@@ -218,6 +218,15 @@ def test_recipe_with_minutes_keeps_its_evaluations(read, options):
     assert (training.eval_steps, training.save_steps) == (50, 100)
 
 
+@pytest.mark.parametrize(("options", "strategy"), [((), "steps"), (("--{}-strategy=epoch",), "epoch")])
+def test_minutes_replaces_evaluation_after_each_epoch(read, options, strategy):
+    """The time for an evaluation after each epoch would not be planned. Options remain."""
+    text = "eval_strategy: epoch\nsave_strategy: epoch\nlearning_rate: 0.1\n"
+    given = [option.format(name) for option in options for name in ("eval", "save")]
+    training = read(text, "--minutes=3", *given).training
+    assert (training.eval_strategy, training.save_strategy) == (strategy, strategy)
+
+
 def test_corpus_without_validation_data_is_not_evaluated(read):
     training = read("corpus: random\nlearning_rate: 0.1\nminutes: 1\n").training
     assert training.eval_strategy == "no"
