@@ -97,12 +97,24 @@ def find_devices(use_cpu: bool) -> tuple[str, int]:
     return ("cpu", count_cores()) if use_cpu or device is None else (device.type, torch.accelerator.device_count())
 
 
-def with_pre_norm(recipe: Recipe) -> Recipe:
-    """Return a copy of a recipe for which rules have chosen post-norm, with their settings for pre-norm."""
+def with_safer_settings(recipe: Recipe) -> tuple[Recipe, str]:
+    """Return a copy of a recipe whose learning rate is chosen by rules, with safer settings, and what it changes.
+
+    Pre-norm, with its learning rate and warm-up, replaces post-norm chosen by the rules. In other cases, the learning
+    rate is halved.
+    """
     safe = dataclasses.replace(recipe, model=copy(recipe.model), training=copy(recipe.training), reasons={})
-    safe.model.norm_position = "pre"
-    safe.training.learning_rate, safe.training.warmup_steps = NORMS["pre"]  # for d_model 128, as post-norm
-    return safe
+    if has_chosen_post_norm(recipe):
+        safe.model.norm_position = "pre"
+        safe.training.learning_rate, safe.training.warmup_steps = NORMS["pre"]  # for d_model 128, as post-norm
+        return safe, "pre-norm"
+    assert safe.training.learning_rate is not None
+    safe.training.learning_rate /= 2
+    return safe, f"learning_rate {safe.training.learning_rate:g}"
+
+
+def has_chosen_post_norm(recipe: Recipe) -> bool:
+    return "norm_position" in recipe.reasons and recipe.model.norm_position == "post"
 
 
 def describe_choice(recipe: Recipe) -> str:

@@ -232,6 +232,10 @@ class TokenBatchTrainer(Seq2SeqTrainer):
         loss = super().training_step(model, inputs, *args, **kwargs)
         if self.compiled_loss is not None and self.args.world_size > 1 and self.accelerator.sync_gradients:
             average_gradients(self.model)
+        if self.args.device.type == "cpu" and self.accelerator.sync_gradients:  # on a GPU, `log` checks the loss
+            gradient = next(weights.grad for weights in self.model.parameters() if weights.grad is not None)
+            if not gradient.sum().isfinite():  # in all processes, because the gradients are averaged
+                self.raise_nonfinite_loss(self.state.global_step + 1)
         return loss
 
     def compute_loss(
@@ -250,14 +254,12 @@ class TokenBatchTrainer(Seq2SeqTrainer):
             loss, outputs = training_loss(model, inputs, smoothing, *settings)
         loss = loss / items
         loss = loss * self.args.world_size  # DDP takes the mean over processes
-        if loss.device.type == "cpu" and not math.isfinite(float(loss.detach())):  # on a GPU, `log` checks it
-            self.raise_nonfinite_loss(float(loss.detach()))
         return (loss, outputs) if return_outputs else loss
 
-    def raise_nonfinite_loss(self, loss: float) -> None:
+    def raise_nonfinite_loss(self, update: int) -> None:
         raise FloatingPointError(
-            f"the loss is {loss} at update {self.state.global_step + 1}. Lower learning_rate, increase warmup_steps, "
-            f"or clip gradients (max_grad_norm). Nothing was saved since the last checkpoint."
+            f"the loss is not finite at update {update}. Lower learning_rate, increase warmup_steps, or clip gradients "
+            f"(max_grad_norm). Nothing was saved since the last checkpoint."
         )
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
@@ -293,8 +295,8 @@ class TokenBatchTrainer(Seq2SeqTrainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Override that logs target tokens, not samples, per second: transformers counts batches as samples."""
         logs.pop("train_samples_per_second", None)
-        if not math.isfinite(logs.get("loss", 0.0)):
-            self.raise_nonfinite_loss(logs["loss"])
+        if not math.isfinite(logs.get("loss", 0.0)):  # the mean of all processes
+            self.raise_nonfinite_loss(self.state.global_step)
         if "loss" in logs:
             now, tokens = time.perf_counter(), self.target_tokens - self._tokens_at_last_log
             speed = round(tokens / (now - self._last_log), 1)

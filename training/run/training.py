@@ -24,10 +24,10 @@ from ..data.tokenizer import vocabulary_sizes
 from ..inference.metrics import make_metric
 from ..recipe.arguments import Recipe
 from .callbacks import StopOnIgnoredSource
-from .checkpoints import MANIFEST, all_checkpoints, keep_only
-from .chosen_recipe import describe_choice, read_or_choose_recipe, with_pre_norm
+from .checkpoints import MANIFEST, all_checkpoints, keep_only, select_checkpoints
+from .chosen_recipe import describe_choice, has_chosen_post_norm, read_or_choose_recipe, with_safer_settings
 from .compilation import resolve_step_mode
-from .distributed import describe_plan, mute_other_ranks, resolve_num_processes
+from .distributed import describe_plan, exit_with_signal_status, launcher, mute_other_ranks, resolve_num_processes
 from .factories import count_positions, make_model, make_tokenizer, make_train_set, resolve_precision_and_attention
 from .hardware import fit_micro_batches
 from .output_dir import lock_output_dir, prepare_output_dir, validate_same_recipe, write_or_compare_hashes, write_recipe
@@ -96,7 +96,7 @@ def train(recipe: str | Path | None = None, **settings: Any) -> TrainingResult:
 def run(recipe: Recipe, started: float, previous_seconds: float = 0.0) -> TrainingResult:
     """Train and score a model. `started` is the time from which `minutes` counts.
 
-    `previous_seconds` is the training time of a model that ignored the source.
+    `previous_seconds` is the training time of a model that diverged or ignored the source.
     """
     args, folder = recipe.training, Path(recipe.training.output_dir)
     mute_other_ranks(args)
@@ -114,31 +114,24 @@ def run(recipe: Recipe, started: float, previous_seconds: float = 0.0) -> Traini
     corpus = load_corpus(recipe, folder, checkpoint)
     trainer = make_trainer(recipe, corpus, folder, checkpoint, started)
     trainer.previous_seconds = previous_seconds
-    source_check = StopOnIgnoredSource()
-    if "norm_position" in recipe.reasons and recipe.model.norm_position == "post":  # chosen by rules
-        trainer.add_callback(source_check)
-    outcome = trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-    update = f"update {trainer.state.global_step} of {trainer.state.max_steps}"
+    metrics, problem = fit(recipe, trainer, checkpoint)
     if trainer.stop.signal_number:
         saved = [path.name for path in all_checkpoints(folder) if (path / MANIFEST).exists()]
+        update = f"update {trainer.state.global_step} of {trainer.state.max_steps}"
         start = saved[-1] if saved else "the start, because nothing was saved"
         logger.warning(f"stopped at {update}. The same command resumes from {start}.")
         return TrainingResult(folder, {}, trainer.stop.signal_number)
-    if source_check.has_stopped:
-        logger.warning(f"after {update} the model ignores the source. Training starts again, with pre-norm.")
+    if problem:
+        safer_recipe, change = with_safer_settings(recipe)
+        logger.warning(f"after update {trainer.state.global_step} {problem}. Training starts again, with {change}.")
         if args.process_index == 0:  # the other processes wait for it in `run`
             keep_only(folder, [])
         started, previous_seconds = started - trainer.previous_elapsed, trainer.seconds
         del corpus, trainer  # their memory
-        return run(with_pre_norm(recipe), started, previous_seconds)
-    seconds = trainer.seconds
+        return run(safer_recipe, started, previous_seconds)
+    metrics["train_runtime"] = trainer.seconds
     save_model(trainer, corpus, folder)
-    results = outcome.metrics | run_metadata(recipe, corpus, trainer)
-    evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    last_metrics = {name: value for name, value in (evaluations or [{}])[-1].items() if name.startswith("eval_")}
-    results |= {"train_runtime": seconds, **last_metrics}
-    if "test" in corpus:
-        results |= score_test_set(recipe, folder, corpus["test"], trainer, corpus.get("train"))
+    results = score_model(recipe, corpus, trainer, metrics)
     if trainer.is_world_process_zero():
         with wrap_write_errors(folder):
             if args.push_to_hub:
@@ -148,6 +141,25 @@ def run(recipe: Recipe, started: float, previous_seconds: float = 0.0) -> Traini
             push(recipe, folder)
     trainer.accelerator.wait_for_everyone()
     return TrainingResult(folder, read_results(folder))
+
+
+def fit(recipe: Recipe, trainer: TokenBatchTrainer, checkpoint: Path | None) -> tuple[dict[str, Any], str]:
+    """Train the model. Return the metrics, and the problem because of which training has to start again, or "".
+
+    Training only starts again if the rules have chosen the settings that may have caused the problem. If the loss
+    becomes not finite after the first checkpoint, this remains an error, because the checkpoint may be useful.
+    """
+    source_check = StopOnIgnoredSource()
+    if has_chosen_post_norm(recipe):
+        trainer.add_callback(source_check)
+    try:
+        metrics = trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint)).metrics
+    except FloatingPointError:
+        if "learning_rate" not in recipe.reasons or select_checkpoints(Path(recipe.training.output_dir), 1, "last"):
+            raise
+        launcher.on_signal = exit_with_signal_status  # as at the end of training
+        return {}, "the loss is not finite"
+    return metrics, "the model ignores the source" if source_check.has_stopped else ""
 
 
 def load_corpus(recipe: Recipe, folder: Path, checkpoint: Path | None) -> dict[str, ParallelText]:
@@ -205,6 +217,19 @@ def save_model(trainer: TokenBatchTrainer, corpus: dict[str, ParallelText], fold
             pairs = corpus.get("validation", corpus.get("train"))
             if trainer.is_world_process_zero() and pairs is not None:
                 save_alignment_heads(folder, pairs, trainer.args.device)
+
+
+def score_model(
+    recipe: Recipe, corpus: dict[str, ParallelText], trainer: TokenBatchTrainer, metrics: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the metrics of training and last evaluation, the costs, and the scores of the test set."""
+    results = metrics | run_metadata(recipe, corpus, trainer)
+    evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    results |= {name: value for name, value in (evaluations or [{}])[-1].items() if name.startswith("eval_")}
+    if "test" in corpus:
+        folder = Path(recipe.training.output_dir)
+        results |= score_test_set(recipe, folder, corpus["test"], trainer, corpus.get("train"))
+    return results
 
 
 def save_results(trainer: TokenBatchTrainer, results: Mapping[str, Any], folder: Path) -> None:

@@ -140,7 +140,7 @@ def test_dropout(pairs, minutes, dropout):
 
 @pytest.mark.parametrize(
     ("data_type", "pairs", "minutes", "size"),
-    [("sentences", 80_000, 10, 5_000), ("sentences", 80_000, 30, 8_000), ("sentences", 1_000, 30, 1_500)]
+    [("sentences", 80_000, 10, 5_000), ("sentences", 80_000, 30, 8_000), ("sentences", 1_000, 30, 3_000)]
     + [("symbols", 80_000, 10, 8_000)],
 )
 def test_vocabulary_size(data_type, pairs, minutes, size):

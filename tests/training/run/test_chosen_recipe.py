@@ -191,7 +191,7 @@ def test_post_norm_run_that_ignores_the_source_starts_again(
         patch.setattr(factories, "choose_precision_and_attention", lambda *arguments: next(timings))
         result = train(**keys)
     messages = read_messages()
-    assert messages.count("after update 2 of 6 the model ignores the source. Training starts again, with pre-norm") == 1
+    assert messages.count("after update 2 the model ignores the source. Training starts again, with pre-norm") == 1
     saved = read_recipe([str(tmp_path / "out" / "recipe.yaml")])
     assert (saved.model.norm_position, saved.training.save_total_limit) == ("pre", 1)
     assert (saved.training.learning_rate, saved.training.warmup_steps) == rules.NORMS["pre"]
@@ -222,13 +222,86 @@ def test_run_that_is_stopped_during_the_evaluation_starts_again(ignore_source, d
 
 
 @pytest.mark.slow
-def test_processes_start_again_together(run_ranks, data_dir, tmp_path):
+@pytest.mark.parametrize("has_diverged", [False, True])
+def test_processes_start_again_together(run_ranks, data_dir, tmp_path, has_diverged):
     options = ["--data-dir", data_dir, "--output-dir", tmp_path / "out"]
     options += [f"--{name}={value}" for name, value in RESTARTED.items()]
-    run_ranks(*options, setup_code=IGNORES_SOURCE)
+    run_ranks(*options, setup_code=DIVERGES if has_diverged else IGNORES_SOURCE)
     scores = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert (scores["processes"], scores["updates"]) == (2, 6)
-    assert read_recipe([str(tmp_path / "out" / "recipe.yaml")]).model.norm_position == "pre"
+    saved = read_recipe([str(tmp_path / "out" / "recipe.yaml")])
+    assert saved.model.norm_position == "pre"
+    assert saved.training.learning_rate == rules.NORMS["pre"][0] / (2 if has_diverged else 1)
+
+
+# the loss of one process is not finite at its second micro-batch
+DIVERGES = """
+import itertools, math, os
+from training.run import trainer
+FACTOR = 1.0 if os.environ.get("RANK") == "0" else math.nan
+def diverge_once(*arguments, training_loss=trainer.training_loss, factor=FACTOR, numbers=itertools.count(1)):
+    loss, outputs = training_loss(*arguments)
+    return loss * (factor if next(numbers) == 2 else 1.0), outputs
+trainer.training_loss = diverge_once
+"""
+
+
+@pytest.fixture
+def diverge(monkeypatch):
+    def diverge(update: int) -> None:
+        monkeypatch.setattr(trainer, "training_loss", trainer.training_loss)
+        exec(DIVERGES.replace("== 2", f"== {2 * update}"), {})  # each update has 2 micro-batches
+
+    return diverge
+
+
+def test_run_that_diverges_starts_again_with_a_lower_learning_rate(diverge, data_dir, tmp_path, read_messages):
+    """The new run is the same as one with this learning rate from the start."""
+    keys = {"data_dir": data_dir, "output_dir": tmp_path / "out", **RESTARTED}
+    diverge(update=2)
+    result = train(**keys)
+    message = "after update 1 the loss is not finite. Training starts again, with learning_rate 0.0015"
+    assert read_messages().count(message) == 1
+    rate = read_recipe([str(tmp_path / "out" / "recipe.yaml")]).training.learning_rate
+    assert rate == rules.NORMS["pre"][0] / 2
+    other = train(**keys | {"output_dir": tmp_path / "other", "learning_rate": rate})
+    assert result.scores["updates"] == other.scores["updates"] == 6
+    weights = result.model.state_dict(), other.model.state_dict()
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[1])
+
+
+def test_checkpoint_of_a_stopped_run_does_not_prevent_the_new_start(diverge, data_dir, tmp_path, read_messages):
+    def stop_and_compute(*arguments, training_loss=trainer.training_loss):
+        signal.raise_signal(signal.SIGINT)
+        return training_loss(*arguments)
+
+    keys = {"data_dir": data_dir, "output_dir": tmp_path / "out", **RESTARTED, "save_steps": 6}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "training_loss", stop_and_compute)
+        patch.setattr(callbacks.StopOnSignal, "_receive", lambda self, number, frame: self._request_stop(number))
+        assert not train(**keys).finished
+    assert [path.name for path in all_checkpoints(tmp_path / "out")] == ["checkpoint-1"]
+    diverge(update=1)  # the first one of the resumed run
+    assert train(**keys).scores["updates"] == 6
+    assert "after update 1 the loss is not finite. Training starts again" in read_messages()
+
+
+@pytest.mark.parametrize(
+    ("update", "options", "checkpoints"),
+    [(4, {}, ["checkpoint-2"]), (2, {"learning_rate": 0.001}, [])],
+)
+def test_checkpoints_and_given_learning_rates_are_kept(diverge, data_dir, tmp_path, update, options, checkpoints):
+    diverge(update)
+    with pytest.raises(FloatingPointError, match=f"not finite at update {update}"):
+        train(data_dir=data_dir, output_dir=tmp_path / "out", **RESTARTED, **options)
+    assert [path.name for path in all_checkpoints(tmp_path / "out")] == checkpoints
+
+
+def test_run_starts_again_only_once(data_dir, tmp_path, monkeypatch, read_messages):
+    monkeypatch.setitem(rules.NORMS, "pre", (1e30, 0.1))
+    with pytest.raises(FloatingPointError, match="not finite at update"):
+        train(data_dir=data_dir, output_dir=tmp_path / "out", max_steps=6, max_grad_norm=0)
+    assert read_messages().count("Training starts again") == 1
 
 
 @pytest.mark.slow
