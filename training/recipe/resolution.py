@@ -161,12 +161,15 @@ def resolve_evaluations(recipe: Recipe, keys: Container[str]) -> None:
     """Set the evaluations and checkpoints of a run with `minutes`, whose epochs and updates are not known."""
     training = recipe.training
     is_unset = "eval_strategy" not in recipe.explicit_keys and has_validation_data(recipe)
-    if is_unset or (training.eval_strategy == "epoch" and "eval_strategy" not in keys):
+    replaces_epochs = "eval_strategy" not in keys and "save_strategy" not in keys
+    if is_unset or (training.eval_strategy == "epoch" and replaces_epochs):
         training.eval_strategy = IntervalStrategy.STEPS
-    if training.save_strategy == "epoch" and "save_strategy" not in keys:
+    if training.save_strategy == "epoch" and replaces_epochs:
         training.save_strategy = SaveStrategy.STEPS
-    if "eval_steps" not in keys and "save_steps" not in keys:
-        training.eval_steps = training.save_steps = UNKNOWN_UPDATES  # `TimeBudget` requests them
+    if "eval_steps" not in keys:  # `TimeBudget` requests them
+        if "save_steps" not in keys:
+            training.save_steps = UNKNOWN_UPDATES
+        training.eval_steps = training.save_steps if training.average_by == "best" else UNKNOWN_UPDATES
     if training.eval_delay and training.eval_steps == UNKNOWN_UPDATES:
         raise ValueError(f"with minutes, eval_delay={training.eval_delay:g} requires eval_steps. Set it or remove it.")
     for name in ("eval_steps", "save_steps", "logging_steps"):

@@ -218,13 +218,22 @@ def test_recipe_with_minutes_keeps_its_evaluations(read, options):
     assert (training.eval_steps, training.save_steps) == (50, 100)
 
 
-@pytest.mark.parametrize(("options", "strategy"), [((), "steps"), (("--{}-strategy=epoch",), "epoch")])
-def test_minutes_replaces_evaluation_after_each_epoch(read, options, strategy):
-    """The time for an evaluation after each epoch would not be planned. Options remain."""
-    text = "eval_strategy: epoch\nsave_strategy: epoch\nlearning_rate: 0.1\n"
-    given = [option.format(name) for option in options for name in ("eval", "save")]
-    training = read(text, "--minutes=3", *given).training
-    assert (training.eval_strategy, training.save_strategy) == (strategy, strategy)
+@pytest.mark.parametrize("names", [[], ["eval"], ["save"], ["eval", "save"]])
+def test_minutes_replaces_evaluation_after_each_epoch(read, names):
+    """The time for an evaluation after each epoch would not be planned. An option for one of them keeps both."""
+    text = "eval_strategy: epoch\nsave_strategy: epoch\naverage_by: best\nlearning_rate: 0.1\n"
+    training = read(text, "--minutes=3", *(f"--{name}-strategy=epoch" for name in names)).training
+    assert training.eval_strategy == training.save_strategy == ("epoch" if names else "steps")
+
+
+@pytest.mark.parametrize("strategy", ["epoch", "steps"])
+@pytest.mark.parametrize("average_by", ["last", "best"])
+def test_save_steps_without_eval_steps(read, strategy, average_by):
+    """The model is evaluated at each quarter, or if checkpoints are selected by it, whenever one is saved."""
+    text = f"eval_strategy: {strategy}\nsave_strategy: {strategy}\naverage_by: {average_by}\nlearning_rate: 0.1\n"
+    training = read(text, "--minutes=3", "--save-steps=60").training
+    assert (training.save_steps, training.eval_strategy) == (60, "steps")
+    assert training.eval_steps == (60 if average_by == "best" else UNKNOWN_UPDATES)
 
 
 def test_corpus_without_validation_data_is_not_evaluated(read):
