@@ -251,7 +251,7 @@ def test_learning_curve(programs, recipe, tmp_path):
 def test_nonfinite_loss_ends_the_run(programs, recipe, tmp_path):
     arguments = ("--learning-rate", "1e30", "--max-grad-norm", "0", "--max-steps", "50", "--save-steps", "1")
     process = programs.run("training.train", recipe, *arguments, "--eval-strategy", "no", status=2)
-    assert "the loss is nan" in process.stderr or "the loss is inf" in process.stderr
+    assert "the loss is not finite" in process.stderr
     assert "Traceback" not in process.stderr
     for folder in (tmp_path / "out").glob("checkpoint-*"):
         assert all(tensor.isfinite().all() for tensor in weights(folder).values())
