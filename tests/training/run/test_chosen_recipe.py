@@ -12,9 +12,10 @@ from datasets import Dataset, DatasetDict
 from training.inference.metrics import translate_and_score
 from training.recipe import rules
 from training.recipe.reading import read_recipe
-from training.run import callbacks, chosen_recipe, factories, trainer
-from training.run.checkpoints import all_checkpoints
+from training.run import callbacks, chosen_recipe, factories, trainer, training
+from training.run.checkpoints import all_checkpoints, keep_only
 from training.run.chosen_recipe import read_or_choose_recipe
+from training.run.distributed import exit_with_signal_status, launcher
 from training.run.output_dir import write_recipe
 from training.run.training import train
 from training.train import train_parts
@@ -268,6 +269,20 @@ def test_run_that_diverges_starts_again_with_a_lower_learning_rate(diverge, data
     assert result.scores["updates"] == other.scores["updates"] == 6
     weights = result.model.state_dict(), other.model.state_dict()
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[1])
+
+
+def test_signal_to_the_launcher_during_the_new_start_ends_the_run(diverge, data_dir, tmp_path, monkeypatch):
+    """The callback that ends training after an update is not called any more."""
+    handlers = []
+
+    def record_and_keep(*arguments):
+        handlers.append(launcher.on_signal)
+        keep_only(*arguments)
+
+    monkeypatch.setattr(training, "keep_only", record_and_keep)  # called between the runs
+    diverge(update=2)
+    train(data_dir=data_dir, output_dir=tmp_path / "out", **RESTARTED)
+    assert handlers[0] is exit_with_signal_status
 
 
 def test_checkpoint_of_a_stopped_run_does_not_prevent_the_new_start(diverge, data_dir, tmp_path, read_messages):
