@@ -40,8 +40,9 @@ TYPES = {
 VOCABULARY_SIZES = {2_000: 3_000, 25_000: 5_000, 500_000: 8_000, 2_000_000: 16_000, math.inf: 32_000}
 # maximum number of target tokens of the run -> maximum size for sentences, because the output projection is slow.
 # 10 minutes of two cores, 8,000 and 5,000: Tatoeba, 80,000 pairs: BLEU 26.6 and 28.1 (validation 24.4, 25.6);
-# Multi30k English-French, 29,000 pairs: 49.8 and 51.7 (validation 46.7, 48.9)
-MAX_VOCABULARY_SIZES = {4_000_000: 5_000, math.inf: 32_000}
+# Multi30k English-French, 29,000 pairs: 49.8 and 51.7 (validation 46.7, 48.9). 5,000 and 3,000: Multi30k, 29,000 pairs,
+# 2 minutes of two cores, two seeds: 24.3, 25.0 and 23.0, 27.4; of one core: 22.4 and 23.8; 5 minutes: 32.9 and 31.7
+MAX_VOCABULARY_SIZES = {600_000: 3_000, 4_000_000: 5_000, math.inf: 32_000}
 # maximum number of pairs and of epochs -> dropout. Multi30k, 29,000 pairs: 0.1 for 5 epochs, 0.15 for 12 to 14, 0.2 for
 # 27 and 58, 0.3 for more; 4,800 pairs: 0.3 for 36 planned epochs
 DROPOUTS = {
@@ -86,6 +87,9 @@ FINE_TUNING_KEYS = {
 # post-norm, 20.7 with pre-norm. 29,000 pairs, 3.0 million target tokens with 4 layers: 37.4 and 35.5 (validation 35.3,
 # 34.8). With 2 layers and pre-norm, 0.003 and 0.006 were equally good (35.7 and 35.9; validation 34.1, 33.6)
 NORMS = {"pre": (0.003, 0.1), "post": (0.005, 0.2)}
+# The same for short runs on sentences. Multi30k, 29,000 pairs, 2 minutes of two cores: BLEU 24.3 with 0.003 and 0.1,
+# 27.0 with 0.0045 and 0.3 (validation loss 2.90, 2.66); of one core, with 0.006: 12.0 with 0.1, 21.9 with 0.3
+SHORT_RUN = (0.0045, 0.3)
 MIN_POST_NORM_UPDATES = 2500  # planned. 1,424 updates, 800 of them warm-up, were too few; 2,107 (2,600 planned) enough
 # Settings that were not tried with post-norm; the runs of a learning curve, which have a train_fraction, need the same.
 PRE_NORM_KEYS = {
@@ -97,7 +101,7 @@ PRE_NORM_KEYS = {
 # (validation 36.1, 38.8)
 MIN_UPDATE_TOKENS, MAX_UPDATE_TOKENS = 1024, 8192
 MIN_NUM_UPDATES = 5000  # if an update has more than `MIN_UPDATE_TOKENS`
-# A run with fewer updates has updates of `MIN_CORE_TOKENS` per core. Multi30k, 4,800 pairs, 3 minutes of one core:
+# A short run has fewer updates, and they have `MIN_CORE_TOKENS` per core. Multi30k, 4,800 pairs, 3 minutes of one core:
 # validation loss 4.31 with 512 tokens, 4.44 with 1,024; 1,000 pairs, 0.5 M target tokens: validation BLEU 4.6
 # and 2.0
 SHORT_NUM_UPDATES = 1000
@@ -167,7 +171,7 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
     update = choose_update_tokens(tokens, num_devices if device == "cpu" else 1)
     is_tried = summary.type == "sentences" and not given.keys() & PRE_NORM_KEYS
     norm = norm if is_tried and tokens / update >= MIN_POST_NORM_UPDATES else "pre"
-    rate, warmup = NORMS[norm]
+    rate, warmup = SHORT_RUN if summary.type == "sentences" and has_few_updates(tokens) else NORMS[norm]
     longest = 10 * math.ceil(tokens_per_word * summary.long_length / 5)
     data = f"{summary.pairs:,} pairs of {summary.type}"
     estimate = f"an estimated {tokens / 1e6:.3g} million target tokens of training"
@@ -191,7 +195,7 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
             )
         },
         f"{estimate}, in many updates": {"tokens_per_update": update},
-        f"for d_model {d_model}, by norm position": {"learning_rate": rate * 128 / max(1, d_model)},
+        f"d_model {d_model}, norm position, number of updates": {"learning_rate": rate * 128 / max(1, d_model)},
         "linear decay to 0, with the mean of the last weights as the result": {
             "lr_scheduler_type": "linear",
             "warmup_steps": warmup,
@@ -210,10 +214,14 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
 
 def choose_update_tokens(tokens: float, num_cores: int) -> int:
     """Return the number of target tokens per update, for a run with `tokens` target tokens."""
-    is_short = tokens / MIN_UPDATE_TOKENS < SHORT_NUM_UPDATES
-    smallest = max(0 if is_short else MIN_UPDATE_TOKENS, MIN_CORE_TOKENS * num_cores)
+    smallest = max(0 if has_few_updates(tokens) else MIN_UPDATE_TOKENS, MIN_CORE_TOKENS * num_cores)
     update = int(tokens / MIN_NUM_UPDATES) // MIN_CORE_TOKENS * MIN_CORE_TOKENS
     return min(MAX_UPDATE_TOKENS, max(smallest, update))
+
+
+def has_few_updates(tokens: float) -> bool:
+    """Return whether a run with this number of target tokens is short."""
+    return tokens / MIN_UPDATE_TOKENS < SHORT_NUM_UPDATES
 
 
 def estimate_tokens(keys: Mapping[str, Any], data_tokens: float, device: str, num_devices: int) -> float:

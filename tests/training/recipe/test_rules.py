@@ -94,6 +94,15 @@ def test_short_runs_have_small_updates(cores, minutes, tokens):
 
 
 @pytest.mark.parametrize(
+    ("data_type", "minutes", "schedule"),
+    [("sentences", 2, (0.0045, 0.3)), ("sentences", 10, (0.003, 0.1)), ("symbols", 2, (0.003, 0.1))],
+)
+def test_short_runs_on_sentences_have_a_long_warmup(data_type, minutes, schedule):
+    choices = choose_settings(DataSummary(data_type, 29_000, 12, 25), "cpu", 2, {"minutes": minutes})
+    assert (choices["learning_rate"].value, choices["warmup_steps"].value) == schedule
+
+
+@pytest.mark.parametrize(
     ("data_type", "cores", "minutes", "layers"),
     [("sentences", 1, 10, 1), ("sentences", 2, 10, 2), ("sentences", 2, 30, 4), ("symbols", 1, 3, 2)],
 )
@@ -141,6 +150,7 @@ def test_dropout(pairs, minutes, dropout):
 @pytest.mark.parametrize(
     ("data_type", "pairs", "minutes", "size"),
     [("sentences", 80_000, 10, 5_000), ("sentences", 80_000, 30, 8_000), ("sentences", 1_000, 30, 3_000)]
+    + [("sentences", 80_000, 2, 3_000)]
     + [("symbols", 80_000, 10, 8_000)],
 )
 def test_vocabulary_size(data_type, pairs, minutes, size):

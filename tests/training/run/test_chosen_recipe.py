@@ -168,7 +168,8 @@ IGNORES_SOURCE = """
 import math
 from training.recipe import rules
 from training.run import callbacks
-rules.SIZES, rules.MIN_POST_NORM_UPDATES = {(math.inf, math.inf): (128, 1, 2, 32, "post")}, 0
+rules.SIZES = {(math.inf, math.inf): (128, 1, 2, 32, "post")}
+rules.MIN_POST_NORM_UPDATES = rules.SHORT_NUM_UPDATES = 0
 callbacks.MIN_SHUFFLED_LOSS_INCREASE = math.inf
 """
 RESTARTED = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "save_total_limit": 1}
@@ -176,8 +177,9 @@ RESTARTED = {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 2, "save_st
 
 @pytest.fixture
 def ignore_source(monkeypatch):
-    for module, name in ((rules, "SIZES"), (rules, "MIN_POST_NORM_UPDATES"), (callbacks, "MIN_SHUFFLED_LOSS_INCREASE")):
-        monkeypatch.setattr(module, name, getattr(module, name))
+    for name in ("SIZES", "MIN_POST_NORM_UPDATES", "SHORT_NUM_UPDATES"):
+        monkeypatch.setattr(rules, name, getattr(rules, name))
+    monkeypatch.setattr(callbacks, "MIN_SHUFFLED_LOSS_INCREASE", callbacks.MIN_SHUFFLED_LOSS_INCREASE)
     exec(IGNORES_SOURCE, {})
 
 
@@ -232,7 +234,7 @@ def test_processes_start_again_together(run_ranks, data_dir, tmp_path, has_diver
     assert (scores["processes"], scores["updates"]) == (2, 6)
     saved = read_recipe([str(tmp_path / "out" / "recipe.yaml")])
     assert saved.model.norm_position == "pre"
-    assert saved.training.learning_rate == rules.NORMS["pre"][0] / (2 if has_diverged else 1)
+    assert saved.training.learning_rate == (rules.SHORT_RUN[0] / 2 if has_diverged else rules.NORMS["pre"][0])
 
 
 # the loss of one process is not finite at its second micro-batch
@@ -261,10 +263,10 @@ def test_run_that_diverges_starts_again_with_a_lower_learning_rate(diverge, data
     keys = {"data_dir": data_dir, "output_dir": tmp_path / "out", **RESTARTED}
     diverge(update=2)
     result = train(**keys)
-    message = "after update 1 the loss is not finite. Training starts again, with learning_rate 0.0015"
+    message = "after update 1 the loss is not finite. Training starts again, with learning_rate 0.00225"
     assert read_messages().count(message) == 1
     rate = read_recipe([str(tmp_path / "out" / "recipe.yaml")]).training.learning_rate
-    assert rate == rules.NORMS["pre"][0] / 2
+    assert rate == rules.SHORT_RUN[0] / 2
     other = train(**keys | {"output_dir": tmp_path / "other", "learning_rate": rate})
     assert result.scores["updates"] == other.scores["updates"] == 6
     weights = result.model.state_dict(), other.model.state_dict()
@@ -313,7 +315,7 @@ def test_checkpoints_and_given_learning_rates_are_kept(diverge, data_dir, tmp_pa
 
 
 def test_run_starts_again_only_once(data_dir, tmp_path, monkeypatch, read_messages):
-    monkeypatch.setitem(rules.NORMS, "pre", (1e30, 0.1))
+    monkeypatch.setattr(rules, "SHORT_RUN", (1e30, 0.1))
     with pytest.raises(FloatingPointError, match="not finite at update"):
         train(data_dir=data_dir, output_dir=tmp_path / "out", max_steps=6, max_grad_norm=0)
     assert read_messages().count("Training starts again") == 1
