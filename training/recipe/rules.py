@@ -89,7 +89,7 @@ FINE_TUNING_KEYS = {
 NORMS = {"pre": (0.003, 0.1), "post": (0.005, 0.2)}
 # The same for short runs on sentences. Multi30k, 29,000 pairs, 2 minutes of two cores: BLEU 24.3 with 0.003 and 0.1,
 # 27.0 with 0.0045 and 0.3 (validation loss 2.90, 2.66); of one core, with 0.006: 12.0 with 0.1, 21.9 with 0.3
-SHORT_RUN = (0.0045, 0.3)
+SHORT_SCHEDULE = (0.0045, 0.3)
 MIN_POST_NORM_UPDATES = 2500  # planned. 1,424 updates, 800 of them warm-up, were too few; 2,107 (2,600 planned) enough
 # Settings that were not tried with post-norm; the runs of a learning curve, which have a train_fraction, need the same.
 PRE_NORM_KEYS = {
@@ -101,9 +101,9 @@ PRE_NORM_KEYS = {
 # (validation 36.1, 38.8)
 MIN_UPDATE_TOKENS, MAX_UPDATE_TOKENS = 1024, 8192
 MIN_NUM_UPDATES = 5000  # if an update has more than `MIN_UPDATE_TOKENS`
-# A short run has fewer updates, and they have `MIN_CORE_TOKENS` per core. Multi30k, 4,800 pairs, 3 minutes of one core:
-# validation loss 4.31 with 512 tokens, 4.44 with 1,024; 1,000 pairs, 0.5 M target tokens: validation BLEU 4.6
-# and 2.0
+# A short run would have fewer updates of `MIN_UPDATE_TOKENS`. Its updates have `MIN_CORE_TOKENS` per core. Multi30k,
+# 4,800 pairs, 3 minutes of one core: validation loss 4.31 with 512 tokens, 4.44 with 1,024; 1,000 pairs, 0.5 M target
+# tokens: validation BLEU 4.6 and 2.0
 SHORT_NUM_UPDATES = 1000
 
 
@@ -171,7 +171,7 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
     update = choose_update_tokens(tokens, num_devices if device == "cpu" else 1)
     is_tried = summary.type == "sentences" and not given.keys() & PRE_NORM_KEYS
     norm = norm if is_tried and tokens / update >= MIN_POST_NORM_UPDATES else "pre"
-    rate, warmup = SHORT_RUN if summary.type == "sentences" and has_few_updates(tokens) else NORMS[norm]
+    rate, warmup = SHORT_SCHEDULE if summary.type == "sentences" and is_short_run(tokens) else NORMS[norm]
     longest = 10 * math.ceil(tokens_per_word * summary.long_length / 5)
     data = f"{summary.pairs:,} pairs of {summary.type}"
     estimate = f"an estimated {tokens / 1e6:.3g} million target tokens of training"
@@ -214,13 +214,13 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
 
 def choose_update_tokens(tokens: float, num_cores: int) -> int:
     """Return the number of target tokens per update, for a run with `tokens` target tokens."""
-    smallest = max(0 if has_few_updates(tokens) else MIN_UPDATE_TOKENS, MIN_CORE_TOKENS * num_cores)
+    smallest = max(0 if is_short_run(tokens) else MIN_UPDATE_TOKENS, MIN_CORE_TOKENS * num_cores)
     update = int(tokens / MIN_NUM_UPDATES) // MIN_CORE_TOKENS * MIN_CORE_TOKENS
     return min(MAX_UPDATE_TOKENS, max(smallest, update))
 
 
-def has_few_updates(tokens: float) -> bool:
-    """Return whether a run with this number of target tokens is short."""
+def is_short_run(tokens: float) -> bool:
+    """Return whether a run with this number of target tokens has fewer than `SHORT_NUM_UPDATES` updates."""
     return tokens / MIN_UPDATE_TOKENS < SHORT_NUM_UPDATES
 
 

@@ -234,7 +234,7 @@ def test_processes_start_again_together(run_ranks, data_dir, tmp_path, has_diver
     assert (scores["processes"], scores["updates"]) == (2, 6)
     saved = read_recipe([str(tmp_path / "out" / "recipe.yaml")])
     assert saved.model.norm_position == "pre"
-    assert saved.training.learning_rate == (rules.SHORT_RUN[0] / 2 if has_diverged else rules.NORMS["pre"][0])
+    assert saved.training.learning_rate == (rules.SHORT_SCHEDULE[0] / 2 if has_diverged else rules.NORMS["pre"][0])
 
 
 # the loss of one process is not finite at its second micro-batch
@@ -266,7 +266,7 @@ def test_run_that_diverges_starts_again_with_a_lower_learning_rate(diverge, data
     message = "after update 1 the loss is not finite. Training starts again, with learning_rate 0.00225"
     assert read_messages().count(message) == 1
     rate = read_recipe([str(tmp_path / "out" / "recipe.yaml")]).training.learning_rate
-    assert rate == rules.SHORT_RUN[0] / 2
+    assert rate == rules.SHORT_SCHEDULE[0] / 2
     other = train(**keys | {"output_dir": tmp_path / "other", "learning_rate": rate})
     assert result.scores["updates"] == other.scores["updates"] == 6
     weights = result.model.state_dict(), other.model.state_dict()
@@ -315,7 +315,7 @@ def test_checkpoints_and_given_learning_rates_are_kept(diverge, data_dir, tmp_pa
 
 
 def test_run_starts_again_only_once(data_dir, tmp_path, monkeypatch, read_messages):
-    monkeypatch.setattr(rules, "SHORT_RUN", (1e30, 0.1))
+    monkeypatch.setattr(rules, "SHORT_SCHEDULE", (1e30, 0.1))
     with pytest.raises(FloatingPointError, match="not finite at update"):
         train(data_dir=data_dir, output_dir=tmp_path / "out", max_steps=6, max_grad_norm=0)
     assert read_messages().count("Training starts again") == 1
