@@ -43,15 +43,18 @@ VOCABULARY_SIZES = {2_000: 3_000, 25_000: 5_000, 500_000: 8_000, 2_000_000: 16_0
 # Multi30k English-French, 29,000 pairs: 49.8 and 51.7 (validation 46.7, 48.9). 5,000 and 3,000: Multi30k, 29,000 pairs,
 # 2 minutes of two cores, two seeds: 24.3, 25.0 and 23.0, 27.4; of one core: 22.4 and 23.8; 5 minutes: 32.9 and 31.7
 MAX_VOCABULARY_SIZES = {600_000: 3_000, 4_000_000: 5_000, math.inf: 32_000}
-# maximum number of pairs and of epochs -> dropout. Multi30k, 29,000 pairs: 0.1 for 5 epochs, 0.15 for 12 to 14, 0.2 for
-# 27 and 58, 0.3 for more; 4,800 pairs: 0.3 for 36 planned epochs
-DROPOUTS = {
-    (math.inf, 8): 0.1,
-    (math.inf, 16): 0.15,
-    (math.inf, 30): 0.2,
-    (20_000, math.inf): 0.3,
-    (math.inf, 60): 0.2,
-    (math.inf, math.inf): 0.3,
+# Minimum size per distinct character, so that languages with many characters have tokens of more than one. Untried.
+TOKENS_PER_CHARACTER = 2
+# maximum number of pairs and of epochs without R-Drop -> dropout, and weight of R-Drop. Multi30k, 29,000 pairs: 0.1 for
+# 5 epochs, 0.15 for 12 to 14, 0.2 for 27 and 58, 0.3 for more; 4,800 pairs: 0.3 for 36 planned epochs.
+# 12 minutes of one core without and with R-Drop, in half as many updates: TODO
+REGULARIZATION = {
+    (math.inf, 8): (0.1, 0.0),
+    (math.inf, 16): (0.15, 0.0),
+    (20_000, 30): (0.2, 2.0),
+    (20_000, math.inf): (0.3, 2.0),
+    (math.inf, 60): (0.2, 0.0),
+    (math.inf, math.inf): (0.3, 0.0),
 }
 # SCAN: 0.1 for 56 epochs; CMUdict: 0.1 for 8; dates: 0.1 for 5
 SYMBOL_DROPOUTS = {(math.inf, 60): 0.1, (math.inf, math.inf): 0.2}
@@ -87,14 +90,16 @@ FINE_TUNING_KEYS = {
 # post-norm, 20.7 with pre-norm. 29,000 pairs, 3.0 million target tokens with 4 layers: 37.4 and 35.5 (validation 35.3,
 # 34.8). With 2 layers and pre-norm, 0.003 and 0.006 were equally good (35.7 and 35.9; validation 34.1, 33.6)
 NORMS = {"pre": (0.003, 0.1), "post": (0.005, 0.2)}
-# The same for short runs on sentences. Multi30k, 29,000 pairs, 2 minutes of two cores: BLEU 24.3 with 0.003 and 0.1,
-# 27.0 with 0.0045 and 0.3 (validation loss 2.90, 2.66); of one core, with 0.006: 12.0 with 0.1, 21.9 with 0.3
-SHORT_SCHEDULE = (0.0045, 0.3)
+# Learning rate and warm-up of short runs on sentences. Multi30k, 29,000 pairs, 2 minutes of two cores: BLEU 24.3 with
+# 0.003 and 0.1, 27.0 with 0.0045 and 0.3 (validation loss 2.90, 2.66); of one core, with 0.006: 12.0 with 0.1, 21.9
+# with 0.3
+SHORT_SCHEDULE = (0.0045, 0.2)
 MIN_POST_NORM_UPDATES = 2500  # planned. 1,424 updates, 800 of them warm-up, were too few; 2,107 (2,600 planned) enough
-# Settings that were not tried with post-norm; the runs of a learning curve, which have a train_fraction, need the same.
-PRE_NORM_KEYS = {
+# Settings with which post-norm and `SHORT_SCHEDULE` were not tried. The runs of a learning curve have a train_fraction,
+# and need the same norms and schedule.
+UNTRIED_KEYS = {
     *("norm_position", "base_model", "train_fraction", "tokens_per_update", "learning_rate", "warmup_steps"),
-    *("initialization", *SIZE_KEYS),
+    *("lr_scheduler_type", "initialization", *SIZE_KEYS),
 }
 # Multi30k: 1,024 for 2.4 M target tokens, 3,072 for 6.5 M and 12 M (17 M planned), 8,192 for 24 M. An hour of
 # two cores, 29,000 pairs: BLEU 37.5 with 6,656, pre-norm and dropout 0.3, 39.9 with 3,072, post-norm and dropout 0.2
@@ -122,6 +127,7 @@ class DataSummary:
     pairs: int
     mean_length: float  # of the targets
     long_length: int  # of the targets: 99 % are not longer
+    characters: int  # distinct ones, of both sides
 
 
 def summarize_data(sources: Sequence[str], targets: Sequence[str], tokenizer_type: str | None = None) -> DataSummary:
@@ -142,7 +148,8 @@ def summarize_data(sources: Sequence[str], targets: Sequence[str], tokenizer_typ
         data_type = {"word": "symbols", "char": "words"}.get(tokenizer_type, "sentences")
     has_spaces = data_type == "symbols" or (data_type == "sentences" and words_per_target > MAX_MEAN_WORDS)
     lengths = sorted(len(text.split()) if has_spaces else len(text) for text in sample[1])
-    return DataSummary(data_type, len(sources), sum(lengths) / len(lengths), lengths[len(lengths) * 99 // 100])
+    long_length = lengths[len(lengths) * 99 // 100]
+    return DataSummary(data_type, len(sources), sum(lengths) / len(lengths), long_length, len(characters))
 
 
 def are_symbols(counts: Counter) -> bool:
@@ -159,22 +166,24 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
     data_tokens = summary.pairs * (tokens_per_word * summary.mean_length + 1)
     choices = choose_duration(given)
     keys = {name: choice.value for name, choice in choices.items()} | dict(given)
-    tokens = estimate_tokens(keys, data_tokens, device, num_devices)
-    epochs = tokens / data_tokens
+    machine = device, num_devices
+    update = choose_update_tokens(estimate_tokens(keys, data_tokens, *machine), num_devices if device == "cpu" else 1)
+    update = max(1, keys.setdefault("tokens_per_update", update))
+    tokens = estimate_tokens(keys, data_tokens, *machine)
+    dropout, rdrop_alpha = choose_regularization(summary, tokens, tokens / data_tokens, given)
+    uses_two_passes = given.get("rdrop_alpha", rdrop_alpha) or given.get("simcut_alpha")
+    done = tokens / 2 if uses_two_passes and "minutes" in keys else tokens
     d_model, layers, heads, ffn_dim, norm = look_up(SIZES, summary.pairs, tokens)
     d_model = given.get("d_model", d_model)
-    vocabulary = look_up(VOCABULARY_SIZES, summary.pairs)
-    if summary.type == "sentences":
-        vocabulary = min(vocabulary, look_up(MAX_VOCABULARY_SIZES, tokens))
-    else:
+    if summary.type != "sentences":
         layers = max(layers, MIN_SYMBOL_LAYERS)
-    update = choose_update_tokens(tokens, num_devices if device == "cpu" else 1)
-    is_tried = summary.type == "sentences" and not given.keys() & PRE_NORM_KEYS
-    norm = norm if is_tried and tokens / update >= MIN_POST_NORM_UPDATES else "pre"
-    rate, warmup = SHORT_SCHEDULE if summary.type == "sentences" and is_short_run(tokens) else NORMS[norm]
+    is_tried = summary.type == "sentences" and not given.keys() & UNTRIED_KEYS
+    norm = norm if is_tried and done / update >= MIN_POST_NORM_UPDATES else "pre"
+    rate, warmup = SHORT_SCHEDULE if is_tried and is_short_run(tokens) else NORMS[norm]
     longest = 10 * math.ceil(tokens_per_word * summary.long_length / 5)
     data = f"{summary.pairs:,} pairs of {summary.type}"
-    estimate = f"an estimated {tokens / 1e6:.3g} million target tokens of training"
+    epochs = f"about {max(1, round(done / data_tokens)):,} epochs of {summary.type}"
+    estimate = f"an estimated {done / 1e6:.3g} million target tokens of training"
     reasons = {
         f"{data}: the mean target has {summary.mean_length:.1f} words or characters": {
             "tokenizer_type": tokenizer_type,
@@ -183,24 +192,21 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
             "metric": metric,
             "length_penalty": 0.0 if given.get("metric", metric) == "sequence" else 1.0,
         },
-        f"{data}: a larger vocabulary would be slow, or contain rare tokens": {"tokenizer_vocab_size": vocabulary},
+        f"{data}, {estimate}: a larger vocabulary would be slow, or contain rare tokens": {
+            "tokenizer_vocab_size": choose_vocabulary_size(summary, tokens)
+        },
         f"{estimate}, {summary.pairs:,} pairs": dict(
             zip(SIZE_KEYS, (d_model, layers, layers, heads, heads, ffn_dim, ffn_dim), strict=True)
         ),
         "post-norm is only for long runs on many sentences": {"norm_position": norm, "initialization": "normal"},
-        f"about {max(1, round(epochs)):,} epochs of {summary.type}, {round(tokens / update):,} updates": {
-            "dropout": min(
-                look_up(DROPOUTS if summary.type == "sentences" else SYMBOL_DROPOUTS, summary.pairs, epochs),
-                look_up(MAX_DROPOUTS, tokens / MIN_UPDATE_TOKENS),
-            )
-        },
+        f"{epochs}, {round(done / update):,} updates": {"dropout": dropout},
+        "R-Drop is only for long runs on few sentences": {"rdrop_alpha": rdrop_alpha},
         f"{estimate}, in many updates": {"tokens_per_update": update},
-        f"d_model {d_model}, norm position, number of updates": {"learning_rate": rate * 128 / max(1, d_model)},
-        "linear decay to 0, with the mean of the last weights as the result": {
-            "lr_scheduler_type": "linear",
+        f"d_model {d_model}, {norm}-norm, {estimate}": {
+            "learning_rate": rate * 128 / max(1, d_model),
             "warmup_steps": warmup,
-            "ema_decay": 0.998,
         },
+        "linear decay to 0, and the mean of the last weights": {"lr_scheduler_type": "linear", "ema_decay": 0.998},
         f"99 % of the targets have at most {summary.long_length} words or characters": {
             "max_new_tokens": max(20, min(MAX_NEW_TOKENS, longest))
         },
@@ -212,6 +218,28 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
     return {name: choice for name, choice in choices.items() if name not in given}
 
 
+def choose_regularization(
+    summary: DataSummary, tokens: float, epochs: float, given: Mapping[str, Any]
+) -> tuple[float, float]:
+    """Return dropout and weight of R-Drop, for a run with `tokens` target tokens, or `epochs`, without R-Drop."""
+    if summary.type != "sentences":
+        dropout, rdrop_alpha = look_up(SYMBOL_DROPOUTS, summary.pairs, epochs), 0.0
+    else:
+        dropout, rdrop_alpha = look_up(REGULARIZATION, summary.pairs, epochs)
+    if is_short_run(tokens) or given.get("simcut_alpha"):
+        rdrop_alpha = 0.0
+    return min(dropout, look_up(MAX_DROPOUTS, tokens / MIN_UPDATE_TOKENS)), rdrop_alpha
+
+
+def choose_vocabulary_size(summary: DataSummary, tokens: float) -> int:
+    """Return the size of the vocabulary, for a run with `tokens` target tokens."""
+    size = look_up(VOCABULARY_SIZES, summary.pairs)
+    if summary.type == "sentences":
+        size = min(size, look_up(MAX_VOCABULARY_SIZES, tokens))
+        size = max(size, min(TOKENS_PER_CHARACTER * summary.characters, MAX_VOCABULARY_SIZES[math.inf]))
+    return size
+
+
 def choose_update_tokens(tokens: float, num_cores: int) -> int:
     """Return the number of target tokens per update, for a run with `tokens` target tokens."""
     smallest = max(0 if is_short_run(tokens) else MIN_UPDATE_TOKENS, MIN_CORE_TOKENS * num_cores)
@@ -220,7 +248,7 @@ def choose_update_tokens(tokens: float, num_cores: int) -> int:
 
 
 def is_short_run(tokens: float) -> bool:
-    """Return whether a run with this number of target tokens has fewer than `SHORT_NUM_UPDATES` updates."""
+    """Return whether a run with this number of target tokens would have few updates of `MIN_UPDATE_TOKENS`."""
     return tokens / MIN_UPDATE_TOKENS < SHORT_NUM_UPDATES
 
 

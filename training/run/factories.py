@@ -29,7 +29,7 @@ from ..recipe.arguments import Recipe, TrainingArguments
 from .hardware import choose_precision_and_attention
 from .losses import supports_fused_loss, training_loss
 
-NUM_CHECKED_PAIRS = 10_000  # whose characters the tokenizer of `base_model` has to know
+NUM_CHECKED_PAIRS = 10_000  # whose characters or words the tokenizer should know
 NUM_TIMING_BATCHES = 12  # to choose precision and attention by their speed
 
 
@@ -43,7 +43,8 @@ def make_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText], folder: Path
 def new_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText]) -> Any:
     if recipe.training.base_model is not None:
         tokenizer = load_training_tokenizer(recipe.training.base_model, "base_model")
-        report_unknown_text(tokenizer, corpus.get("train", ParallelText([], [])))
+        remedy = "To train a new tokenizer and model, remove base_model."
+        report_unknown_text(tokenizer, corpus.get("train", ParallelText([], [])), remedy)
         return tokenizer
     if "train" in corpus:
         sources, targets = corpus["train"].sources, corpus["train"].targets
@@ -52,20 +53,21 @@ def new_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText]) -> Any:
         sources, targets = [row["source"] for row in rows], [row["target"] for row in rows]
     if not sources:
         raise ValueError("the training set has no pairs.")
-    return train_tokenizer(sources, targets, recipe.tokenizer)
+    tokenizer = train_tokenizer(sources, targets, recipe.tokenizer)
+    report_unknown_text(tokenizer, ParallelText(sources, targets), "A larger tokenizer_vocab_size may include them.")
+    return tokenizer
 
 
-def report_unknown_text(tokenizer: Any, text: ParallelText) -> None:
-    """Warn if the tokenizer of `base_model` does not know characters or words of the first training pairs."""
+def report_unknown_text(tokenizer: Any, text: ParallelText, remedy: str) -> None:
+    """Warn if the tokenizer does not know characters or words of the first training pairs."""
     first = text.sources[:NUM_CHECKED_PAIRS], text.targets[:NUM_CHECKED_PAIRS]
     for side, sentences, rows in zip(
         ("source", "target"), first, tokenize_rows(tokenizer, *first).values(), strict=True
     ):
         if found := [text for text, ids in zip(sentences, rows, strict=True) if tokenizer.unk_token_id in ids]:
             logger.warning(
-                f"The tokenizer of base_model does not know characters or words of {len(found):,} of {len(rows):,} "
-                f"{side} sentences, such as {found[0][:80]!r}. The model cannot learn them. To train a new tokenizer "
-                f"and model, remove base_model."
+                f"The tokenizer does not know characters or words of {len(found):,} of {len(rows):,} {side} sentences, "
+                f"such as {found[0][:80]!r}. The model cannot learn them. {remedy}"
             )
 
 

@@ -7,7 +7,16 @@ import pytest
 
 from training.demo.corpus import generate
 from training.recipe.reading import read_options, read_recipe
-from training.recipe.rules import TYPES, DataSummary, choose_settings, summarize_data
+from training.recipe.rules import (
+    NORMS,
+    SHORT_SCHEDULE,
+    TYPES,
+    UNTRIED_KEYS,
+    DataSummary,
+    choose_settings,
+    summarize_data,
+)
+from training.run.time_budget import NUM_EVALUATIONS
 
 DURATIONS = ({"minutes": 2}, {"minutes": 10}, {"minutes": 60}, {"minutes": 1000}, {}, {"max_steps": 300})
 DEVICES = (("cpu", 1), ("cpu", 2), ("cpu", 64), ("mps", 1), ("cuda", 1), ("cuda", 8))
@@ -45,6 +54,7 @@ def test_type_of_the_data(pairs, data_type, mean_length):
     assert (summary.type, summary.pairs) == (data_type, len(pairs))
     assert summary.mean_length == pytest.approx(mean_length, abs=1)
     assert summary.mean_length <= summary.long_length + 1
+    assert summary.characters == len(set().union(*itertools.chain.from_iterable(pairs)))
     assert summarize_data(*zip(*pairs, strict=True), tokenizer_type="unigram").type == "sentences"
 
 
@@ -53,7 +63,7 @@ def test_all_choices_are_valid_recipes(tmp_path, data_type):
     """Also for extreme data, times and machines. Each key has a reason."""
     for pairs, duration, device in itertools.product((1, 5_000, 50_000_000), DURATIONS, DEVICES):
         for length in (0.5, 300):
-            choices = choose_settings(DataSummary(data_type, pairs, length, int(2 * length)), *device, duration)
+            choices = choose_settings(DataSummary(data_type, pairs, length, int(2 * length), 60), *device, duration)
             values = {name: choice.value for name, choice in choices.items()} | {"output_dir": str(tmp_path / "out")}
             recipe = read_recipe([], duration, values)
             assert recipe.training.minutes == duration.get("minutes", None if "max_steps" in duration else 30)
@@ -65,7 +75,7 @@ def test_choices_are_monotone():
     """More time never means a smaller model or weaker regularization; more pairs never a smaller vocabulary."""
 
     def choose(pairs, duration):
-        choices = choose_settings(DataSummary("sentences", pairs, 12, 25), "cpu", 2, duration)
+        choices = choose_settings(DataSummary("sentences", pairs, 12, 25, 60), "cpu", 2, duration)
         return {name: choice.value for name, choice in choices.items()}
 
     for pairs in PAIRS:
@@ -89,17 +99,32 @@ def test_choices_are_monotone():
     ("cores", "minutes", "tokens"), [(1, 3, 512), (1, 10, 1024), (2, 1, 1024), (2, 60, 3072), (1, 1e308, 8192)]
 )
 def test_short_runs_have_small_updates(cores, minutes, tokens):
-    choices = choose_settings(DataSummary("sentences", 5_000, 12, 25), "cpu", cores, {"minutes": minutes})
+    choices = choose_settings(DataSummary("sentences", 5_000, 12, 25, 60), "cpu", cores, {"minutes": minutes})
     assert choices["tokens_per_update"].value == tokens
 
 
 @pytest.mark.parametrize(
     ("data_type", "minutes", "schedule"),
-    [("sentences", 2, (0.0045, 0.3)), ("sentences", 10, (0.003, 0.1)), ("symbols", 2, (0.003, 0.1))],
+    [("sentences", 2, (0.0045, 0.2)), ("sentences", 10, (0.003, 0.1)), ("symbols", 2, (0.003, 0.1))],
 )
 def test_short_runs_on_sentences_have_a_long_warmup(data_type, minutes, schedule):
-    choices = choose_settings(DataSummary(data_type, 29_000, 12, 25), "cpu", 2, {"minutes": minutes})
+    choices = choose_settings(DataSummary(data_type, 29_000, 12, 25, 60), "cpu", 2, {"minutes": minutes})
     assert (choices["learning_rate"].value, choices["warmup_steps"].value) == schedule
+
+
+@pytest.mark.parametrize("name", sorted(UNTRIED_KEYS))
+def test_untried_keys_have_the_usual_schedule(name):
+    """A given rate has the usual warm-up, and a given warm-up the usual rate, also if the run is short."""
+    value = {"norm_position": "post", "base_model": "user/name", "lr_scheduler_type": "cosine"}.get(name, 128)
+    given = {"minutes": 2, name: value}
+    choices = choose_settings(DataSummary("sentences", 29_000, 12, 25, 60), "cpu", 2, given)
+    usual = {"learning_rate": 0.0005 if name == "base_model" else 0.003, "warmup_steps": 0.1}
+    assert {key: choices[key].value for key in usual if key != name} == {k: v for k, v in usual.items() if k != name}
+
+
+def test_first_checkpoint_follows_the_highest_learning_rate():
+    """A run that diverges starts again only before its first checkpoint."""
+    assert all(warmup < 1 / NUM_EVALUATIONS for rate, warmup in (*NORMS.values(), SHORT_SCHEDULE))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +132,7 @@ def test_short_runs_on_sentences_have_a_long_warmup(data_type, minutes, schedule
     [("sentences", 1, 10, 1), ("sentences", 2, 10, 2), ("sentences", 2, 30, 4), ("symbols", 1, 3, 2)],
 )
 def test_short_runs_have_few_layers(data_type, cores, minutes, layers):
-    choices = choose_settings(DataSummary(data_type, 5_000, 12, 25), "cpu", cores, {"minutes": minutes})
+    choices = choose_settings(DataSummary(data_type, 5_000, 12, 25, 60), "cpu", cores, {"minutes": minutes})
     assert choices["encoder_layers"].value == choices["decoder_layers"].value == layers
 
 
@@ -121,11 +146,11 @@ def test_short_runs_have_few_layers(data_type, cores, minutes, layers):
 )
 def test_only_long_runs_on_many_sentences_use_post_norm(data_type, pairs, given, norm):
     """And only models whose sizes the rules have chosen."""
-    choices = choose_settings(DataSummary(data_type, pairs, 12, 25), "cpu", 2, given)
+    choices = choose_settings(DataSummary(data_type, pairs, 12, 25, 60), "cpu", 2, given)
     rate, warmup = {"pre": (0.003, 0.1), "post": (0.005, 0.2)}[norm]
     values = [choices[name].value for name in ("norm_position", "learning_rate", "warmup_steps")]
     assert values == [norm, rate, warmup]
-    choices = choose_settings(DataSummary(data_type, pairs, 12, 25), "cpu", 2, given | {"norm_position": "post"})
+    choices = choose_settings(DataSummary(data_type, pairs, 12, 25, 60), "cpu", 2, given | {"norm_position": "post"})
     assert choices["learning_rate"].value == 0.003
 
 
@@ -133,7 +158,9 @@ def test_only_long_runs_on_many_sentences_use_post_norm(data_type, pairs, given,
 def test_post_norm_has_many_updates(cores, minutes):
     """Also if many cores have large updates."""
     for factor in (1, 2, 3, 6):
-        choices = choose_settings(DataSummary("sentences", 29_000, 12, 25), "cpu", cores, {"minutes": factor * minutes})
+        choices = choose_settings(
+            DataSummary("sentences", 29_000, 12, 25, 60), "cpu", cores, {"minutes": factor * minutes}
+        )
         tokens = 0.8 * 60 * factor * minutes * cores * 3000
         has_many_updates = tokens / choices["tokens_per_update"].value >= 2500
         assert choices["norm_position"].value == ("post" if has_many_updates and tokens > 4e6 else "pre")
@@ -143,8 +170,20 @@ def test_post_norm_has_many_updates(cores, minutes):
     ("pairs", "minutes", "dropout"), [(29_000, 10, 0.1), (29_000, 60, 0.2), (4_800, 10, 0.3), (4_800, 60, 0.3)]
 )
 def test_dropout(pairs, minutes, dropout):
-    choices = choose_settings(DataSummary("sentences", pairs, 11.1, 23), "cpu", 2, {"minutes": minutes})
+    choices = choose_settings(DataSummary("sentences", pairs, 11.1, 23, 60), "cpu", 2, {"minutes": minutes})
     assert choices["dropout"].value == dropout
+
+
+@pytest.mark.parametrize(
+    ("data_type", "pairs", "given", "alpha"),
+    [("sentences", 5_000, {"minutes": 10}, 2), ("sentences", 1_000, {"minutes": 10}, 2)]
+    + [("sentences", 20_001, {"minutes": 1_000}, 0), ("sentences", 20_000, {"minutes": 10}, 0)]
+    + [("sentences", 1_000, {"minutes": 3}, 0), ("words", 5_000, {"minutes": 60}, 0)]
+    + [("sentences", 5_000, {"minutes": 10, "simcut_alpha": 3.0}, 0)],
+)
+def test_long_runs_on_few_sentences_use_rdrop(data_type, pairs, given, alpha):
+    choices = choose_settings(DataSummary(data_type, pairs, 11.1, 23, 60), "cpu", 2, given)
+    assert choices["rdrop_alpha"].value == alpha
 
 
 @pytest.mark.parametrize(
@@ -155,18 +194,36 @@ def test_dropout(pairs, minutes, dropout):
 )
 def test_vocabulary_size(data_type, pairs, minutes, size):
     """Short runs have a small vocabulary, except for words: rare words would become unknown."""
-    choices = choose_settings(DataSummary(data_type, pairs, 12, 25), "cpu", 2, {"minutes": minutes})
+    choices = choose_settings(DataSummary(data_type, pairs, 12, 25, 60), "cpu", 2, {"minutes": minutes})
     assert choices["tokenizer_vocab_size"].value == size
+
+
+@pytest.mark.parametrize(("characters", "size"), [(60, 3_000), (4_000, 8_000), (30_000, 32_000)])
+def test_vocabulary_is_larger_than_the_alphabet(characters, size):
+    """Else the tokens of an alphabetic language would be single letters, and rare characters unknown."""
+    choices = choose_settings(DataSummary("sentences", 20_000, 12, 25, characters), "cpu", 1, {"minutes": 2})
+    assert choices["tokenizer_vocab_size"].value == size
+
+
+@pytest.mark.parametrize(
+    ("given", "updates"),
+    [({"max_steps": 900}, "900"), ({"max_steps": 5_000, "tokens_per_update": 128}, "5,000")]
+    + [({"max_steps": 300, "tokens_per_update": 8192}, "300"), ({"minutes": 2}, "562")],
+)
+def test_reason_has_the_number_of_updates(given, updates):
+    for cores in (2, 64) if "max_steps" in given else (2,):
+        choices = choose_settings(DataSummary("sentences", 29_000, 12, 25, 60), "cpu", cores, given)
+        assert choices["dropout"].reason.endswith(f" {updates} updates")
 
 
 @pytest.mark.parametrize(("given", "penalty"), [({}, 0.0), ({"metric": "translation"}, 1.0)])
 def test_length_penalty_follows_the_metric(given, penalty):
-    choices = choose_settings(DataSummary("symbols", 5_000, 12, 25), "cpu", 1, given)
+    choices = choose_settings(DataSummary("symbols", 5_000, 12, 25, 60), "cpu", 1, given)
     assert choices["length_penalty"].value == penalty
 
 
 def test_keys_of_the_user_are_not_chosen():
-    summary = DataSummary("sentences", 5_000, 12, 25)
+    summary = DataSummary("sentences", 5_000, 12, 25, 60)
     options = [
         "--dropout",
         "0.1",
@@ -186,7 +243,7 @@ def test_keys_of_the_user_are_not_chosen():
 
 def test_base_model_determines_architecture_and_tokenizer(tmp_path):
     given = {"base_model": "user/name", "minutes": 30}
-    choices = choose_settings(DataSummary("sentences", 30_000, 12, 25), "cpu", 2, given)
+    choices = choose_settings(DataSummary("sentences", 30_000, 12, 25, 60), "cpu", 2, given)
     assert choices["warmup_steps"].value == 0.1
     values = {name: choice.value for name, choice in choices.items()} | {"output_dir": str(tmp_path / "out")}
     assert read_recipe([], given, values).training.learning_rate == 0.0005

@@ -267,7 +267,8 @@ def test_run_that_diverges_starts_again_with_a_lower_learning_rate(diverge, data
     assert read_messages().count(message) == 1
     rate = read_recipe([str(tmp_path / "out" / "recipe.yaml")]).training.learning_rate
     assert rate == rules.SHORT_SCHEDULE[0] / 2
-    other = train(**keys | {"output_dir": tmp_path / "other", "learning_rate": rate})
+    schedule = {"learning_rate": rate, "warmup_steps": rules.SHORT_SCHEDULE[1]}
+    other = train(**keys | {"output_dir": tmp_path / "other", **schedule})
     assert result.scores["updates"] == other.scores["updates"] == 6
     weights = result.model.state_dict(), other.model.state_dict()
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[1])

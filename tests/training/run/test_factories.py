@@ -132,9 +132,21 @@ def test_warns_about_text_that_the_base_model_does_not_know(make_settings, token
     new_tokenizer(recipe, {"train": ParallelText(["a dog", "Ж dog"], ["the", "dog"])})
     (message,) = caplog.messages
     expected = "does not know characters or words of 1 of 2 source sentences, such as 'Ж dog'."
-    assert message.startswith(f"The tokenizer of base_model {expected}")
+    assert message.startswith(f"The tokenizer {expected}")
+    assert message.endswith("remove base_model.")
     caplog.clear()
     new_tokenizer(recipe, {"train": ParallelText(["the dog"], ["the"])})
+    assert not caplog.messages
+
+
+def test_warns_about_characters_beyond_the_vocabulary(make_settings, caplog):
+    letters = ParallelText(["abcdefgh"] * 2, ["ijklmnop", "ijklmnopq"])
+    new_tokenizer(make_settings(tokenizer_vocab_size=21), {"train": letters})
+    (message,) = caplog.messages
+    assert "does not know characters or words of 1 of 2 target sentences, such as 'ijklmnopq'." in message
+    assert message.endswith("A larger tokenizer_vocab_size may include them.")
+    caplog.clear()
+    new_tokenizer(make_settings(tokenizer_vocab_size=30), {"train": letters})
     assert not caplog.messages
 
 
