@@ -88,7 +88,8 @@ class TimeBudget(TrainerCallback):
         if self._num_due < (num_due := NUM_EVALUATIONS * update // self.max_updates) < NUM_EVALUATIONS:
             self._num_due = num_due
             control.should_evaluate |= self._evaluates and not self._is_evaluation_slow()
-            control.should_save |= self._saves
+            # only after the warm-up, because a run that diverges starts again only without a checkpoint
+            control.should_save |= self._saves and update >= self.warmup_ratio * self.max_updates
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         seconds = time.perf_counter() - self._last

@@ -103,6 +103,15 @@ def test_slow_evaluation_is_repeated_only_at_the_end(monkeypatch):
     assert run.now + 15 + SAVING_SECONDS == pytest.approx(120, rel=0.05)
 
 
+def test_first_checkpoint_follows_the_highest_learning_rate(monkeypatch):
+    """A run that diverges starts again only before its first checkpoint."""
+    run = SimulatedRun(monkeypatch, 600, SPEEDS["constant"], eval_seconds=1)
+    run.budget.warmup_ratio = 0.3
+    run.train()
+    assert (len(run.evaluations), len(run.saves)) == (4, 3)
+    assert run.rates.index(max(run.rates)) < run.saves[0] == run.evaluations[1]
+
+
 def test_logs_contain_the_remaining_time(monkeypatch):
     run = SimulatedRun(monkeypatch, 600, SPEEDS["constant"], setup_seconds=30)
     logs, scores = {"loss": 1.0}, {"eval_loss": 1.0}
