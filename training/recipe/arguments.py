@@ -223,8 +223,8 @@ class TrainingArguments(Seq2SeqTrainingArguments):
         None,
         "The wall time of the run, from the start to the scores, instead of a number of updates. The learning rate "
         "follows the remaining time: `lr_scheduler_type` must be linear. With the default of `warmup_steps`, the first "
-        "tenth is warm-up. Unless `eval_steps` is set, the model is evaluated at each quarter, and saved at those after "
-        "the warm-up.",
+        "tenth is warm-up. Unless `eval_steps` is set, the model is evaluated at each quarter, and saved at those "
+        "after the warm-up.",
     )
     tokens_per_update: int = option(
         2048,
