@@ -187,7 +187,7 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
     data = f"{summary.pairs:,} pairs of {summary.type}"
     epochs = f"about {max(1, round(done / data_tokens)):,} epochs of {summary.type}"
     estimate = f"an estimated {done / 1e6:.3g} million target tokens of training"
-    reasons = {
+    reasons: dict[str, dict[str, Any]] = {
         f"{data}: the mean target has {summary.mean_length:.1f} words or characters": {
             "tokenizer_type": tokenizer_type,
             "shared_vocabulary": tokenizer_type == "bpe",
