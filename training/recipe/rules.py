@@ -5,6 +5,7 @@ slightly better ones: pre-norm, except in long runs, and a moderate learning rat
 """
 
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ VOCABULARY_SIZES = {2_000: 3_000, 25_000: 5_000, 500_000: 8_000, 2_000_000: 16_0
 # Multi30k English-French, 29,000 pairs: 49.8 and 51.7 (validation 46.7, 48.9). 5,000 and 3,000: Multi30k, 29,000 pairs,
 # 2 minutes of two cores, two seeds: 24.3, 25.0 and 23.0, 27.4; of one core: 22.4 and 23.8; 5 minutes: 32.9 and 31.7
 MAX_VOCABULARY_SIZES = {600_000: 3_000, 4_000_000: 5_000, math.inf: 32_000}
-# Minimum size per distinct character, so that languages with many characters have tokens of more than one. Untried.
+# Minimum size per distinct character, so that languages with many characters have tokens of several. Untried.
 TOKENS_PER_CHARACTER = 2
 # maximum number of pairs and of epochs without R-Drop -> dropout, and weight of R-Drop. Multi30k, 29,000 pairs: 0.1 for
 # 5 epochs, 0.15 for 12 to 14, 0.2 for 27 and 58, 0.3 for more; 4,800 pairs: 0.3 for 36 planned epochs.
@@ -98,11 +99,11 @@ NORMS = {"pre": (0.003, 0.1), "post": (0.005, 0.2)}
 # with 0.3; with 0.0045, vocabulary 3,000, two seeds: 8.5, 17.7 with 0.2, 25.0, 23.3 with 0.3
 SHORT_SCHEDULE = (0.0045, 0.3)
 MIN_POST_NORM_UPDATES = 2500  # planned. 1,424 updates, 800 of them warm-up, were too few; 2,107 (2,600 planned) enough
-# Settings with which post-norm and `SHORT_SCHEDULE` were not tried. The runs of a learning curve have a train_fraction,
-# and need the same norms and schedule.
+# Keys that may conflict with post-norm and `SHORT_SCHEDULE`, which were not tried with them. The runs of a learning
+# curve have a train_fraction, and need the same norms and schedule.
 UNTRIED_KEYS = {
-    *("norm_position", "base_model", "train_fraction", "tokens_per_update", "learning_rate", "warmup_steps"),
-    *("lr_scheduler_type", "initialization", *SIZE_KEYS),
+    *("norm_position", "base_model", "train_fraction", "tokens_per_update", "learning_rate", "warmup_steps", "optim"),
+    *("initialization", *SIZE_KEYS),
 }
 # Multi30k: 1,024 for 2.4 M target tokens, 3,072 for 6.5 M and 12 M (17 M planned), 8,192 for 24 M. An hour of
 # two cores, 29,000 pairs: BLEU 37.5 with 6,656, pre-norm and dropout 0.3, 39.9 with 3,072, post-norm and dropout 0.2
@@ -130,7 +131,7 @@ class DataSummary:
     pairs: int
     mean_length: float  # of the targets
     long_length: int  # of the targets: 99 % are not longer
-    characters: int  # distinct ones, of both sides
+    characters: int  # distinct ones of both sides, in the normalization form NFC, as in the tokenizer
 
 
 def summarize_data(sources: Sequence[str], targets: Sequence[str], tokenizer_type: str | None = None) -> DataSummary:
@@ -138,7 +139,8 @@ def summarize_data(sources: Sequence[str], targets: Sequence[str], tokenizer_typ
     step = max(1, len(sources) // NUM_SAMPLED_PAIRS)
     sample = sources[::step], targets[::step]
     words = [Counter(word for text in side for word in text.split()) for side in sample]
-    characters = Counter(character for side in sample for text in side for character in text)
+    texts = (unicodedata.normalize("NFC", text) for side in sample for text in side)
+    characters = Counter(character for text in texts for character in text)
     words_per_target = words[1].total() / len(sample[1])
     if all(map(are_symbols, words)) and words_per_target > MAX_MEAN_WORDS:
         data_type = "symbols"
@@ -169,24 +171,24 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
     data_tokens = summary.pairs * (tokens_per_word * summary.mean_length + 1)
     choices = choose_duration(given)
     keys = {name: choice.value for name, choice in choices.items()} | dict(given)
-    machine = device, num_devices
-    update = choose_update_tokens(estimate_tokens(keys, data_tokens, *machine), num_devices if device == "cpu" else 1)
-    update = max(1, keys.setdefault("tokens_per_update", update))
-    tokens = estimate_tokens(keys, data_tokens, *machine)
+    tokens = estimate_tokens(keys, data_tokens, device, num_devices)
     dropout, rdrop_alpha = choose_regularization(summary, tokens, tokens / data_tokens, given)
-    uses_two_passes = given.get("rdrop_alpha", rdrop_alpha) or given.get("simcut_alpha")
-    done = tokens / 2 if uses_two_passes and "minutes" in keys else tokens
+    method = "R-Drop" if given.get("rdrop_alpha", rdrop_alpha) else "SimCut" if given.get("simcut_alpha") else ""
+    halved = f" (half as many with {method})" if method and "minutes" in keys else ""
+    update = given.get("tokens_per_update") or choose_update_tokens(keys, tokens, device, num_devices, bool(halved))
     d_model, layers, heads, ffn_dim, norm = look_up(SIZES, summary.pairs, tokens)
     d_model = given.get("d_model", d_model)
     if summary.type != "sentences":
         layers = max(layers, MIN_SYMBOL_LAYERS)
-    is_tried = summary.type == "sentences" and not given.keys() & UNTRIED_KEYS
-    norm = norm if is_tried and done / update >= MIN_POST_NORM_UPDATES else "pre"
+    is_linear = given.get("lr_scheduler_type", "linear") == "linear"
+    is_tried = summary.type == "sentences" and is_linear and not given.keys() & UNTRIED_KEYS
+    norm = norm if is_tried and tokens / update >= MIN_POST_NORM_UPDATES else "pre"
     rate, warmup = SHORT_SCHEDULE if is_tried and is_short_run(tokens) else NORMS[norm]
     longest = 10 * math.ceil(tokens_per_word * summary.long_length / 5)
     data = f"{summary.pairs:,} pairs of {summary.type}"
-    epochs = f"about {max(1, round(done / data_tokens)):,} epochs of {summary.type}"
-    estimate = f"an estimated {done / 1e6:.3g} million target tokens of training"
+    alphabet = f"{data} with {summary.characters:,} characters"
+    epochs = f"about {max(1, round(tokens / data_tokens)):,} epochs of {summary.type}"
+    estimate = f"an estimated {tokens / 1e6:.3g} million target tokens of training{halved}"
     reasons: dict[str, dict[str, Any]] = {
         f"{data}: the mean target has {summary.mean_length:.1f} words or characters": {
             "tokenizer_type": tokenizer_type,
@@ -195,17 +197,17 @@ def choose_settings(summary: DataSummary, device: str, num_devices: int, given: 
             "metric": metric,
             "length_penalty": 0.0 if given.get("metric", metric) == "sequence" else 1.0,
         },
-        f"{data}, {estimate}: a larger vocabulary would be slow, or contain rare tokens": {
+        f"{alphabet}, {estimate}: a larger vocabulary would be slow, or contain rare tokens": {
             "tokenizer_vocab_size": choose_vocabulary_size(summary, tokens)
         },
         f"{estimate}, {summary.pairs:,} pairs": dict(
             zip(SIZE_KEYS, (d_model, layers, layers, heads, heads, ffn_dim, ffn_dim), strict=True)
         ),
         "post-norm is only for long runs on many sentences": {"norm_position": norm, "initialization": "normal"},
-        f"{epochs}, {round(done / update):,} updates": {"dropout": dropout},
-        "R-Drop is only for long runs on few sentences": {"rdrop_alpha": rdrop_alpha},
+        f"{epochs}, {round(tokens / update):,} updates{halved}": {"dropout": dropout},
+        "R-Drop is only for long runs on few sentences, without SimCut": {"rdrop_alpha": rdrop_alpha},
         f"{estimate}, in many updates": {"tokens_per_update": update},
-        f"d_model {d_model}, {norm}-norm, {estimate}": {
+        f"d_model {d_model}, {given.get('norm_position', norm)}-norm, {estimate}": {
             "learning_rate": rate * 128 / max(1, d_model),
             "warmup_steps": warmup,
         },
@@ -229,7 +231,7 @@ def choose_regularization(
         dropout, rdrop_alpha = look_up(SYMBOL_DROPOUTS, summary.pairs, epochs), 0.0
     else:
         dropout, rdrop_alpha = look_up(REGULARIZATION, summary.pairs, epochs)
-    if is_short_run(tokens) or given.get("simcut_alpha"):
+    if is_short_run(tokens) or given.get("simcut_alpha") or given.get("dropout") == 0 or "base_model" in given:
         rdrop_alpha = 0.0
     return min(dropout, look_up(MAX_DROPOUTS, tokens / MIN_UPDATE_TOKENS)), rdrop_alpha
 
@@ -239,14 +241,19 @@ def choose_vocabulary_size(summary: DataSummary, tokens: float) -> int:
     size = look_up(VOCABULARY_SIZES, summary.pairs)
     if summary.type == "sentences":
         size = min(size, look_up(MAX_VOCABULARY_SIZES, tokens))
-        size = max(size, min(TOKENS_PER_CHARACTER * summary.characters, MAX_VOCABULARY_SIZES[math.inf]))
-    return size
+    return max(size, min(TOKENS_PER_CHARACTER * summary.characters, MAX_VOCABULARY_SIZES[math.inf]))
 
 
-def choose_update_tokens(tokens: float, num_cores: int) -> int:
-    """Return the number of target tokens per update, for a run with `tokens` target tokens."""
-    smallest = max(0 if is_short_run(tokens) else MIN_UPDATE_TOKENS, MIN_CORE_TOKENS * num_cores)
-    update = int(tokens / MIN_NUM_UPDATES) // MIN_CORE_TOKENS * MIN_CORE_TOKENS
+def choose_update_tokens(
+    keys: Mapping[str, Any], tokens: float, device: str, num_devices: int, has_two_passes: bool = False
+) -> int:
+    """Return the number of target tokens per update, for a run with `tokens` target tokens in single passes."""
+    if (max_steps := keys.get("max_steps", -1)) > 0:
+        tokens = max_steps * MIN_UPDATE_TOKENS
+    smallest = MIN_CORE_TOKENS * (num_devices if device == "cpu" else 1)
+    if not is_short_run(tokens):
+        smallest = max(smallest, MIN_UPDATE_TOKENS)
+    update = int(tokens / (2 if has_two_passes else 1) / MIN_NUM_UPDATES) // MIN_CORE_TOKENS * MIN_CORE_TOKENS
     return min(MAX_UPDATE_TOKENS, max(smallest, update))
 
 
@@ -260,8 +267,9 @@ def estimate_tokens(keys: Mapping[str, Any], data_tokens: float, device: str, nu
     if keys.get("minutes") is not None:
         speed = TOKENS_PER_SECOND.get(device, TOKENS_PER_SECOND["mps"]) * num_devices
         return TRAINING_FRACTION * 60 * min(keys["minutes"], MAX_MINUTES) * speed
-    tokens = keys.get("max_steps", -1) * keys.get("tokens_per_update", MIN_UPDATE_TOKENS)
-    return tokens if tokens > 0 else keys.get("num_train_epochs", 1) * data_tokens
+    if (max_steps := keys.get("max_steps", -1)) > 0:
+        return max_steps * (keys.get("tokens_per_update") or choose_update_tokens(keys, 0, device, num_devices))
+    return keys.get("num_train_epochs", 1) * data_tokens
 
 
 def choose_duration(given: Mapping[str, Any]) -> dict[str, Choice]:

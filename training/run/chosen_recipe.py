@@ -61,9 +61,11 @@ def read_or_choose_recipe(arguments: list[str], settings: Mapping[str, Any] | No
         folders = [Path(str(each["data_dir"])).resolve() for each in (saved, keys) if each.get("data_dir")]
         if "output_dir" not in given and len(set(folders)) > 1:
             raise ValueError(f"{folder} contains a run on the data in {folders[0]}. Set another --output-dir.")
-        kept = saved.keys() - data.keys()  # keys of the data come from the present files instead
+        present = {"output_dir", *data}  # come from the present files and command instead
         choices = {
-            name: choice._replace(value=saved[name]) if name in kept else choice for name, choice in choices.items()
+            name: choice if name in present else choice._replace(value=saved[name])
+            for name, choice in choices.items()
+            if name in present or name in saved  # without a value, an earlier version had the default
         }
     # for an option with the value None, the choice of the rules is the default
     arguments, null_options = split_null_options(arguments)

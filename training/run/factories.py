@@ -54,20 +54,24 @@ def new_tokenizer(recipe: Recipe, corpus: dict[str, ParallelText]) -> Any:
     if not sources:
         raise ValueError("the training set has no pairs.")
     tokenizer = train_tokenizer(sources, targets, recipe.tokenizer)
-    report_unknown_text(tokenizer, ParallelText(sources, targets), "A larger tokenizer_vocab_size may include them.")
+    remedy = "Another tokenizer" if recipe.tokenizer.tokenizer_path else "A larger tokenizer_vocab_size"
+    report_unknown_text(tokenizer, ParallelText(sources, targets), f"{remedy} may include them.")
     return tokenizer
 
 
 def report_unknown_text(tokenizer: Any, text: ParallelText, remedy: str) -> None:
     """Warn if the tokenizer does not know characters or words of the first training pairs."""
+    if tokenizer.unk_token_id in (tokenizer.eos_token_id, tokenizer.pad_token_id):  # GPT-2 has no other token
+        return
     first = text.sources[:NUM_CHECKED_PAIRS], text.targets[:NUM_CHECKED_PAIRS]
     for side, sentences, rows in zip(
         ("source", "target"), first, tokenize_rows(tokenizer, *first).values(), strict=True
     ):
-        if found := [text for text, ids in zip(sentences, rows, strict=True) if tokenizer.unk_token_id in ids]:
+        unknown = [text for text, ids in zip(sentences, rows, strict=True) if tokenizer.unk_token_id in ids]
+        if found := [text for text in unknown if str(tokenizer.unk_token) not in text]:
             logger.warning(
                 f"The tokenizer does not know characters or words of {len(found):,} of {len(rows):,} {side} sentences, "
-                f"such as {found[0][:80]!r}. The model cannot learn them. {remedy}"
+                f"such as {min(found, key=len)[:80]!r}. The model cannot learn them. {remedy}"
             )
 
 

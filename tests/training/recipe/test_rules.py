@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import unicodedata
 
 import pytest
 
@@ -26,6 +27,7 @@ def spelled_pairs(count: int) -> list[tuple[str, str]]:
     return [(" ".join(word), " ".join(word.upper())) for word in chosen]
 
 
+TWO_PASSES = "rdrop_alpha", "simcut_alpha"
 DATES = [
     (f"{i % 28 + 1}.{i % 12 + 1}.{1900 + i}", f"{1900 + i}-{i % 12 + 1:02}-{i % 28 + 1:02}") for i in range(99)
 ] * 3
@@ -96,8 +98,11 @@ def test_choices_are_monotone():
     ("cores", "minutes", "tokens"), [(1, 3, 512), (1, 10, 1024), (2, 1, 1024), (2, 60, 3072), (1, 1e308, 8192)]
 )
 def test_short_runs_have_small_updates(cores, minutes, tokens):
-    choices = choose_settings(DataSummary("sentences", 5_000, 12, 25, 60), "cpu", cores, {"minutes": minutes})
+    """With R-Drop, a run has half as many tokens, and smaller updates, too."""
+    choices = choose_settings(DataSummary("sentences", 29_000, 12, 25, 60), "cpu", cores, {"minutes": minutes})
     assert choices["tokens_per_update"].value == tokens
+    choices = choose_settings(DataSummary("sentences", 5_000, 12, 25, 60), "cpu", cores, {"minutes": minutes})
+    assert choices["tokens_per_update"].value == {3072: 1536}.get(tokens, tokens)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +176,8 @@ def test_dropout(pairs, minutes, dropout):
     [("sentences", 5_000, {"minutes": 10}, 2), ("sentences", 1_000, {"minutes": 10}, 2)]
     + [("sentences", 20_001, {"minutes": 1_000}, 0), ("sentences", 10_000, {"minutes": 10}, 0)]
     + [("sentences", 1_000, {"minutes": 3}, 0), ("words", 5_000, {"minutes": 60}, 0)]
-    + [("sentences", 5_000, {"minutes": 10, "simcut_alpha": 3.0}, 0)],
+    + [("sentences", 5_000, {"minutes": 10, "simcut_alpha": 3.0}, 0)]
+    + [("sentences", 5_000, {"minutes": 10, "dropout": 0.0}, 0)],
 )
 def test_long_runs_on_few_sentences_use_rdrop(data_type, pairs, given, alpha):
     choices = choose_settings(DataSummary(data_type, pairs, 11.1, 23, 60), "cpu", 2, given)
@@ -193,19 +199,30 @@ def test_vocabulary_size(data_type, pairs, minutes, size):
 @pytest.mark.parametrize(("characters", "size"), [(60, 3_000), (4_000, 8_000), (30_000, 32_000)])
 def test_vocabulary_is_larger_than_the_alphabet(characters, size):
     """Else the tokens of an alphabetic language would be single letters, and rare characters unknown."""
-    choices = choose_settings(DataSummary("sentences", 20_000, 12, 25, characters), "cpu", 1, {"minutes": 2})
-    assert choices["tokenizer_vocab_size"].value == size
+    for data_type in ("sentences", "words"):
+        choices = choose_settings(DataSummary(data_type, 1_000, 12, 25, characters), "cpu", 1, {"minutes": 2})
+        assert choices["tokenizer_vocab_size"].value == size
+        assert f"{characters:,} characters" in choices["tokenizer_vocab_size"].reason
+
+
+def test_letters_with_combining_marks_are_single_characters():
+    """As in the normalized text of the tokenizer."""
+    syllables = [chr(0xAC00 + 7 * i) for i in range(500)]
+    decomposed = [unicodedata.normalize("NFD", f"{a} {b}") for a, b in zip(syllables, syllables[1:], strict=False)]
+    assert summarize_data(decomposed, decomposed).characters == 501
 
 
 @pytest.mark.parametrize(
     ("given", "updates"),
     [({"max_steps": 900}, "900"), ({"max_steps": 5_000, "tokens_per_update": 128}, "5,000")]
-    + [({"max_steps": 300, "tokens_per_update": 8192}, "300"), ({"minutes": 2}, "562")],
+    + [({"max_steps": 300, "tokens_per_update": 8192}, "300"), ({"minutes": 2}, "562")]
+    + [({"minutes": 30, "rdrop_alpha": 1.0}, "8,438"), ({"minutes": 30, "simcut_alpha": 1.0}, "8,438")],
 )
 def test_reason_has_the_number_of_updates(given, updates):
     for cores in (2, 64) if "max_steps" in given else (2,):
         choices = choose_settings(DataSummary("sentences", 29_000, 12, 25, 60), "cpu", cores, given)
-        assert choices["dropout"].reason.endswith(f" {updates} updates")
+        assert f", {updates} updates" in choices["dropout"].reason
+        assert ("half as many" in choices["dropout"].reason) == (not given.keys().isdisjoint(TWO_PASSES))
 
 
 @pytest.mark.parametrize(("given", "penalty"), [({}, 0.0), ({"metric": "translation"}, 1.0)])
@@ -235,7 +252,8 @@ def test_keys_of_the_user_are_not_chosen():
 
 def test_base_model_determines_architecture_and_tokenizer(tmp_path):
     given = {"base_model": "user/name", "minutes": 30}
-    choices = choose_settings(DataSummary("sentences", 30_000, 12, 25, 60), "cpu", 2, given)
+    choices = choose_settings(DataSummary("sentences", 5_000, 12, 25, 60), "cpu", 2, given)
     assert choices["warmup_steps"].value == 0.1
+    assert "half" not in choices["tokens_per_update"].reason  # without R-Drop
     values = {name: choice.value for name, choice in choices.items()} | {"output_dir": str(tmp_path / "out")}
     assert read_recipe([], given, values).training.learning_rate == 0.0005

@@ -95,6 +95,17 @@ def test_interrupted_run_keeps_its_settings(data_dir, tmp_path, monkeypatch):
     assert read_or_choose_recipe([], keys | {"output_dir": tmp_path / "new"}).to_dict() != first.to_dict()
 
 
+def test_run_of_an_earlier_version_has_the_defaults_of_new_keys(data_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(rules, "REGULARIZATION", {(float("inf"), float("inf")): (0.1, 2.0)})
+    keys = {"data_dir": data_dir, "output_dir": tmp_path / "out", "minutes": 30}
+    recipe = read_or_choose_recipe([], keys)
+    assert recipe.training.rdrop_alpha == 2
+    (tmp_path / "out" / "checkpoint-1").mkdir(parents=True)
+    saved = {name: value for name, value in recipe.to_dict().items() if name != "rdrop_alpha"}
+    (tmp_path / "out" / "recipe.yaml").write_text(yaml.safe_dump(saved))
+    assert read_or_choose_recipe([], keys).training.rdrop_alpha == 0
+
+
 def test_failed_start_finds_the_data_again(data_dir, tmp_path):
     """Files that were removed after an error are not expected."""
     options = ["--data-dir", str(data_dir), "--output-dir", str(tmp_path / "out")]

@@ -35,6 +35,7 @@ from training.run.factories import (
     make_train_set,
     match_forced_bos,
     new_tokenizer,
+    report_unknown_text,
 )
 from training.run.factories import (
     make_model as make_training_model,
@@ -146,8 +147,22 @@ def test_warns_about_characters_beyond_the_vocabulary(make_settings, caplog):
     assert "does not know characters or words of 1 of 2 target sentences, such as 'ijklmnopq'." in message
     assert message.endswith("A larger tokenizer_vocab_size may include them.")
     caplog.clear()
-    new_tokenizer(make_settings(tokenizer_vocab_size=30), {"train": letters})
+    tokenizer = new_tokenizer(make_settings(tokenizer_vocab_size=30), {"train": letters})
     assert not caplog.messages
+    report_unknown_text(tokenizer, ParallelText(["abc <unk>"], ["ijk"]), "")  # as in tokenized corpora
+    tokenizer.unk_token = tokenizer.eos_token  # in every sequence
+    report_unknown_text(tokenizer, letters, "")
+    assert not caplog.messages
+
+
+def test_remedy_for_text_that_a_given_tokenizer_does_not_know(make_settings, tokenizer, tmp_path, caplog):
+    tokenizer.save_pretrained(tmp_path / "other")
+    new_tokenizer(
+        make_settings(tokenizer_path=tmp_path / "other"), {"train": ParallelText(["a dog Ж", "Ж"], ["a", "a"])}
+    )
+    (message,) = caplog.messages
+    assert "2 of 2 source sentences, such as 'Ж'." in message
+    assert message.endswith("Another tokenizer may include them.")
 
 
 @pytest.mark.parametrize(("prefix", "forced", "expected"), [([7], 8, 7), ([7], 7, 7), ([], 8, None), ([7], None, None)])
