@@ -206,7 +206,7 @@ def test_vocabulary_is_larger_than_the_alphabet(characters, size):
 
 
 def test_letters_with_combining_marks_are_single_characters():
-    """As in the normalized text of the tokenizer."""
+    """The tokenizer also normalizes its text."""
     syllables = [chr(0xAC00 + 7 * i) for i in range(500)]
     decomposed = [unicodedata.normalize("NFD", f"{a} {b}") for a, b in zip(syllables, syllables[1:], strict=False)]
     assert summarize_data(decomposed, decomposed).characters == 501
