@@ -103,7 +103,7 @@ MIN_POST_NORM_UPDATES = 2500  # planned. 1,424 updates, 800 of them warm-up, wer
 # curve have a train_fraction, and need the same norms and schedule.
 UNTRIED_KEYS = {
     *("norm_position", "base_model", "train_fraction", "tokens_per_update", "learning_rate", "warmup_steps", "optim"),
-    *("initialization", *SIZE_KEYS),
+    *("initialization", "rdrop_alpha", "simcut_alpha", *SIZE_KEYS),
 }
 # Multi30k: 1,024 for 2.4 M target tokens, 3,072 for 6.5 M and 12 M (17 M planned), 8,192 for 24 M. An hour of
 # two cores, 29,000 pairs: BLEU 37.5 with 6,656, pre-norm and dropout 0.3, 39.9 with 3,072, post-norm and dropout 0.2
