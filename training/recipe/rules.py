@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 DEFAULT_MINUTES = 30.0
 MAX_MINUTES = 366 * 24 * 60
+MAX_TOKENS = 1e18  # of an estimate, so that it remains finite
 SHORT_MINUTES = 5  # runs up to this time do not decode validation data: 1,000 sentences take 16 s on a core
 TRAINING_FRACTION = 0.8  # of the time; the rest is for evaluations and the test
 TOKENS_PER_SECOND = {"cpu": 3000, "mps": 10_000, "cuda": 100_000}  # target tokens per CPU core or GPU, with d_model 128
@@ -269,7 +270,7 @@ def estimate_tokens(keys: Mapping[str, Any], data_tokens: float, device: str, nu
         return TRAINING_FRACTION * 60 * min(keys["minutes"], MAX_MINUTES) * speed
     if (max_steps := keys.get("max_steps", -1)) > 0:
         return max_steps * (keys.get("tokens_per_update") or choose_update_tokens(keys, 0, device, num_devices))
-    return keys.get("num_train_epochs", 1) * data_tokens
+    return min(keys.get("num_train_epochs", 1) * data_tokens, MAX_TOKENS)
 
 
 def choose_duration(given: Mapping[str, Any]) -> dict[str, Choice]:

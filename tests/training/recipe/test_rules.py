@@ -8,13 +8,7 @@ import pytest
 
 from training.demo.corpus import generate
 from training.recipe.reading import read_options, read_recipe
-from training.recipe.rules import (
-    TYPES,
-    UNTRIED_KEYS,
-    DataSummary,
-    choose_settings,
-    summarize_data,
-)
+from training.recipe.rules import TYPES, UNTRIED_KEYS, DataSummary, choose_settings, summarize_data
 
 DURATIONS = ({"minutes": 2}, {"minutes": 10}, {"minutes": 60}, {"minutes": 1000}, {}, {"max_steps": 300})
 DEVICES = (("cpu", 1), ("cpu", 2), ("cpu", 64), ("mps", 1), ("cuda", 1), ("cuda", 8))
@@ -114,7 +108,7 @@ def test_short_runs_on_sentences_have_a_long_warmup(data_type, minutes, schedule
     assert (choices["learning_rate"].value, choices["warmup_steps"].value) == schedule
 
 
-@pytest.mark.parametrize("name", sorted(UNTRIED_KEYS))
+@pytest.mark.parametrize("name", [*sorted(UNTRIED_KEYS), "lr_scheduler_type"])
 def test_untried_keys_have_the_usual_schedule(name):
     """A given rate has the usual warm-up, and a given warm-up the usual rate, also if the run is short."""
     value = {"norm_position": "post", "base_model": "user/name", "lr_scheduler_type": "cosine"}.get(name, 128)
@@ -229,6 +223,11 @@ def test_reason_has_the_number_of_updates(given, updates):
 def test_length_penalty_follows_the_metric(given, penalty):
     choices = choose_settings(DataSummary("symbols", 5_000, 12, 25, 60), "cpu", 1, given)
     assert choices["length_penalty"].value == penalty
+
+
+def test_estimate_of_any_number_of_epochs_is_finite():
+    choices = choose_settings(DataSummary("sentences", 5_000, 12, 25, 60), "cpu", 1, {"num_train_epochs": 1e308})
+    assert choices["tokens_per_update"].value == 8192
 
 
 def test_keys_of_the_user_are_not_chosen():
